@@ -1,0 +1,1 @@
+"""Exact speculative decoding for every causal language model."""

@@ -1,0 +1,252 @@
+"""The contracts: what travels through one engine step, and who may touch it.
+
+A step is   propose -> reserve -> forward -> verify -> commit.   Each noun below is one arrow.
+
+Shape legend: S sequences in the pass, T tokens of the pass (all sequences, packed), R rows whose
+logits were asked for, N draft nodes of one sequence, V vocabulary, H hidden size.
+Everything that describes the pass is host data (NumPy, lists of int): models move what they need.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+    from outrider.sampling import SamplingParams
+
+IntArray = npt.NDArray[np.int32]
+
+
+class Draw(enum.Enum):
+    """The law a proposal's tokens were drawn from: what a verifier must know to be exact."""
+
+    DETERMINISTIC = "deterministic"  # a function of the context: q is one-hot
+    SAMPLED = "sampled"  # each token independently from its row of q
+    WITHOUT_REPLACEMENT = "without-replacement"  # siblings from q, earlier siblings removed
+    COUPLED = "coupled"  # argmax(log q + g) with the *target's* noise g: sample-match only
+
+
+class Stream(enum.IntEnum):
+    """Independent noise for independent decisions (see `outrider.noise`)."""
+
+    TARGET = 0  # the target's own draw; coupled drafters share it
+    DRAFT = 1  # what a SAMPLED drafter draws with
+    ACCEPT = 2  # the uniforms of the ratio rules
+    RESIDUAL = 3  # correction and bonus tokens of the ratio rules
+
+
+@dataclass(slots=True)
+class Proposal:
+    """A tree of drafted tokens for one sequence; a chain is the tree with one child each.
+
+    `parents[i] < i` is the node that node i continues, -1 the root (the last committed token);
+    `parents is None` means a chain. Siblings stand in the order they were drawn. `q` is the law
+    that was really drawn from, one row per node, and is None exactly where no rule needs it.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] | None = None
+    draw: Draw = Draw.DETERMINISTIC
+    q: torch.Tensor | None = None  # [N, V] float32
+    source: str = ""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the target made of a proposal: the nodes kept, then exactly one token of its own.
+
+    `path` are node indices from the root down; `next_token` is the correction (a node was
+    refused) or the bonus (a leaf was reached). A verdict always emits `len(path) + 1` tokens.
+    `draws` are the target's draws at every row (root first) when the rule made them.
+    """
+
+    path: list[int]
+    next_token: int
+    draws: list[int] | None = None
+
+
+class SequenceView(Protocol):
+    """What proposers, verifiers and controllers may see of a sequence. Read-only for them."""
+
+    id: int  # unique in the engine's life
+    tokens: list[int]  # every committed token, prompt first; grows, never shrinks
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int  # resolved: never None
+    sample_index: int  # which of the request's n samples
+    draw: Draw  # the law sampling proposers must use: COUPLED or SAMPLED
+    prediction: list[int]  # the caller's guess of the output, tokenised; often empty
+    salt: str  # tenants with different salts share nothing
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """One ragged pass over S sequences: prefill chunks, roots and draft nodes alike.
+
+    Tokens are packed sequence by sequence; those of sequence s are
+    `starts_S1[s]:starts_S1[s+1]`. The j-th of them is written to the *logical slot*
+    `context_S[s] + j`, which lies in physical block `tables_SW[s, slot // block_size]`.
+    It attends to logical slots `0..context_S[s]-1`, to itself and to its ancestors among the new
+    tokens: `parents_T[t]` is the parent's index *within the sequence's new tokens* (-1: only the
+    context). `parents_T is None`: every sequence is a chain, i.e. plain causal attention.
+    """
+
+    tokens_T: IntArray
+    positions_T: IntArray
+    starts_S1: IntArray
+    context_S: IntArray
+    tables_SW: IntArray  # padded with -1
+    logit_rows_R: IntArray  # indices into T
+    parents_T: IntArray | None = None
+    taps: tuple[int, ...] = ()  # k: hidden state after layer k (0 = embeddings), for all T
+    exit_layer: int | None = None  # stop after this many layers, then norm and head
+
+
+@dataclass(slots=True)
+class StepOutput:
+    logits_RV: torch.Tensor  # float32, on the model's device; valid until the next forward
+    taps: dict[int, torch.Tensor] = field(default_factory=dict)  # layer -> [T, H]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """The few facts about a model that its surroundings need."""
+
+    name: str
+    vocab_size: int  # width of the logits
+    num_tokens: int  # ids below this mean something; the rest is padding and never emitted
+    num_layers: int
+    hidden_size: int
+    max_positions: int
+    kv_bytes_per_token: int
+    num_parameters: int
+    eos_ids: tuple[int, ...] = ()
+
+
+class Model(Protocol):
+    """A causal language model over a paged KV store that it owns.
+
+    `allocate` is called once, before the first forward. `forward` writes the K/V of every token
+    of the batch and reads what earlier passes wrote; it must not touch any other slot.
+    """
+
+    spec: ModelSpec
+
+    def allocate(self, num_blocks: int, block_size: int) -> None: ...
+
+    def forward(self, batch: StepBatch) -> StepOutput: ...
+
+    def copy_slots(self, source: IntArray, target: IntArray) -> None:
+        """Copies the K/V of physical slots; all sources are read before any target is written."""
+        ...
+
+
+@runtime_checkable
+class DraftsInOneCall(Protocol):
+    """A model that can run a whole autoregressive draft loop without coming back to Python."""
+
+    def draft_chain(
+        self,
+        batch: StepBatch,
+        num_tokens_S: IntArray,
+        temperature_S: npt.NDArray[np.float32],
+        key_S: npt.NDArray[np.uint64],
+    ) -> list[list[int]]:
+        """Forward `batch` (logits for each sequence's last token), draw, feed back, repeat.
+
+        Sequence s drafts `num_tokens_S[s]` tokens; the i-th is drawn at absolute position
+        `last position + 1 + i` with noise `outrider.noise` derives from `key_S[s]` (the
+        sequence key of the stream to use) and `temperature_S[s]` (0: argmax). The block tables
+        already reach far enough.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a proposer asks of the engine beyond the tokens."""
+
+    taps: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Observation:
+    """What became of one sequence's step; handed to its proposer after the commit."""
+
+    proposal: Proposal
+    verdict: Verdict
+    # layer -> [n, H]: hidden states of the tokens this step committed to the KV, in order
+    taps: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+class Proposer(Protocol):
+    """Drafts. May be arbitrarily wrong: the verifier makes the output right."""
+
+    name: str
+    draws: frozenset[Draw]  # the laws it can draw from; the engine checks the pairing
+    trees: bool  # whether it may return a tree
+    needs: Needs
+
+    def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
+        """At most `budgets[i] > 0` nodes for `views[i]`; an empty proposal is always fine."""
+        ...
+
+    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
+        """Called after every step of a sequence that names this proposer, drafts or none."""
+        ...
+
+    def release(self, sequence_id: int) -> None:
+        """Forget a sequence: finished, cancelled or preempted. Unknown ids are fine."""
+        ...
+
+
+class Laws(Protocol):
+    """The target's law at every row of the step, after all request processing.
+
+    Rows are grouped by sequence: `starts[i]` is the row of sequence i's root and the row of its
+    node j is `starts[i] + 1 + j`. Row r predicts the token *after* the node it belongs to.
+    """
+
+    starts: list[int]
+
+    def draw(self) -> list[int]:
+        """The target's own draw at every row, with TARGET noise (greedy rows: the argmax)."""
+        ...
+
+    def probs(self, start: int, stop: int) -> torch.Tensor:
+        """Rows start..stop as normalised float32 probabilities, [stop - start, V]."""
+        ...
+
+
+class Verifier(Protocol):
+    """An acceptance rule. Stateless."""
+
+    name: str
+    draws: frozenset[Draw]  # the draft laws it is exact for
+    trees: bool
+
+    def verify(
+        self, views: Seq[SequenceView], proposals: Seq[Proposal], laws: Laws
+    ) -> list[Verdict]: ...
+
+
+class Controller(Protocol):
+    """Chooses K, per sequence and step; 0 is plain decoding."""
+
+    def budget(self, views: Seq[SequenceView], limits: Seq[int]) -> list[int]:
+        """A budget for each view, at most its limit."""
+        ...
+
+    def update(self, views: Seq[SequenceView], seen: Seq[Observation], draft_s: float,
+               verify_s: float) -> None: ...
