@@ -10,6 +10,7 @@ Everything that describes the pass is host data (NumPy, lists of int): models mo
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -20,7 +21,8 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import torch
 
-    from outrider.sampling import SamplingParams
+    from outrider.kv.cache import KVCache
+    from outrider.sampling import LogitEdits, RowParams, SamplingParams
 
 IntArray = npt.NDArray[np.int32]
 
@@ -86,6 +88,8 @@ class SequenceView(Protocol):
     seed: int  # resolved: never None
     sample_index: int  # which of the request's n samples
     draw: Draw  # the law sampling proposers must use: COUPLED or SAMPLED
+    edits: LogitEdits | None  # bans, bias, penalties; None where the request has none
+    finish_ids: frozenset[int]  # ids that end the sequence: nothing is drafted past them
     prediction: list[int]  # the caller's guess of the output, tokenised; often empty
     salt: str  # tenants with different salts share nothing
 
@@ -160,15 +164,15 @@ class DraftsInOneCall(Protocol):
         self,
         batch: StepBatch,
         num_tokens_S: IntArray,
-        temperature_S: npt.NDArray[np.float32],
+        params_S: RowParams,
         key_S: npt.NDArray[np.uint64],
     ) -> list[list[int]]:
         """Forward `batch` (logits for each sequence's last token), draw, feed back, repeat.
 
         Sequence s drafts `num_tokens_S[s]` tokens; the i-th is drawn at absolute position
-        `last position + 1 + i` with noise `outrider.noise` derives from `key_S[s]` (the
-        sequence key of the stream to use) and `temperature_S[s]` (0: argmax). The block tables
-        already reach far enough.
+        `last position + 1 + i` with the noise of `outrider.noise` under the *sequence* key
+        `key_S[s]`, after temperature and filters of `params_S` (temperature 0: argmax). The block
+        tables already reach far enough.
         """
         ...
 
@@ -185,7 +189,7 @@ class Observation:
     """What became of one sequence's step; handed to its proposer after the commit."""
 
     proposal: Proposal
-    verdict: Verdict
+    verdict: Verdict | None  # None: a prefill chunk, nothing was drawn
     # layer -> [n, H]: hidden states of the tokens this step committed to the KV, in order
     taps: dict[int, torch.Tensor] = field(default_factory=dict)
 
@@ -203,7 +207,7 @@ class Proposer(Protocol):
         ...
 
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
-        """Called after every step of a sequence that names this proposer, drafts or none."""
+        """Called after every step of a sequence that names this proposer, with or without drafts."""
         ...
 
     def release(self, sequence_id: int) -> None:
@@ -211,8 +215,21 @@ class Proposer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposerContext:
+    """What a proposer class may build itself from: `Class.build(context) -> Proposer`."""
+
+    target: Model
+    drafter: str | None  # folder or name of the draft model or head the user chose
+    load_drafter: Callable[[str], Model]  # loads and checks that it shares the target's vocabulary
+    make_kv: Callable[[Model], KVCache]  # allocates the model's KV store and its bookkeeping
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
 class Laws(Protocol):
     """The target's law at every row of the step, after all request processing.
+
+    V is the number of *true* tokens: padding of the embedding never reaches a law.
 
     Rows are grouped by sequence: `starts[i]` is the row of sequence i's root and the row of its
     node j is `starts[i] + 1 + j`. Row r predicts the token *after* the node it belongs to.
@@ -248,5 +265,13 @@ class Controller(Protocol):
         """A budget for each view, at most its limit."""
         ...
 
-    def update(self, views: Seq[SequenceView], seen: Seq[Observation], draft_s: float,
-               verify_s: float) -> None: ...
+    def update(
+        self,
+        views: Seq[SequenceView],
+        proposals: Seq[Proposal],
+        verdicts: Seq[Verdict],
+        draft_s: float,
+        verify_s: float,
+    ) -> None:
+        """What the step's drafts were worth and what they cost."""
+        ...

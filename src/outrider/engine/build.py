@@ -1,0 +1,136 @@
+"""From names and numbers to a running engine. Every impossible combination is refused here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from outrider.contracts import Model, Proposer, ProposerContext
+from outrider.control.fixed import FixedController
+from outrider.engine.engine import Engine
+from outrider.engine.request import Speculation
+from outrider.engine.scheduler import Scheduler, SchedulerConfig
+from outrider.engine.step import Parts
+from outrider.errors import ConfigError
+from outrider.kv.cache import KVCache
+from outrider.model import load_model
+from outrider.model.tokenizer import Tokenizer, check_same_vocabulary, load_tokenizer
+from outrider.registry import proposer_class, proposer_names
+from outrider.verifiers import VERIFIERS, exact_pairing, make_verifier
+
+DEFAULT_KV_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What can be said about an engine. None means: choose for me."""
+
+    model: str = "bundled"
+    draft_model: str | None = None  # bundled target: the bundled draft
+    proposer: str | None = None  # draft-model where there is a draft model, else n-gram
+    num_draft_tokens: int = 4  # 0: plain decoding
+    verifier: str = "coupled"
+    device: str = "cpu"
+    dtype: str = "auto"
+    backend: Literal["auto", "native", "torch", "transformers"] = "auto"
+    block_size: int = 16
+    kv_tokens: int | None = None  # capacity of the KV cache, in tokens
+    prefix_caching: bool = True
+    max_sequences: int = 64
+    max_step_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_sequences", "max_step_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.kv_tokens is not None and self.kv_tokens < self.block_size:
+            raise ConfigError(f"kv_tokens must be at least one block ({self.block_size})")
+        if self.num_draft_tokens < 0:
+            raise ConfigError(f"num_draft_tokens must be 0 or more, not {self.num_draft_tokens}")
+
+
+class ProposerSet(Mapping[str, Proposer]):
+    """Proposers by name, each built when a request first asks for it."""
+
+    def __init__(self, context: ProposerContext) -> None:
+        self._context = context
+        self._built: dict[str, Proposer] = {}
+
+    def __getitem__(self, name: str) -> Proposer:
+        if name not in self._built:
+            self._built[name] = proposer_class(name).build(self._context)
+        return self._built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(proposer_names())
+
+    def __len__(self) -> int:
+        return len(proposer_names())
+
+
+def build(config: EngineConfig) -> Engine:
+    """Loads the models and puts the engine together; raises ConfigError or ModelError."""
+    target = load_model(
+        config.model, device=config.device, dtype=config.dtype, backend=config.backend
+    )
+    return assemble(config, target, load_tokenizer(config.model))
+
+
+def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engine:
+    """An engine around a target that is already loaded."""
+    spec = target.spec
+    if config.num_draft_tokens >= spec.max_positions:
+        raise ConfigError(
+            f"num_draft_tokens must be below the context of {spec.max_positions} tokens, "
+            f"not {config.num_draft_tokens}"
+        )
+    draft_model = config.draft_model
+    if draft_model is None and config.model == "bundled":
+        draft_model = "bundled:draft"
+    kv_tokens = config.kv_tokens or max(
+        spec.max_positions,
+        min(
+            config.max_sequences * spec.max_positions, DEFAULT_KV_BYTES // spec.kv_bytes_per_token
+        ),
+    )
+
+    def make_kv(model: Model) -> KVCache:
+        num_blocks = -(-kv_tokens // config.block_size)
+        model.allocate(num_blocks, config.block_size)
+        return KVCache(num_blocks, config.block_size, config.prefix_caching)
+
+    def load_drafter(name: str) -> Model:
+        check_same_vocabulary(tokenizer, load_tokenizer(name))
+        return load_model(name, device=config.device, dtype=config.dtype, backend=config.backend)
+
+    kv = make_kv(target)
+    proposers = ProposerSet(
+        ProposerContext(
+            target=target, drafter=draft_model, load_drafter=load_drafter, make_kv=make_kv
+        )
+    )
+    name = config.proposer or ("draft-model" if draft_model is not None else "ngram")
+    verifiers = {known: make_verifier(known) for known in VERIFIERS}
+    if config.verifier not in verifiers:
+        make_verifier(config.verifier)  # raises with a suggestion
+    if config.num_draft_tokens > 0:
+        proposer = proposers[name]
+        exact_pairing(proposer.draws, proposer.trees, verifiers[config.verifier])
+    else:
+        proposer_class(name)  # raises with a suggestion
+    limit = min(spec.max_positions, kv.num_blocks * kv.block_size)
+    scheduler = Scheduler(
+        kv,
+        limit,
+        SchedulerConfig(
+            max_sequences=config.max_sequences, max_step_tokens=config.max_step_tokens
+        ),
+    )
+    parts = Parts(target, kv, scheduler, FixedController(), proposers, verifiers)
+    default = Speculation(
+        proposer=name if config.num_draft_tokens else None,
+        num_draft_tokens=config.num_draft_tokens,
+        verifier=config.verifier,
+    )
+    return Engine(parts, tokenizer, default)

@@ -1,0 +1,60 @@
+"""Appending confirmed tokens to a sequence, and stopping exactly where plain decoding would.
+
+A verdict confirms several tokens at once; EOS, a stop string or the length limit may lie in the
+middle of them. Tokens are therefore absorbed one by one, and the first that finishes is the last.
+"""
+
+from __future__ import annotations
+
+from outrider.engine.request import Sequence
+
+
+def absorb(sequence: Sequence, tokens: list[int], max_positions: int) -> tuple[int, str]:
+    """Appends `tokens` up to the first that finishes the sequence; sets `finish_reason` then.
+
+    Returns how many were kept and the text they newly confirm. Text is held back while a later
+    token could still change it or complete a stop string. A finishing id is kept as a token but
+    has no text; a stop string's own characters are never shown.
+    """
+    pieces: list[str] = []
+    num_kept = 0
+    for token in tokens:
+        sequence.tokens.append(token)
+        num_kept += 1
+        reason = _absorb_one(sequence, token, max_positions, pieces)
+        if reason is not None:
+            sequence.finish_reason = reason
+            break
+    text = "".join(pieces)
+    sequence.output_text.append(text)
+    return num_kept, text
+
+
+def _absorb_one(
+    sequence: Sequence, token: int, max_positions: int, pieces: list[str]
+) -> str | None:
+    num_output = sequence.num_output_tokens
+    if token in sequence.finish_ids and num_output > sequence.params.min_tokens:
+        return _show(sequence, sequence.text.flush(), pieces, last=True) or "stop"
+    if _show(sequence, sequence.text.add(token), pieces):
+        return "stop"
+    if num_output >= sequence.params.max_tokens or len(sequence.tokens) >= max_positions:
+        return _show(sequence, sequence.text.flush(), pieces, last=True) or "length"
+    return None
+
+
+def _show(sequence: Sequence, text: str, pieces: list[str], *, last: bool = False) -> str | None:
+    """Passes new text through the stop scanner; "stop" when a stop string ended the sequence."""
+    if not sequence.params.stop:
+        pieces.append(text)
+        return None
+    if sequence.num_output_tokens <= sequence.params.min_tokens and not last:
+        pieces.append(text)  # too early to stop: such text cannot be part of a stop string
+        return None
+    shown, stopped_by = sequence.scanner.feed(text)
+    pieces.append(shown)
+    if stopped_by is not None:
+        return "stop"
+    if last:
+        pieces.append(sequence.scanner.flush())
+    return None

@@ -1,0 +1,89 @@
+"""A request, and the sequences it becomes: one per sample, each with its own history and KV."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+from outrider.contracts import Draw
+from outrider.engine.stops import StopScanner
+from outrider.model.tokenizer import TextStream
+from outrider.sampling import LogitEdits, SamplingParams
+
+_ids = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """Who drafts for a request, how much, and by which rule it is verified."""
+
+    proposer: str | None = None  # None: plain decoding
+    num_draft_tokens: int = 4  # 0: plain decoding
+    verifier: str = "coupled"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+    speculation: Speculation
+    seed: int  # resolved
+    prediction: list[int] = field(default_factory=list)
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One emitted token's log-probability under the model, and its strongest alternatives."""
+
+    token: int
+    logprob: float
+    top: dict[int, float]
+
+
+class Sequence:
+    """One sample of a request. Satisfies contracts.SequenceView; only the engine mutates it."""
+
+    def __init__(
+        self,
+        request: Request,
+        sample_index: int,
+        draw: Draw,
+        finish_ids: frozenset[int],
+        text: TextStream,
+        edits: LogitEdits | None,
+    ) -> None:
+        self.id = next(_ids)
+        self.request = request
+        self.sample_index = sample_index
+        self.tokens = list(request.prompt)
+        self.num_prompt_tokens = len(request.prompt)
+        self.params = request.params
+        self.seed = request.seed
+        self.draw = draw
+        self.prediction = request.prediction
+        self.salt = request.salt
+        self.proposer = request.speculation.proposer  # None once switched off
+        self.finish_ids = finish_ids
+        self.edits = edits
+        self.text = text
+        self.scanner = StopScanner(list(request.params.stop))
+        self.num_computed = 0  # tokens whose K/V the target holds
+        self.num_steps = 0
+        self.finish_reason: str | None = None
+        self.output_text: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.num_prompt_tokens :]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def num_pending(self) -> int:
+        """Committed tokens the target has not seen yet; 1 while decoding."""
+        return len(self.tokens) - self.num_computed

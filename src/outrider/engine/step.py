@@ -1,0 +1,259 @@
+"""One step of the engine: the whole of speculative decoding on one page.
+
+    plan      which sequences, how many of their tokens            (scheduler)
+    draft     a few guessed tokens for those that reach their end  (controller, proposers)
+    forward   ONE pass of the target over everything               (model)
+    verify    which guesses stand, and one token more              (sampling, verifiers)
+    commit    keep the K/V of what stands, roll back the rest      (kv, finish conditions)
+
+Plain decoding is this same step with empty drafts: there is no other path.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from outrider.contracts import (
+    Controller,
+    Model,
+    Observation,
+    Proposal,
+    Proposer,
+    StepBatch,
+    Verdict,
+    Verifier,
+)
+from outrider.engine.finish import absorb
+from outrider.engine.request import Sequence, TokenLogprob
+from outrider.engine.scheduler import Scheduled, Scheduler
+from outrider.events import StepEvent, StepReport, StepTiming
+from outrider.kv.cache import KVCache
+from outrider.layout import Slice, pack
+from outrider.sampling import RowLaws
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Parts:
+    """Everything a step works with. Built once by `engine.build`."""
+
+    target: Model
+    kv: KVCache
+    scheduler: Scheduler
+    controller: Controller
+    proposers: Mapping[str, Proposer]
+    verifiers: dict[str, Verifier]
+    taps: tuple[int, ...] = ()
+
+
+def run_step(parts: Parts) -> StepReport | None:
+    """Advances every planned sequence and reports what each newly confirmed; None: nothing to do."""
+    started = perf_counter()
+    lines, preempted = parts.scheduler.plan()
+    for sequence in preempted:
+        release_drafts(parts, sequence)
+    if not lines:
+        return None
+    ready = [line for line in lines if line.is_last_chunk]
+    sequences = [line.sequence for line in ready]
+
+    proposals = _draft(parts, ready)
+    drafted = perf_counter()
+
+    batch = _layout(parts, lines, proposals)
+    output = parts.target.forward(batch)
+    laws = RowLaws(
+        output.logits_RV,
+        sequences,
+        proposals,
+        [s.edits for s in sequences],
+        num_tokens=parts.target.spec.num_tokens,
+    )
+    verdicts = _verify(parts, sequences, proposals, laws)
+    verified = perf_counter()
+
+    for line in lines:
+        if not line.is_last_chunk:  # nothing to emit yet
+            line.sequence.num_computed += line.num_tokens
+            parts.kv.commit(line.sequence.id, line.sequence.tokens, line.sequence.num_computed)
+    events = [
+        _commit(parts, sequence, proposal, verdict, laws, row)
+        for sequence, proposal, verdict, row in zip(
+            sequences, proposals, verdicts, laws.starts, strict=True
+        )
+    ]
+    _observe(parts, lines, batch, proposals, verdicts, output.taps)
+    parts.controller.update(sequences, proposals, verdicts, drafted - started, verified - drafted)
+    for sequence in sequences:
+        if sequence.finish_reason is not None:
+            parts.scheduler.remove(sequence)
+            release_drafts(parts, sequence)
+    timing = StepTiming(
+        draft_s=drafted - started,
+        verify_s=verified - drafted,
+        other_s=perf_counter() - verified,
+        num_sequences=len(lines),
+        num_tokens=sum(line.num_tokens for line in lines) + sum(map(len, proposals)),
+    )
+    return StepReport(events, timing)
+
+
+def _by_proposer(sequences: list[Sequence]) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = {}
+    for i, sequence in enumerate(sequences):
+        if sequence.proposer is not None:
+            groups.setdefault(sequence.proposer, []).append(i)
+    return groups
+
+
+def _draft(parts: Parts, ready: list[Scheduled]) -> list[Proposal]:
+    """A proposal per ready line; empty where there is no budget, no proposer or no room in the KV."""
+    sequences = [line.sequence for line in ready]
+    proposals = [Proposal() for _ in ready]
+    budgets = parts.controller.budget(sequences, [line.draft_limit for line in ready])
+    for name, members in _by_proposer(sequences).items():
+        members = [i for i in members if budgets[i] > 0]
+        if not members:
+            continue
+        asked = [sequences[i] for i in members]
+        try:
+            answers = parts.proposers[name].propose(asked, [budgets[i] for i in members])
+            for i, answer in zip(members, answers, strict=True):
+                _check_proposal(answer, budgets[i], parts.target.spec.num_tokens)
+        except Exception:  # a broken drafter may cost speed, never the request
+            logger.exception("proposer %s failed; its sequences go on without drafts", name)
+            for sequence in asked:
+                release_drafts(parts, sequence)
+                sequence.proposer = None
+            continue
+        for i, answer in zip(members, answers, strict=True):
+            sequence = sequences[i]
+            if answer.tokens and parts.kv.reserve(sequence.id, len(sequence.tokens) + len(answer)):
+                proposals[i] = answer
+    return proposals
+
+
+def _check_proposal(proposal: Proposal, budget: int, num_tokens: int) -> None:
+    if len(proposal) > budget:
+        raise ValueError(f"{len(proposal)} nodes drafted, {budget} allowed")
+    if proposal.tokens and not 0 <= min(proposal.tokens) <= max(proposal.tokens) < num_tokens:
+        raise ValueError(f"drafted ids outside 0..{num_tokens - 1}")
+    if proposal.parents is not None and any(
+        not -1 <= parent < node for node, parent in enumerate(proposal.parents)
+    ):
+        raise ValueError("a node's parent must come before it")
+
+
+def _layout(
+    parts: Parts, lines: list[Scheduled], proposals: list[Proposal]
+) -> StepBatch:
+    drafts = iter(proposals)
+    slices = []
+    for line in lines:
+        s = line.sequence
+        stop = s.num_computed + line.num_tokens
+        proposal = next(drafts) if line.is_last_chunk else None
+        slices.append(
+            Slice(s.tokens[s.num_computed : stop], s.num_computed, parts.kv.table(s.id), proposal)
+        )
+    return pack(slices, parts.taps)
+
+
+def _verify(
+    parts: Parts, sequences: list[Sequence], proposals: list[Proposal], laws: RowLaws
+) -> list[Verdict]:
+    names = [s.request.speculation.verifier for s in sequences]
+    if len(set(names)) == 1:
+        return parts.verifiers[names[0]].verify(sequences, proposals, laws)
+    verdicts: dict[int, Verdict] = {}
+    for name in set(names):
+        members = [i for i, other in enumerate(names) if other == name]
+        found = parts.verifiers[name].verify(
+            [sequences[i] for i in members], [proposals[i] for i in members], laws.select(members)
+        )
+        verdicts.update(zip(members, found, strict=True))
+    return [verdicts[i] for i in range(len(sequences))]
+
+
+def _commit(
+    parts: Parts,
+    sequence: Sequence,
+    proposal: Proposal,
+    verdict: Verdict,
+    laws: RowLaws,
+    root_row: int,
+) -> StepEvent:
+    """Appends what the verdict confirmed, up to a finish inside the block; frees the rest's K/V."""
+    first_slot = len(sequence.tokens)  # where node 0 of the draft was written
+    path = verdict.path
+    emitted = [proposal.tokens[node] for node in path]
+    emitted.append(verdict.next_token)
+    num_kept, text = absorb(sequence, emitted, parts.scheduler.max_positions)
+    del emitted[num_kept:], path[num_kept:]
+    if proposal.parents is not None:
+        source, target = parts.kv.compact(sequence.id, first_slot, path)
+        if len(source):
+            parts.target.copy_slots(source, target)
+    sequence.num_computed = first_slot + len(path)
+    parts.kv.commit(sequence.id, sequence.tokens, sequence.num_computed)
+    if sequence.params.logprobs is not None:
+        rows = [root_row, *(root_row + 1 + node for node in path)]
+        sequence.logprobs += [
+            _logprob(laws.logprobs(row), token, sequence.params.logprobs)
+            for row, token in zip(rows, emitted, strict=False)
+        ]
+    sequence.num_steps += 1
+    return StepEvent(
+        request_id=sequence.request.id,
+        sample_index=sequence.sample_index,
+        step=sequence.num_steps,
+        tokens=emitted,
+        text=text,
+        finish_reason=sequence.finish_reason,
+        draft_tokens=proposal.tokens,
+        draft_parents=proposal.parents,
+        source=proposal.source,
+        path=path,
+    )
+
+
+def _logprob(logprobs_V: torch.Tensor, token: int, num_top: int) -> TokenLogprob:
+    values, ids = logprobs_V.topk(num_top)
+    top = dict(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprob(token, float(logprobs_V[token]), top)
+
+
+def _observe(
+    parts: Parts,
+    lines: list[Scheduled],
+    batch: StepBatch,
+    proposals: list[Proposal],
+    verdicts: list[Verdict],
+    taps: dict[int, torch.Tensor],
+) -> None:
+    """Tells every proposer what became of its sequences, with the taps of what was committed."""
+    outcomes = zip(proposals, verdicts, strict=True)
+    seen: list[Observation] = []
+    for line, start in zip(lines, batch.starts_S1.tolist(), strict=False):
+        proposal, verdict = next(outcomes) if line.is_last_chunk else (Proposal(), None)
+        observation = Observation(proposal, verdict)
+        if taps:
+            rows = list(range(start, start + line.num_tokens))
+            if verdict is not None:
+                rows += [start + line.num_tokens + node for node in verdict.path]
+            observation.taps = {layer: hidden[rows] for layer, hidden in taps.items()}
+        seen.append(observation)
+    for name, members in _by_proposer([line.sequence for line in lines]).items():
+        views = [lines[i].sequence for i in members]
+        parts.proposers[name].observe(views, [seen[i] for i in members])
+
+
+def release_drafts(parts: Parts, sequence: Sequence) -> None:
+    if sequence.proposer is not None:
+        parts.proposers[sequence.proposer].release(sequence.id)

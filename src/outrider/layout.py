@@ -1,0 +1,72 @@
+"""Packs one step into a ragged batch: pending tokens first, then the draft's nodes, per sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.contracts import IntArray, Proposal, StepBatch
+from outrider.sampling import depths
+
+
+@dataclass(slots=True)
+class Slice:
+    """A sequence's share of a pass: `tokens` continue a context of `context` computed tokens.
+
+    `proposal` is None where the pass does not reach the end of what is known (a prefill chunk):
+    such a slice asks for no logits.
+    """
+
+    tokens: list[int]
+    context: int
+    table: IntArray
+    proposal: Proposal | None
+
+
+def pack(slices: Seq[Slice], taps: tuple[int, ...] = ()) -> StepBatch:
+    """One StepBatch; rows of logits are, per slice with a proposal, its root and then its nodes."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    starts = [0]
+    rows: list[int] = []
+    has_tree = any(s.proposal is not None and s.proposal.parents is not None for s in slices)
+    parents: list[int] = []
+    for s in slices:
+        num_pending = len(s.tokens)
+        first = len(tokens)
+        tokens += s.tokens
+        positions += range(s.context, s.context + num_pending)
+        if has_tree:
+            parents += range(-1, num_pending - 1)
+        if s.proposal is not None:
+            root = num_pending - 1
+            num_nodes = len(s.proposal.tokens)
+            rows += range(first + root, first + num_pending + num_nodes)
+            if num_nodes:
+                tokens += s.proposal.tokens
+                root_position = s.context + root
+                positions += [root_position + d for d in depths(s.proposal)[1:]]
+                if has_tree:
+                    above = s.proposal.parents
+                    parents += [
+                        num_pending + p for p in (range(-1, num_nodes - 1) if above is None else above)
+                    ]
+        starts.append(len(tokens))
+    if len(slices) == 1:
+        tables = slices[0].table[None]
+    else:
+        tables = np.full((len(slices), max(len(s.table) for s in slices)), -1, np.int32)
+        for i, s in enumerate(slices):
+            tables[i, : len(s.table)] = s.table
+    return StepBatch(
+        tokens_T=np.array(tokens, np.int32),
+        positions_T=np.array(positions, np.int32),
+        starts_S1=np.array(starts, np.int32),
+        context_S=np.array([s.context for s in slices], np.int32),
+        tables_SW=tables,
+        logit_rows_R=np.array(rows, np.int32),
+        parents_T=np.array(parents, np.int32) if has_tree else None,
+        taps=taps,
+    )

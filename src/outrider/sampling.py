@@ -1,0 +1,361 @@
+"""From logits to the law a request asked for, and to the token drawn from it.
+
+Plain and speculative decoding share this file: a token at absolute position i is always
+`argmax(processed_logits / T + gumbel(seed, sample, i))`, whichever step computed the logits.
+Processing order, each per *position* (inside a draft block every row has its own history):
+
+    banned ids, EOS before min_tokens -> logit bias -> repetition, frequency, presence penalty
+    -> temperature -> top-k -> top-p -> min-p
+
+The filters are defined by value, so that ties and implementations cannot disagree:
+    top-k keeps v iff fewer than k logits are greater than v's;
+    top-p keeps v iff the renormalised mass strictly more probable than v is below p;
+    min-p keeps v iff its probability is at least min_p times the largest.
+
+Shape legend: R rows of the step (row r predicts the token after its node), V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from outrider import native
+from outrider.contracts import Proposal, SequenceView, Stream
+from outrider.errors import RequestError
+from outrider.noise import gumbel, mix, sequence_key
+
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. Invalid values raise RequestError naming the field."""
+
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    banned_ids: tuple[int, ...] = ()
+    seed: int | None = None  # None: a fresh one per request, reported back
+    n: int = 1
+    max_tokens: int = 128
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # that many alternatives beside each chosen token
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise RequestError(f"{f.name} must be a finite number, not {value}", f.name)
+        _check("temperature", self.temperature, 0, 100)
+        _check("top_k", self.top_k, 0, 1 << 30)
+        _check("top_p", self.top_p, 0, 1, open_low=True)
+        _check("min_p", self.min_p, 0, 1)
+        _check("presence_penalty", self.presence_penalty, -100, 100)
+        _check("frequency_penalty", self.frequency_penalty, -100, 100)
+        _check("repetition_penalty", self.repetition_penalty, 0, 100, open_low=True)
+        _check("n", self.n, 1, 1 << 16)
+        _check("max_tokens", self.max_tokens, 1, 1 << 30)
+        _check("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if self.logprobs is not None:
+            _check("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.seed is not None:
+            _check("seed", self.seed, -(1 << 63), (1 << 64) - 1)
+        if any(not stop for stop in self.stop):
+            raise RequestError("stop strings must not be empty", "stop")
+        for token, bias in self.logit_bias.items():
+            if not math.isfinite(bias):
+                raise RequestError(f"logit_bias of token {token} must be finite", "logit_bias")
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether logits change with the history: the one thing that costs Python per row."""
+        return bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.logit_bias
+            or self.banned_ids
+            or self.min_tokens
+        )
+
+    @property
+    def filters(self) -> bool:
+        return bool(self.top_k or self.top_p < 1.0 or self.min_p > 0.0)
+
+
+def _check(
+    name: str, value: float, low: float, high: float, *, open_low: bool = False
+) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RequestError(f"{name} must be a number, not {value!r}", name)
+    if not (low < value if open_low else low <= value) or value > high:
+        bracket = "(" if open_low else "["
+        raise RequestError(f"{name} must be in {bracket}{low:g}, {high:g}], not {value:g}", name)
+
+
+class LogitEdits:
+    """The history-dependent part of one sequence's processing: bans, bias, penalties.
+
+    Keeps token counts of the committed history and adds a row's drafted ancestors on the fly, so
+    the law inside a draft block is the law plain decoding would see at that position.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        num_prompt_tokens: int,
+        vocab_size: int,
+        finish_ids: Collection[int],
+    ) -> None:
+        for token in (*params.logit_bias, *params.banned_ids):
+            if not 0 <= token < vocab_size:
+                raise RequestError(
+                    f"logit_bias and banned_ids name tokens 0..{vocab_size - 1}, not {token}",
+                    "logit_bias" if token in params.logit_bias else "banned_ids",
+                )
+        self._params = params
+        self._num_prompt = num_prompt_tokens
+        self._finish_ids = sorted(finish_ids)
+        self._bias_ids = torch.tensor(list(params.logit_bias), dtype=torch.int64)
+        self._bias = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32)
+        self._banned = torch.tensor(params.banned_ids, dtype=torch.int64)
+        self._count_V = np.zeros(vocab_size, dtype=np.int32)  # in the output
+        self._seen_V = np.zeros(vocab_size, dtype=bool)  # in prompt or output
+        self._num_counted = 0
+
+    def _catch_up(self, tokens: list[int]) -> None:
+        for i in range(self._num_counted, len(tokens)):
+            self._seen_V[tokens[i]] = True
+            if i >= self._num_prompt:
+                self._count_V[tokens[i]] += 1
+        self._num_counted = len(tokens)
+
+    def apply(self, row_V: torch.Tensor, tokens: list[int], path: Sequence[int]) -> None:
+        """Edits `row_V` in place for the position after `tokens + path`."""
+        p = self._params
+        self._catch_up(tokens)
+        device = row_V.device
+        if len(self._banned):
+            row_V[self._banned.to(device)] = -torch.inf
+        if len(tokens) - self._num_prompt + len(path) < p.min_tokens and self._finish_ids:
+            row_V[self._finish_ids] = -torch.inf
+        if len(self._bias_ids):
+            row_V[self._bias_ids.to(device)] += self._bias.to(device)
+        if p.repetition_penalty != 1.0:
+            seen_V = self._seen_V.copy()
+            seen_V[list(path)] = True
+            penalised_V = torch.where(
+                row_V > 0, row_V / p.repetition_penalty, row_V * p.repetition_penalty
+            )
+            row_V.copy_(torch.where(torch.from_numpy(seen_V).to(device), penalised_V, row_V))
+        if p.frequency_penalty or p.presence_penalty:
+            count_V = self._count_V.copy()
+            np.add.at(count_V, list(path), 1)
+            count = torch.from_numpy(count_V).to(device)
+            row_V -= p.frequency_penalty * count + p.presence_penalty * (count > 0)
+
+
+@dataclass(slots=True)
+class RowParams:
+    """The stateless part of the processing, one entry per row."""
+
+    temperature_R: npt.NDArray[np.float32]
+    top_k_R: npt.NDArray[np.int32]
+    top_p_R: npt.NDArray[np.float32]
+    min_p_R: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], counts: Sequence[int]) -> RowParams:
+        """Row parameters where sequence i occupies `counts[i]` consecutive rows."""
+
+        # A greedy row has no law to filter: its argmax always survives.
+        temperature = np.array([p.temperature for p in params], np.float32)
+        top_k = np.array([p.top_k if p.temperature else 0 for p in params], np.int32)
+        top_p = np.array([p.top_p if p.temperature else 1.0 for p in params], np.float32)
+        min_p = np.array([p.min_p if p.temperature else 0.0 for p in params], np.float32)
+        return cls(*(np.repeat(column, counts) for column in (temperature, top_k, top_p, min_p)))
+
+    @property
+    def filters(self) -> bool:
+        return bool(self.top_k_R.any() or (self.top_p_R < 1).any() or self.min_p_R.any())
+
+
+def true_vocabulary(logits_RV: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """Logits over exactly the true ids: padding cut off, ids a smaller model lacks impossible."""
+    width = logits_RV.shape[-1]
+    if width > num_tokens:
+        return logits_RV[:, :num_tokens].contiguous()
+    if width < num_tokens:
+        return torch.nn.functional.pad(logits_RV, (0, num_tokens - width), value=-torch.inf)
+    return logits_RV
+
+
+def filtered(logits_RV: torch.Tensor, rows: RowParams) -> torch.Tensor:
+    """Temperature and filters: scaled logits, -inf where filtered out. Greedy rows: T taken as 1."""
+    device = logits_RV.device
+
+    def column(values: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(values).to(device)[:, None]
+
+    temperature = column(rows.temperature_R)
+    scaled = logits_RV / torch.where(temperature > 0, temperature, 1.0)
+    if not rows.filters:
+        return scaled
+    ordered = scaled.sort(dim=-1, descending=True).values
+    vocab_size = scaled.shape[-1]
+    top_k = column(rows.top_k_R).long()
+    top_k = torch.where(top_k > 0, top_k, vocab_size).clamp_(max=vocab_size)
+    floor = ordered.gather(1, top_k - 1)  # the k-th largest: everything below goes
+    ordered = ordered.masked_fill(ordered < floor, -torch.inf)
+    ordered_p = ordered.softmax(dim=-1)
+    before = ordered_p.cumsum(dim=-1) - ordered_p
+    top_p = column(rows.top_p_R)
+    kept = (
+        (ordered >= floor)
+        & ((before < top_p) | (top_p >= 1))
+        & (ordered_p >= column(rows.min_p_R) * ordered_p[:, :1])
+    )
+    # Rows are sorted: the last kept value is the threshold, and equal values stay together.
+    floor = ordered.gather(1, kept.sum(dim=-1, keepdim=True).clamp_(min=1) - 1)
+    return scaled.masked_fill_(scaled < floor, -torch.inf)
+
+
+def draw_tokens(logits_RV: torch.Tensor, rows: RowParams, keys_R: list[int]) -> list[int]:
+    """One token per row; `keys_R` are draw keys (see `outrider.noise`), unused on greedy rows."""
+    if not rows.temperature_R.any():
+        tokens: list[int] = logits_RV.argmax(dim=-1).tolist()
+        return tokens
+    if native.available() and logits_RV.device.type == "cpu":
+        return native.sample_rows(
+            logits_RV,
+            rows.temperature_R,
+            rows.top_k_R,
+            rows.top_p_R,
+            rows.min_p_R,
+            np.array(keys_R, dtype=np.uint64),
+        )
+    scaled = filtered(logits_RV, rows)
+    noisy = scaled + gumbel(keys_R, scaled.shape[-1], scaled.device)
+    greedy = torch.from_numpy(rows.temperature_R == 0).to(scaled.device)[:, None]
+    tokens = torch.where(greedy, scaled, noisy).argmax(dim=-1).tolist()
+    return tokens
+
+
+def law_of(logits_RV: torch.Tensor, rows: RowParams) -> torch.Tensor:
+    """The law `draw_tokens` draws from, as normalised float32 probabilities."""
+    probs = filtered(logits_RV, rows).softmax(dim=-1)
+    greedy = rows.temperature_R == 0
+    if greedy.any():
+        one_hot = torch.zeros_like(probs)
+        one_hot.scatter_(1, logits_RV.argmax(dim=-1, keepdim=True), 1.0)
+        probs = torch.where(torch.from_numpy(greedy).to(probs.device)[:, None], one_hot, probs)
+    return probs
+
+
+class RowLaws:
+    """contracts.Laws over the logits of one step. Owns and edits `logits_RV` in place."""
+
+    def __init__(
+        self,
+        logits_RV: torch.Tensor,
+        views: Sequence[SequenceView],
+        proposals: Sequence[Proposal],
+        edits: Sequence[LogitEdits | None],
+        *,
+        num_tokens: int,
+        stream: Stream = Stream.TARGET,
+    ) -> None:
+        counts = [len(p.tokens) + 1 for p in proposals]
+        self.starts: list[int] = []
+        row = 0
+        for count in counts:
+            self.starts.append(row)
+            row += count
+        logits_RV = true_vocabulary(logits_RV, num_tokens)
+        self._raw_RV = logits_RV
+        if any(edit is not None for edit in edits):
+            if any(view.params.logprobs is not None for view in views):
+                self._raw_RV = logits_RV.clone()
+            for view, proposal, edit, start in zip(views, proposals, edits, self.starts, strict=True):
+                if edit is not None:
+                    for node in range(-1, len(proposal.tokens)):
+                        path = [proposal.tokens[i] for i in path_to(proposal, node)]
+                        edit.apply(logits_RV[start + 1 + node], view.tokens, path)
+        self._logits_RV = logits_RV
+        self._rows = RowParams.of([view.params for view in views], counts)
+        self._keys_R: list[int] = []
+        for view, proposal in zip(views, proposals, strict=True):
+            base = sequence_key(view.seed, view.sample_index, stream) + len(view.tokens)
+            self._keys_R.extend(mix(base + depth) for depth in depths(proposal))
+        self._draws: list[int] | None = None
+
+    def draw(self) -> list[int]:
+        if self._draws is None:
+            self._draws = draw_tokens(self._logits_RV, self._rows, self._keys_R)
+        return self._draws
+
+    def probs(self, start: int, stop: int) -> torch.Tensor:
+        r = self._rows
+        rows = RowParams(
+            r.temperature_R[start:stop],
+            r.top_k_R[start:stop],
+            r.top_p_R[start:stop],
+            r.min_p_R[start:stop],
+        )
+        return law_of(self._logits_RV[start:stop], rows)
+
+    def logprobs(self, row: int) -> torch.Tensor:
+        """Log-probabilities of the *model* at a row, before any request processing: [V]."""
+        return self._raw_RV[row].log_softmax(dim=-1)
+
+    def margin(self, row: int) -> float:
+        """How far the runner-up is behind at a row: what it would take to change the draw."""
+        one = RowParams(*(getattr(self._rows, f.name)[row : row + 1] for f in fields(RowParams)))
+        scaled = filtered(self._logits_RV[row : row + 1], one)
+        if one.temperature_R[0] > 0:
+            scaled = scaled + gumbel(self._keys_R[row : row + 1], scaled.shape[-1], scaled.device)
+        best = scaled.topk(2).values[0]
+        return float(best[0] - best[1])
+
+    def select(self, indices: Sequence[int]) -> RowLaws:
+        """The same rows seen by a subset of the sequences; draws are shared."""
+        other = RowLaws.__new__(RowLaws)
+        for name in ("_raw_RV", "_logits_RV", "_rows", "_keys_R", "_draws"):
+            setattr(other, name, getattr(self, name))
+        other.starts = [self.starts[i] for i in indices]
+        return other
+
+
+def depths(proposal: Proposal) -> list[int]:
+    """Distance from the root for the root (0) and every node."""
+    if proposal.parents is None:
+        return list(range(len(proposal.tokens) + 1))
+    result = [0]
+    for parent in proposal.parents:
+        result.append(result[parent + 1] + 1)
+    return result
+
+
+def path_to(proposal: Proposal, node: int) -> list[int]:
+    """Node indices from the root's child down to `node` (empty for the root, -1)."""
+    if proposal.parents is None:
+        return list(range(node + 1))
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = proposal.parents[node]
+    return path[::-1]

@@ -1,0 +1,13 @@
+"""Settings every test shares."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import HealthCheck, settings
+
+# Timings vary on shared machines: a slow example is no failure.
+settings.register_profile(
+    "outrider", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("outrider")
+torch.set_num_threads(1)  # the tensors of the tests are tiny
