@@ -1,0 +1,5 @@
+"""Paged, reference-counted KV bookkeeping with prefix sharing."""
+
+from outrider.kv.cache import KVCache
+
+__all__ = ["KVCache"]

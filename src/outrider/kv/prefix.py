@@ -1,0 +1,57 @@
+"""Which block holds which prefix: a hash chain over full blocks.
+
+    digest(block) = BLAKE2b-128(digest of the block before it | tokens of the block)
+
+A digest thus names every token up to the end of its block, and the chain's root is a hash of the
+tenant's salt: tenants with different salts meet at no digest, so that neither content nor the
+timing of a cache hit crosses from one to the other. At 128 cryptographic bits nobody can produce
+two prefixes with one digest, which is what lets us not store and compare the tokens.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+_DIGEST_BYTES = 16
+
+
+def root_digest(salt: str) -> bytes:
+    """Where the chain of a tenant begins."""
+    # `person` keeps roots and links apart: no salt can be chosen to equal some tenant's prefix.
+    data = salt.encode("utf-8", "surrogatepass")
+    return blake2b(data, digest_size=_DIGEST_BYTES, person=b"salt").digest()
+
+
+def next_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The digest of the prefix that `parent` names, extended by one block's tokens."""
+    data = parent + array("q", tokens).tobytes()
+    return blake2b(data, digest_size=_DIGEST_BYTES, person=b"block").digest()
+
+
+class PrefixIndex:
+    """A one-to-one map between digests and the blocks that hold what they name."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[bytes, int] = {}
+        self._digests: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._digests
+
+    def get(self, digest: bytes) -> int | None:
+        return self._blocks.get(digest)
+
+    def insert(self, digest: bytes, block: int) -> None:
+        """Names `block`, unless another block already holds the same prefix: first come."""
+        if digest not in self._blocks:
+            self._blocks[digest] = block
+            self._digests[block] = digest
+
+    def forget(self, block: int) -> None:
+        """The block is about to hold something else. It must be in the index."""
+        del self._blocks[self._digests.pop(block)]
