@@ -1,0 +1,310 @@
+"""Attention of a ragged pass over the paged KV store, for every torch model.
+
+A `Plan` is made once per pass on the host and used by all layers: where new keys go, which
+slots each sequence reads, who may see whom. Query heads that share a key/value head are folded
+into the rows of one attention call (a third of the time of repeating the keys), and a sequence
+whose blocks are contiguous is read in place instead of being gathered.
+
+Shape legend: T tokens of the pass, s sequences of a group, N new tokens of each (padded), L keys
+of each (padded), G query heads per key/value head, K key/value heads, D head size, R = N * G.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from outrider.contracts import IntArray, StepBatch
+
+Index = slice | torch.Tensor  # a slice where the rows are contiguous: a view, not a gather
+BoolArray = npt.NDArray[np.bool_]
+
+_MAX_FOLDED_ROWS = 256  # beyond this (prefill) the mask is shared by the group instead of copied
+_MAX_GATHER_CPU = 1 << 15  # keys worth gathering on a CPU to save attention calls
+
+
+@dataclass(slots=True)
+class Group:
+    """Sequences that one attention call serves."""
+
+    rows: Index  # of T: the queries, sequence by sequence, [s * N]
+    real: torch.Tensor | None  # of s * N: the rows that are not padding; None: all are
+    out: Index  # of T: where the real rows' results go
+    keys: Index  # physical slots, [s * L]
+    num_seqs: int
+    num_new: int
+    num_keys: int
+    visible_sNL: BoolArray | None  # None: everything
+    distance_sNL: IntArray | None  # how far back a key lies; None: less than any window
+    masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
+
+
+class Plan:
+    """The layout of one pass on one device. Immutable once built, but for its cache of masks."""
+
+    def __init__(
+        self,
+        batch: StepBatch,
+        *,
+        block_size: int,
+        group_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        min_window: int | None = None,
+    ) -> None:
+        """`min_window`: the narrowest sliding window of the model, None if it has none."""
+        self.device = device
+        self.dtype = dtype
+        self.group_size = group_size
+        self._batch = batch
+        self._block_size = block_size
+        self._min_window = min_window
+        self._starts: list[int] = batch.starts_S1.tolist()
+        self._context: list[int] = batch.context_S.tolist()
+        num_seqs = len(self._context)
+        self._slots = [self._slots_of(s) for s in range(num_seqs)]
+        self.new_slots = self._new_slots()
+        self.groups = [self._group(members) for members in self._partition(num_seqs)]
+
+    def _num_new(self, s: int) -> int:
+        return self._starts[s + 1] - self._starts[s]
+
+    def _num_keys(self, s: int) -> int:
+        return self._context[s] + self._num_new(s)
+
+    def _slots_of(self, s: int) -> slice | npt.NDArray[np.int64]:
+        """Physical slots of sequence s's logical slots, as a slice if they are contiguous."""
+        size, num_keys = self._block_size, self._num_keys(s)
+        blocks = self._batch.tables_SW[s, : -(-num_keys // size)].astype(np.int64)
+        first = int(blocks[0])
+        if len(blocks) == 1 or bool((blocks == np.arange(first, first + len(blocks))).all()):
+            return slice(first * size, first * size + num_keys)
+        slots: npt.NDArray[np.int64] = (blocks[:, None] * size + np.arange(size)).reshape(-1)
+        return slots[:num_keys]
+
+    def _new_slots(self) -> Index:
+        """Physical slots of the T new tokens."""
+        first = self._slots[0]
+        if len(self._slots) == 1 and isinstance(first, slice):
+            return slice(first.start + self._context[0], first.stop)
+        parts = [
+            _as_array(slots)[context:]
+            for slots, context in zip(self._slots, self._context, strict=True)
+        ]
+        return torch.from_numpy(np.concatenate(parts)).to(self.device)
+
+    def _partition(self, num_seqs: int) -> Iterator[list[int]]:
+        """Sequences to serve together: of similar width, if gathering their keys pays."""
+        if num_seqs == 1:
+            yield [0]
+            return
+        buckets: dict[int, list[int]] = {}
+        for s in range(num_seqs):
+            buckets.setdefault((self._num_new(s) - 1).bit_length(), []).append(s)
+        for members in buckets.values():
+            padded = len(members) * max(self._num_keys(s) for s in members)
+            width = max(self._num_new(s) for s in members)
+            together = width * self.group_size <= _MAX_FOLDED_ROWS and (
+                self.device.type != "cpu" or padded <= _MAX_GATHER_CPU
+            )
+            yield from [members] if together else ([s] for s in members)
+
+    def _group(self, members: list[int]) -> Group:
+        num_new = max(self._num_new(s) for s in members)
+        num_keys = max(self._num_keys(s) for s in members)
+        rows, real, out = self._rows(members, num_new)
+        visible, distance = self._visibility(members, num_new, num_keys)
+        return Group(
+            rows=rows,
+            real=real,
+            out=out,
+            keys=self._keys(members, num_keys),
+            num_seqs=len(members),
+            num_new=num_new,
+            num_keys=num_keys,
+            visible_sNL=visible,
+            distance_sNL=distance,
+        )
+
+    def _rows(self, members: list[int], num_new: int) -> tuple[Index, torch.Tensor | None, Index]:
+        first, last = members[0], members[-1]
+        if last - first + 1 == len(members) and all(self._num_new(s) == num_new for s in members):
+            rows = slice(self._starts[first], self._starts[last + 1])
+            return rows, None, rows
+        wanted = np.array([self._starts[s] for s in members])[:, None] + np.arange(num_new)
+        is_real = np.arange(num_new) < np.array([[self._num_new(s)] for s in members])
+        padded = np.where(is_real, wanted, wanted[:, :1]).reshape(-1)
+        real = np.flatnonzero(is_real)
+        return self._tensor(padded), self._tensor(real), self._tensor(padded[real])
+
+    def _keys(self, members: list[int], num_keys: int) -> Index:
+        only = self._slots[members[0]]
+        if len(members) == 1 and isinstance(only, slice):
+            return only
+        keys = np.zeros((len(members), num_keys), dtype=np.int64)
+        for i, s in enumerate(members):
+            keys[i, : self._num_keys(s)] = _as_array(self._slots[s])
+        return self._tensor(keys.reshape(-1))
+
+    def _visibility(
+        self, members: list[int], num_new: int, num_keys: int
+    ) -> tuple[BoolArray | None, IntArray | None]:
+        """Who sees whom without windows, and the distances if a window could matter."""
+        windowed = self._min_window is not None and num_keys > self._min_window
+        alike = all(self._num_keys(s) == num_keys for s in members)
+        if num_new == 1 and alike and not windowed:
+            return None, None
+        visible = np.zeros((len(members), num_new, num_keys), dtype=np.bool_)
+        distance = np.zeros(visible.shape, dtype=np.int32) if windowed else None
+        for i, s in enumerate(members):
+            context, count = self._context[s], self._num_new(s)
+            visible[i, :count, :context] = True
+            visible[i, count:, 0] = True  # padding rows too: a softmax over nothing is NaN
+            visible[i, :count, context : context + count] = self._ancestors(s)
+            if distance is not None:
+                positions = self._batch.positions_T[self._starts[s] : self._starts[s + 1]]
+                of_keys = np.concatenate([np.arange(context, dtype=np.int32), positions])
+                distance[i, :count, : len(of_keys)] = positions[:, None] - of_keys
+        return visible, distance
+
+    def _ancestors(self, s: int) -> BoolArray:
+        """[n, n]: whether column j is row i or an ancestor of it."""
+        count = self._num_new(s)
+        parents = self._batch.parents_T
+        if parents is None:
+            return np.tri(count, dtype=np.bool_)
+        own = parents[self._starts[s] : self._starts[s + 1]]
+        if bool((own == np.arange(-1, count - 1)).all()):
+            return np.tri(count, dtype=np.bool_)
+        seen = np.eye(count, dtype=np.bool_)
+        for row, parent in enumerate(own.tolist()):
+            if parent >= 0:
+                seen[row] |= seen[parent]
+        return seen
+
+    def mask(self, group: Group, window: int | None) -> torch.Tensor | None:
+        """Additive mask of a group: [s, 1, R, L] if it is folded, else [1, 1, N, L]."""
+        if window is not None and group.distance_sNL is None:
+            window = None
+        if window in group.masks:
+            return group.masks[window]
+        mask: torch.Tensor | None = None
+        if group.visible_sNL is not None:
+            visible = group.visible_sNL
+            if window is not None and group.distance_sNL is not None:
+                visible = visible & (group.distance_sNL < window)
+            if not visible.all():
+                hidden = torch.from_numpy(~visible).to(self.device)
+                if self._folds(group):
+                    hidden = hidden.repeat_interleave(self.group_size, dim=1)
+                mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
+                mask = mask.masked_fill_(hidden, -torch.inf)[:, None]
+        group.masks[window] = mask
+        return mask
+
+    def _folds(self, group: Group) -> bool:
+        return group.num_new * self.group_size <= _MAX_FOLDED_ROWS
+
+    def _tensor(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def attend(
+        self,
+        q_TGKD: torch.Tensor,
+        keys_KD: torch.Tensor,
+        values_KD: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks_GK: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attention of all T new tokens over one layer's store, [slots, K, D] each for keys and
+        values, which already holds their own. Returns [T, G, K, D] (D of the values)."""
+        result: torch.Tensor | None = None
+        for group in self.groups:
+            out = self._attend_group(
+                q_TGKD, keys_KD, values_KD, group, scale, window, softcap, sinks_GK
+            )
+            if len(self.groups) == 1 and group.real is None:
+                return out
+            if result is None:
+                result = out.new_empty((len(q_TGKD), *out.shape[1:]))
+            result[group.out] = out if group.real is None else out[group.real]
+        assert result is not None
+        return result
+
+    def _attend_group(
+        self,
+        q_TGKD: torch.Tensor,
+        keys_KD: torch.Tensor,
+        values_KD: torch.Tensor,
+        group: Group,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks_GK: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """[s * N, G, K, D]: the results of one group, padding rows included."""
+        heads = q_TGKD.shape[1:]
+        q = q_TGKD[group.rows]
+        k_sKLD, v_sKLD = (
+            _take(store, group.keys)
+            .view(group.num_seqs, group.num_keys, *store.shape[1:])
+            .transpose(1, 2)
+            for store in (keys_KD, values_KD)
+        )
+        mask = self.mask(group, window)
+        explicit = softcap is not None or sinks_GK is not None
+        if self._folds(group):
+            q = q.reshape(group.num_seqs, group.num_new * heads[0], *heads[1:]).transpose(1, 2)
+            sinks = None if sinks_GK is None else sinks_GK.repeat(group.num_new, 1).t()
+            if explicit:
+                out = _explicit(q, k_sKLD, v_sKLD, mask, scale, softcap, sinks)
+            else:
+                out = F.scaled_dot_product_attention(q, k_sKLD, v_sKLD, mask, scale=scale)
+            return out.transpose(1, 2).reshape(-1, *heads[:2], out.shape[-1])
+        # Wide groups hold one sequence: the query heads of a key are the batch.
+        q_GKND = q.permute(1, 2, 0, 3)
+        k_GKLD, v_GKLD = (x.expand(heads[0], -1, -1, -1) for x in (k_sKLD, v_sKLD))
+        if explicit:
+            sinks = None if sinks_GK is None else sinks_GK[..., None]
+            out = _explicit(q_GKND, k_GKLD, v_GKLD, mask, scale, softcap, sinks)
+        else:
+            out = F.scaled_dot_product_attention(q_GKND, k_GKLD, v_GKLD, mask, scale=scale)
+        return out.permute(2, 0, 1, 3)
+
+
+def _explicit(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention with what the fused kernels lack; `sinks` broadcasts to q's rows, [..., K, R]."""
+    scores = torch.matmul(q, k.transpose(-1, -2)).float() * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + mask
+    if sinks is not None:
+        sink = sinks.float()[..., None].expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    weights = scores.softmax(-1)[..., : k.shape[-2]]
+    return torch.matmul(weights.to(v.dtype), v)
+
+
+def _take(store: torch.Tensor, index: Index) -> torch.Tensor:
+    return store[index] if isinstance(index, slice) else store.index_select(0, index)
+
+
+def _as_array(slots: slice | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots

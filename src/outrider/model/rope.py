@@ -1,0 +1,132 @@
+"""Rotary positions: the frequencies of every variant that Llama-shaped configs name.
+
+    default   f_i = theta^(-2i/D)
+    linear    f_i / factor                                   (Chen et al. 2023)
+    dynamic   the default up to max_positions, which is as far as we go: beyond it the frequencies
+              of *old* keys would change with the length, and no KV cache can be exact
+    llama3    low frequencies divided by factor, high ones kept, a linear ramp in the wavelength
+              between them
+    yarn      the same idea with the ramp over the dimension, and cos/sin scaled
+              (Peng et al. 2023, eq. 17-25)
+
+All arithmetic is float32 in torch, in the order transformers uses: at position 10^5 an angle
+feels the last bit of its frequency.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outrider.errors import ModelError
+
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Which variant, and its numbers; fields that a variant does not use keep their default."""
+
+    kind: str = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0
+    original_positions: int = 0  # the length the model was first trained for
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0  # multiplies cos and sin
+    truncate: bool = True
+
+    def frequencies(self, head_dim: int) -> torch.Tensor:
+        """[head_dim / 2] float32: radians per position of each pair."""
+        freqs = 1.0 / (self.theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
+        if self.kind == "linear":
+            return freqs / self.factor
+        if self.kind == "llama3":
+            return self._llama3(freqs)
+        if self.kind == "yarn":
+            return self._yarn(freqs, head_dim)
+        return freqs
+
+    def _llama3(self, freqs: torch.Tensor) -> torch.Tensor:
+        wavelengths = 2 * math.pi / freqs
+        ramp = (self.original_positions / wavelengths - self.low_freq_factor) / (
+            self.high_freq_factor - self.low_freq_factor
+        )
+        mixed = (1 - ramp) * freqs / self.factor + ramp * freqs
+        mixed = torch.where(ramp < 0, freqs / self.factor, mixed)
+        return torch.where(ramp > 1, freqs, mixed)
+
+    def _yarn(self, freqs: torch.Tensor, head_dim: int) -> torch.Tensor:
+        def dim_of(rotations: float) -> float:
+            """The dimension that turns this often over the original length."""
+            turns = self.original_positions / (rotations * 2 * math.pi)
+            return head_dim * math.log(turns) / (2 * math.log(self.theta))
+
+        low, high = dim_of(self.beta_fast), dim_of(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        width = high - low if high != low else 0.001
+        ramp = ((torch.arange(head_dim // 2).float() - low) / width).clamp(0, 1)
+        return freqs / self.factor * ramp + freqs * (1 - ramp)
+
+
+def read_rope(config: Mapping[str, Any], max_positions: int) -> RopeConfig:
+    """The rope of a config.json, in the spelling of any release of transformers.
+
+    Old: `rope_theta` beside `rope_scaling` {"type" or "rope_type", ...}. New: all of it in
+    `rope_parameters`. Raises `ModelError` for a variant we do not know or a number it lacks.
+    """
+    params: dict[str, Any] = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    params.setdefault("rope_theta", config.get("rope_theta", 10_000.0))
+    kind = params.get("rope_type", params.get("type", "default"))
+    if kind not in KINDS:
+        raise ModelError(f"rope variant {kind!r} is not one of {', '.join(KINDS)}")
+    try:
+        if float(params.get("partial_rotary_factor") or 1.0) != 1.0:
+            raise ModelError("rope over a part of the head is not supported")
+        original = int(
+            config.get("original_max_position_embeddings")
+            or params.get("original_max_position_embeddings")
+            or max_positions
+        )
+        factor = 1.0 if kind == "default" else float(params["factor"])
+        chosen: dict[str, Any] = {}
+        if kind == "llama3":
+            chosen = {key: float(params[key]) for key in ("low_freq_factor", "high_freq_factor")}
+        if kind == "yarn":
+            chosen = {
+                "beta_fast": float(params.get("beta_fast") or 32),
+                "beta_slow": float(params.get("beta_slow") or 1),
+                "attention_factor": _yarn_scale(params, factor),
+                "truncate": bool(params.get("truncate", True)),
+            }
+        return RopeConfig(
+            kind=kind,
+            theta=float(params["rope_theta"]),
+            factor=factor,
+            original_positions=original,
+            **chosen,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"the rope parameters of config.json are incomplete for {kind!r}: {error}"
+        ) from error
+
+
+def _yarn_scale(params: Mapping[str, Any], factor: float) -> float:
+    if params.get("attention_factor") is not None:
+        return float(params["attention_factor"])
+
+    def mscale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if params.get("mscale") and params.get("mscale_all_dim"):
+        return mscale(params["mscale"]) / mscale(params["mscale_all_dim"])
+    return mscale(1.0)

@@ -1,0 +1,178 @@
+"""Text to token ids and back, from a folder's tokenizer.json alone.
+
+The subtle part is `TextStream`: tokens are not characters, and text that was shown cannot be
+taken back, so it only ever emits what no later token can change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from outrider.errors import ModelError, VocabularyMismatch
+from outrider.model.bundled import find_folder
+from outrider.model.weights import read_eos_ids, read_json
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_REPLACEMENT = "\ufffd"
+
+
+def load_tokenizer(path_or_name: str | Path) -> Tokenizer:
+    """The tokenizer of a folder, hub name or bundled name; `ModelError` if there is none."""
+    return Tokenizer(find_folder(path_or_name))
+
+
+class Tokenizer:
+    """`encode`, `decode` and the facts about ids that generation needs. Immutable."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(
+                f"{folder} has no tokenizer.json; load it once with transformers' AutoTokenizer "
+                "and save_pretrained into the folder"
+            )
+        try:
+            self._inner = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            line = " ".join(str(error).split())
+            raise ModelError(f"{path} is not a tokenizer ({line}); download it again") from error
+        self._inner.no_truncation()
+        self._inner.no_padding()
+        self.folder = folder
+        self.config: dict[str, Any] = {}
+        if (folder / "tokenizer_config.json").is_file():
+            self.config = read_json(folder / "tokenizer_config.json")
+        self.bos_id = self._special("bos_token")
+        self.eos_ids = self._eos_ids()
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Ids of `text`. `special`: with the begin-of-text that tokenizer.json's template adds, if
+        any; leave it out for text that continues another or that a chat template has framed."""
+        ids: list[int] = self._inner.encode(text, add_special_tokens=special).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of `ids`; bytes that form no character become U+FFFD, unknown ids vanish."""
+        text: str = self._inner.decode(list(ids), skip_special_tokens=skip_special)
+        return text
+
+    def token(self, id: int) -> str | None:
+        """The vocabulary's own spelling of an id; None for padding."""
+        token: str | None = self._inner.id_to_token(id)
+        return token
+
+    def stream(self, context: Sequence[int] = ()) -> TextStream:
+        """Incremental detokenisation of what follows `context` (the prompt)."""
+        return TextStream(self, context)
+
+    @cached_property
+    def vocabulary(self) -> dict[int, str]:
+        """Every id that means something, with its spelling."""
+        return {id: token for token, id in self._inner.get_vocab(with_added_tokens=True).items()}
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """Ids below this mean something."""
+        return max(self.vocabulary, default=-1) + 1
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that `decode` skips."""
+        added = self._inner.get_added_tokens_decoder()
+        return frozenset(id for id, token in added.items() if token.special)
+
+    @cached_property
+    def byte_ids(self) -> frozenset[int]:
+        """Ids whose text depends on their neighbours: the bytes of a byte-fallback decoder."""
+        if self._inner.decoder is None or b"ByteFallback" not in self._inner.decoder.__getstate__():
+            return frozenset()
+        return frozenset(i for i, token in self.vocabulary.items() if _BYTE_TOKEN.fullmatch(token))
+
+    def _special(self, name: str) -> int | None:
+        token = self.config.get(name)
+        if isinstance(token, dict):
+            token = token.get("content")
+        return self._inner.token_to_id(token) if isinstance(token, str) else None
+
+    def _eos_ids(self) -> tuple[int, ...]:
+        config_path = self.folder / "config.json"
+        config = read_json(config_path) if config_path.is_file() else {}
+        ids = read_eos_ids(self.folder, config)
+        own = self._special("eos_token")
+        return ids or (() if own is None else (own,))
+
+
+class TextStream:
+    """Tokens in, settled text out. `"".join` of everything it returns is the text of the tokens.
+
+    Two things are held back until later tokens settle them: a last character that is still
+    missing bytes, and a run of byte tokens (whose decoding is decided by the whole run).
+    """
+
+    _WINDOW = 24  # tokens decoded at a time: the text of old ones is settled and dropped
+    _OVERLAP = 4  # tokens kept as left context: decoders treat the first token of a text specially
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._num_shown = 0  # characters of the text of `_ids` that were returned, or are context
+        self._settled_tail(list(context))
+
+    def add(self, id: int) -> str:
+        """Takes one token; returns the text that is settled by it, often none."""
+        self._ids.append(id)
+        text = self._settled()
+        shown, self._num_shown = self._num_shown, max(self._num_shown, len(text))
+        if len(self._ids) > self._WINDOW and len(text) == len(self._decode(self._ids)):
+            self._settled_tail(self._ids)
+        return text[shown:]
+
+    def flush(self) -> str:
+        """The text held back so far, as it stands; call at the end."""
+        text = self._decode(self._ids)[self._num_shown :]
+        self._num_shown += len(text)
+        return text
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids)
+
+    def _settled(self) -> str:
+        """The part of the window's text that no later token can change."""
+        end = len(self._ids)
+        bytes_, special = self._tokenizer.byte_ids, self._tokenizer.special_ids
+        if bytes_:
+            while end and (self._ids[end - 1] in bytes_ or self._ids[end - 1] in special):
+                end -= 1
+        text = self._decode(self._ids[:end])
+        return text.removesuffix(_REPLACEMENT)
+
+    def _settled_tail(self, ids: list[int]) -> None:
+        """Keeps the last few tokens that have text; all of their text counts as shown."""
+        keep = self._OVERLAP
+        while keep < len(ids) and not self._decode(ids[-keep:]).strip(_REPLACEMENT):
+            keep += self._OVERLAP
+        self._ids = ids[-keep:]
+        self._num_shown = len(self._decode(self._ids))
+
+
+def check_same_vocabulary(target: Tokenizer, drafter: Tokenizer) -> None:
+    """`VocabularyMismatch` unless every id means the same token to both.
+
+    Only ids with a token count: embeddings padded to different widths are fine.
+    """
+    ours, theirs = target.vocabulary, drafter.vocabulary
+    if ours == theirs:
+        return
+    differing = sorted(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
+    first = differing[0]
+    raise VocabularyMismatch(
+        f"target and drafter do not share a vocabulary: id {first} is {ours.get(first)!r} to the "
+        f"target and {theirs.get(first)!r} to the drafter ({len(differing)} ids differ); "
+        "choose a drafter with the target's tokenizer"
+    )

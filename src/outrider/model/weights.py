@@ -1,0 +1,189 @@
+"""Ordinary Hugging Face folders: find them, read their JSON and their safetensors.
+
+Only data is ever read: safetensors, never pickles, and never Python code a folder brings along.
+Whatever is wrong with a folder becomes a `ModelError` of one line that says what to do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from outrider.errors import ModelError
+
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+
+
+def resolve_folder(path_or_name: str | Path) -> Path:
+    """The local folder of a model: the path itself, or the downloaded snapshot of a hub name.
+
+    A hub name (`owner/name`) is looked up only when no such local folder exists; a snapshot that
+    is already in the cache needs no network.
+    """
+    path = Path(path_or_name).expanduser()
+    if path.is_dir():
+        return path
+    name = str(path_or_name)
+    if path.exists():
+        raise ModelError(f"{name} is a file; give the folder that holds config.json")
+    parts = name.split("/")
+    if path.is_absolute() or name.startswith((".", "~")) or len(parts) != 2 or not all(parts):
+        raise ModelError(
+            f"no folder {name}; give a folder with config.json and model.safetensors, "
+            "a hub name like owner/model, or 'bundled'"
+        )
+    return _hub_snapshot(name)
+
+
+def _hub_snapshot(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
+    except Exception:  # not in the cache, or only in part: ask the hub
+        pass
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except Exception as error:
+        raise ModelError(
+            f"no folder {name}, and the hub did not provide it ({type(error).__name__}); "
+            "check the name and the network, or give a local folder"
+        ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; `ModelError` if it is unreadable or something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"{path.parent} has no {path.name}; is it a model folder?") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{path} is not readable JSON ({_line(error)}); download the file again"
+        ) from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} is not a JSON object; download the file again")
+    return value
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json, known to name a model type."""
+    config = read_json(folder / "config.json")
+    if not isinstance(config.get("model_type"), str):
+        raise ModelError(
+            f"{folder / 'config.json'} names no model_type; use a folder that transformers' "
+            "save_pretrained wrote"
+        )
+    return config
+
+
+def read_eos_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Ids that end a text: generation_config.json's, else config.json's."""
+    eos: Any = None
+    if (folder / "generation_config.json").is_file():
+        eos = read_json(folder / "generation_config.json").get("eos_token_id")
+    if eos is None:
+        eos = config.get("eos_token_id")
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if not all(isinstance(i, int) for i in ids):
+        raise ModelError(f"eos_token_id in {folder} is {eos!r}; it must be an id or a list of ids")
+    return tuple(ids)
+
+
+def count_tokens(folder: Path, vocab_size: int) -> int:
+    """Ids below this mean something to the folder's tokenizer; at most `vocab_size`."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return vocab_size
+    content = read_json(path)
+    model = content.get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocab, dict):
+        ids = list(vocab.values())
+    elif isinstance(vocab, list):  # unigram: the id is the index
+        ids = [len(vocab) - 1]
+    else:
+        return vocab_size
+    ids += [token["id"] for token in content.get("added_tokens") or []]
+    return min(max(ids, default=vocab_size - 1) + 1, vocab_size)
+
+
+class Checkpoint:
+    """The tensors of a folder, by name. Files are mapped, so a tensor costs only its own bytes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, Any] = {}
+        self._file_of: dict[str, str] = {}
+        index = folder / "model.safetensors.index.json"
+        if (folder / "model.safetensors").is_file():
+            only = "model.safetensors"
+            self._file_of = dict.fromkeys(self._open(only).keys(), only)
+        elif index.is_file():
+            weight_map = read_json(index).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise ModelError(f"{index} has no weight_map; download the file again")
+            self._file_of = weight_map
+        else:
+            pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
+            hint = (
+                "its weights are pickles, which can run code; convert them to safetensors"
+                if pickled
+                else "download the weights"
+            )
+            raise ModelError(f"{folder} has no model.safetensors: {hint}")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def names(self) -> list[str]:
+        return list(self._file_of)
+
+    def tensor(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """The tensor called `name`, in the type it is stored in; `ModelError` unless so shaped."""
+        if name not in self._file_of:
+            raise ModelError(
+                f"{self.folder} lacks the tensor {name} that its config.json implies; "
+                "the two do not belong together or the download is incomplete"
+            )
+        try:
+            tensor: torch.Tensor = self._open(self._file_of[name]).get_tensor(name)
+        except SafetensorError as error:
+            raise ModelError(
+                f"{self.folder / self._file_of[name]} has no readable {name} ({_line(error)}); "
+                "download the file again"
+            ) from error
+        if list(tensor.shape) != list(shape):
+            raise ModelError(
+                f"{name} in {self.folder} has shape {list(tensor.shape)} where config.json implies "
+                f"{list(shape)}; the two do not belong together"
+            )
+        if not tensor.is_floating_point() or tensor.itemsize < 2:
+            raise ModelError(
+                f"{name} in {self.folder} is stored as {tensor.dtype}; "
+                "use a checkpoint in float32, float16 or bfloat16"
+            )
+        return tensor
+
+    def _open(self, filename: str) -> Any:
+        if filename not in self._files:
+            path = self.folder / filename
+            if Path(filename).name != filename or not path.is_file():
+                raise ModelError(f"{self.folder} lacks {filename}; download the missing file")
+            try:
+                self._files[filename] = safe_open(path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise ModelError(
+                    f"{path} is damaged or cut short ({_line(error)}); download the file again"
+                ) from error
+        return self._files[filename]
+
+
+def _line(error: BaseException) -> str:
+    """The error's message as one line."""
+    return " ".join(str(error).split())
