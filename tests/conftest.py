@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -11,3 +12,13 @@ settings.register_profile(
 )
 settings.load_profile("outrider")
 torch.set_num_threads(1)  # the tensors of the tests are tiny
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    from exactness.same_tokens import TALLY
+
+    if TALLY:
+        terminalreporter.write_line(
+            f"same tokens: {TALLY['compared']} outputs compared with plain decoding, "
+            f"{TALLY['excused']} differences excused as near-ties"
+        )

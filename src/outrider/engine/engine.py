@@ -87,7 +87,7 @@ class Engine:
         )
         if request.id in self._live:
             raise RequestError(f"request id {request.id!r} is already in use", "request_id")
-        sequences = [self._sequence(request, i) for i in range(params.n)]
+        sequences = [self.make_sequence(request, i) for i in range(params.n)]
         self._live[request.id] = sequences
         self._stats[request.id] = SpeculationStats()
         for sequence in sequences:
@@ -110,7 +110,8 @@ class Engine:
             raise RequestError(f"prompt ids must be in 0..{spec.num_tokens - 1}", "prompt")
         return tokens
 
-    def _sequence(self, request: Request, sample_index: int) -> Sequence:
+    def make_sequence(self, request: Request, sample_index: int) -> Sequence:
+        """A sample's sequence, not queued yet; refuses what no engine step could do exactly."""
         spec, params, speculation = self.parts.target.spec, request.params, request.speculation
         if speculation.verifier not in self.parts.verifiers:
             raise UnknownName("verifier", speculation.verifier, self.parts.verifiers)
@@ -133,7 +134,7 @@ class Engine:
         edits = None
         if params.edits_logits:
             edits = LogitEdits(params, len(request.prompt), spec.num_tokens, finish_ids)
-        text = self.tokenizer.stream()
+        text = self.tokenizer.stream(request.prompt)
         return Sequence(request, sample_index, draw, finish_ids, text, edits)
 
     @property

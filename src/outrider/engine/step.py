@@ -20,6 +20,7 @@ import torch
 
 from outrider.contracts import (
     Controller,
+    Draw,
     Model,
     Observation,
     Proposal,
@@ -37,6 +38,8 @@ from outrider.layout import Slice, pack
 from outrider.sampling import RowLaws
 
 logger = logging.getLogger(__name__)
+
+Draws = frozenset[Draw]
 
 
 @dataclass(slots=True)
@@ -125,7 +128,8 @@ def _draft(parts: Parts, ready: list[Scheduled]) -> list[Proposal]:
         try:
             answers = parts.proposers[name].propose(asked, [budgets[i] for i in members])
             for i, answer in zip(members, answers, strict=True):
-                _check_proposal(answer, budgets[i], parts.target.spec.num_tokens)
+                rule = parts.verifiers[sequences[i].request.speculation.verifier]
+                _check_proposal(answer, budgets[i], parts.target.spec.num_tokens, rule.draws)
         except Exception:  # a broken drafter may cost speed, never the request
             logger.exception("proposer %s failed; its sequences go on without drafts", name)
             for sequence in asked:
@@ -139,15 +143,24 @@ def _draft(parts: Parts, ready: list[Scheduled]) -> list[Proposal]:
     return proposals
 
 
-def _check_proposal(proposal: Proposal, budget: int, num_tokens: int) -> None:
-    if len(proposal) > budget:
-        raise ValueError(f"{len(proposal)} nodes drafted, {budget} allowed")
-    if proposal.tokens and not 0 <= min(proposal.tokens) <= max(proposal.tokens) < num_tokens:
+def _check_proposal(proposal: Proposal, budget: int, num_tokens: int, allowed: Draws) -> None:
+    """Raises ValueError for what a correct proposer never returns."""
+    tokens, parents, q = proposal.tokens, proposal.parents, proposal.q
+    if not tokens:
+        return
+    if len(tokens) > budget:
+        raise ValueError(f"{len(tokens)} nodes drafted, {budget} allowed")
+    if not 0 <= min(tokens) <= max(tokens) < num_tokens:
         raise ValueError(f"drafted ids outside 0..{num_tokens - 1}")
-    if proposal.parents is not None and any(
-        not -1 <= parent < node for node, parent in enumerate(proposal.parents)
+    if parents is not None and (
+        len(parents) != len(tokens) or any(not -1 <= p < i for i, p in enumerate(parents))
     ):
-        raise ValueError("a node's parent must come before it")
+        raise ValueError("every node needs one parent that comes before it")
+    if proposal.draw not in allowed:
+        raise ValueError(f"a {proposal.draw.value} draft is not exact under this request's rule")
+    if proposal.draw in (Draw.SAMPLED, Draw.WITHOUT_REPLACEMENT) and Draw.COUPLED not in allowed:
+        if q is None or q.shape != (len(tokens), num_tokens):
+            raise ValueError("a sampled draft needs its law q, one row per node")
 
 
 def _layout(

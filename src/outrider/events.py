@@ -1,0 +1,38 @@
+"""What a step reports: the one stream that statistics, streaming, metrics and traces all read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """What one step confirmed for one sequence. Nothing in `tokens` or `text` is ever taken back."""
+
+    request_id: str
+    sample_index: int
+    step: int  # counts this sequence's steps, from 1
+    tokens: list[int]  # confirmed: the accepted drafts, then the target's own token
+    text: str  # confirmed; may lag behind the tokens while a stop string or character is open
+    finish_reason: str | None
+    draft_tokens: list[int]
+    draft_parents: list[int] | None  # None: a chain
+    path: list[int]  # accepted nodes of the draft
+    source: str  # which proposer drafted; "" for none
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """Where one step's time went, all its sequences together."""
+
+    draft_s: float
+    verify_s: float  # the target's pass, sampling and verdicts
+    other_s: float  # planning, commit, finish conditions
+    num_sequences: int
+    num_tokens: int  # tokens of the pass, drafts included
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    events: list[StepEvent]  # one per sequence that confirmed something
+    timing: StepTiming

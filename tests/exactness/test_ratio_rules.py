@@ -1,0 +1,125 @@
+"""Ratio rules through the whole engine: 20 000 sequences against the target's exact joint law."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from outrider.contracts import Draw, Needs, Observation, Proposal, SequenceView
+from outrider.engine.build import EngineConfig, build
+from outrider.engine.engine import Engine
+from outrider.engine.request import Speculation
+from outrider.layout import Slice, pack
+from outrider.sampling import RowParams, SamplingParams, law_of
+from outrider.testing import write_tiny_llama
+
+V = 6
+LENGTH = 3
+NUM_SEQUENCES = 20_000
+PROMPT = [1, 2, 3, 1, 2]
+PARAMS = SamplingParams(
+    temperature=1.3, top_p=0.97, ignore_eos=True, max_tokens=LENGTH, n=NUM_SEQUENCES, seed=5
+)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("ratio")
+    options = {"vocab_size": V, "max_positions": 32, "sharpness": 1.5}
+    target = write_tiny_llama(folder / "target", num_layers=2, **options)  # type: ignore[arg-type]
+    draft = write_tiny_llama(folder / "draft", num_layers=1, **options)  # type: ignore[arg-type]
+    return target, draft
+
+
+@pytest.fixture(scope="module")
+def engine(pair: tuple[Path, Path]) -> Engine:
+    target, draft = pair
+    return build(
+        EngineConfig(
+            model=str(target), draft_model=str(draft), backend="torch", kv_tokens=4096, block_size=8
+        )
+    )
+
+
+def joint_law(engine: Engine) -> dict[tuple[int, ...], float]:
+    """P(first LENGTH tokens), from separate plain forwards of the target."""
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(LENGTH):
+        longer: dict[tuple[int, ...], float] = {}
+        for prefix, mass in law.items():
+            tokens = PROMPT + list(prefix)
+            engine.parts.kv.reserve(-1, len(tokens))
+            batch = pack([Slice(tokens, 0, engine.parts.kv.table(-1), Proposal())])
+            logits = engine.parts.target.forward(batch).logits_RV
+            engine.parts.kv.free(-1)
+            (row,) = law_of(logits, RowParams.of([PARAMS], [1])).double()
+            for token in range(V):
+                longer[(*prefix, token)] = mass * float(row[token] / row.sum())
+        law = longer
+    return law
+
+
+def p_value(engine: Engine, speculation: Speculation) -> float:
+    request = engine.add(PROMPT, PARAMS, speculation=speculation)
+    for _ in engine.run([request]):
+        pass
+    counts = Counter(tuple(c.tokens) for c in engine.collect(request).completions)
+    law = joint_law(engine)
+    assert set(counts) <= {cell for cell, mass in law.items() if mass > 0}
+    # Cells too rare for a chi-square are pooled.
+    common = [cell for cell, mass in law.items() if mass * NUM_SEQUENCES >= 5]
+    observed = [counts[cell] for cell in common]
+    expected = [law[cell] * NUM_SEQUENCES for cell in common]
+    rest = NUM_SEQUENCES - sum(expected)
+    if rest > 1:
+        observed.append(NUM_SEQUENCES - sum(observed))
+        expected.append(rest)
+    scale = sum(observed) / sum(expected)
+    return float(stats.chisquare(observed, np.array(expected) * scale).pvalue)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "proposer", "k"),
+    [
+        ("token", "draft-model", 2),
+        ("block", "draft-model", 2),
+        ("tree", "draft-model", 2),
+        ("token", "ngram", 2),
+        ("block", "ngram", 2),
+        ("coupled", "draft-model", 2),
+        ("token", "draft-model", 0),
+    ],
+)
+def test_the_output_has_the_targets_law(engine: Engine, verifier: str, proposer: str, k: int) -> None:
+    speculation = Speculation(proposer=proposer, num_draft_tokens=k, verifier=verifier)
+    assert p_value(engine, speculation) > 1e-3
+
+
+class GreedyScoredAsSoft:
+    """The commonest bug: drafts the argmax, then claims to have sampled it from a soft q."""
+
+    name = "biased"
+    draws = frozenset({Draw.SAMPLED})
+    trees = False
+    needs = Needs()
+
+    def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
+        soft = torch.full((1, V), 0.5 / (V - 1))
+        soft[0, 2] = 0.5
+        return [Proposal([2], draw=Draw.SAMPLED, q=soft, source=self.name) for _ in views]
+
+    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None: ...
+
+    def release(self, sequence_id: int) -> None: ...
+
+
+def test_the_same_test_flags_a_biased_drafter(engine: Engine) -> None:
+    engine.parts.proposers = {"biased": GreedyScoredAsSoft()}
+    speculation = Speculation(proposer="biased", num_draft_tokens=1, verifier="token")
+    assert p_value(engine, speculation) < 1e-6

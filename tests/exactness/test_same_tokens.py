@@ -1,0 +1,173 @@
+"""Same seed, same tokens: speculation must be invisible, whatever drafts, K, batch or schedule."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+from exactness.same_tokens import assert_same, run
+
+from outrider.engine.build import EngineConfig, build
+from outrider.engine.engine import Engine, Result
+from outrider.engine.request import Speculation
+from outrider.sampling import SamplingParams
+from outrider.testing import write_tiny_llama
+
+MAX_TOKENS = 24
+PARAMS = {
+    "greedy": SamplingParams(max_tokens=MAX_TOKENS),
+    "sampled": SamplingParams(temperature=1.0, seed=1, max_tokens=MAX_TOKENS),
+    "filtered": SamplingParams(
+        temperature=0.7, top_k=20, top_p=0.9, min_p=0.05, seed=2, max_tokens=MAX_TOKENS
+    ),
+    "penalised": SamplingParams(
+        temperature=0.8,
+        top_p=0.95,
+        presence_penalty=0.5,
+        frequency_penalty=0.3,
+        repetition_penalty=1.2,
+        logit_bias={5: 1.5, 9: -4.0},
+        banned_ids=(3, 4),
+        min_tokens=8,
+        seed=3,
+        max_tokens=MAX_TOKENS,
+    ),
+    "greedy-penalised": SamplingParams(
+        repetition_penalty=1.3, frequency_penalty=0.2, max_tokens=MAX_TOKENS
+    ),
+    "stops": SamplingParams(
+        temperature=1.0,
+        seed=4,
+        stop=("e", "ab"),
+        stop_ids=(7,),
+        min_tokens=4,
+        n=2,
+        max_tokens=MAX_TOKENS,
+    ),
+    "ignore-eos": SamplingParams(
+        temperature=1.0, seed=5, ignore_eos=True, logit_bias={0: 3.0}, max_tokens=MAX_TOKENS
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("pair")
+    target = write_tiny_llama(folder / "target", num_layers=2, max_positions=128)
+    return target, write_tiny_llama(folder / "draft", num_layers=1, max_positions=128)
+
+
+@lru_cache
+def prompts() -> list[list[int]]:
+    rng = random.Random(0)
+    lengths = [1, 3, 9, 17, 40, 33, 5, 64]
+    made = []
+    for length in lengths:
+        phrase = [rng.randrange(1, 64) for _ in range(5)]  # repeats: something to look up
+        made.append([rng.choice(phrase) for _ in range(length)])
+    return made
+
+
+def engine_for(
+    pair: tuple[Path, Path],
+    *,
+    proposer: str = "ngram",
+    k: int = 0,
+    backend: str = "torch",
+    **options: object,
+) -> Engine:
+    target, draft = pair
+    config = EngineConfig(
+        model=str(target),
+        draft_model=str(draft),
+        proposer=proposer,
+        num_draft_tokens=k,
+        backend=backend,  # type: ignore[arg-type]
+        block_size=8,
+        **options,  # type: ignore[arg-type]
+    )
+    return build(config)
+
+
+@pytest.fixture(scope="module")
+def plain(pair: tuple[Path, Path]) -> dict[str, list[Result]]:
+    """The oracle: every prompt alone, one token a pass, no drafts."""
+    engine = engine_for(pair)
+    return {
+        name: [
+            run(engine, [prompt], params_for(params, i))[0] for i, prompt in enumerate(prompts())
+        ]
+        for name, params in PARAMS.items()
+    }
+
+
+def params_for(params: SamplingParams, index: int) -> SamplingParams:
+    from exactness.same_tokens import seeded
+
+    return seeded(params, index)
+
+
+def predictions(results: list[Result]) -> list[list[int]]:
+    """What a caller might guess: mostly right, a token missing here, one wrong there."""
+    guesses = []
+    for result in results:
+        guess = list(result.tokens)
+        del guess[4:5]
+        if len(guess) > 10:
+            guess[10] = (guess[10] + 1) % 64
+        guesses.append(guess)
+    return guesses
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 8])
+@pytest.mark.parametrize("proposer", ["draft-model", "ngram", "prediction"])
+def test_speculation_is_invisible(
+    pair: tuple[Path, Path], plain: dict[str, list[Result]], proposer: str, k: int
+) -> None:
+    num_accepted = num_preemptions = 0
+    for step_tokens, kv_tokens in itertools.product([8, 512], [160, 2048]):
+        engine = engine_for(
+            pair, proposer=proposer, k=k, max_step_tokens=step_tokens, kv_tokens=kv_tokens
+        )
+        for batch, (name, params) in itertools.product([1, 3, 8], PARAMS.items()):
+            expected = plain[name][:batch]
+            results = run(engine, prompts()[:batch], params, predictions=predictions(expected))
+            label = f"{proposer} K={k} batch={batch} step={step_tokens} kv={kv_tokens} {name}"
+            assert_same(engine, results, expected, params, label)
+            num_accepted += sum(r.stats.num_accepted for r in results)
+            assert engine.parts.kv.usage == 0, f"{label}: KV blocks leaked"
+            engine.parts.kv.check()
+        num_preemptions += engine.parts.scheduler.num_preemptions
+    assert num_accepted > 100, "hardly anything was accepted: this run proved little"
+    assert num_preemptions > 0, "the small cache was meant to force preemption"
+
+
+def test_every_request_chooses_for_itself(
+    pair: tuple[Path, Path], plain: dict[str, list[Result]]
+) -> None:
+    """One batch in which proposers, K and off are mixed."""
+    choices = [
+        Speculation(proposer="draft-model", num_draft_tokens=4),
+        Speculation(proposer="ngram", num_draft_tokens=8),
+        Speculation(proposer=None),
+        Speculation(proposer="prediction", num_draft_tokens=5),
+        Speculation(proposer="draft-model", num_draft_tokens=1),
+        Speculation(proposer="draft-model", num_draft_tokens=0),
+        Speculation(proposer="ngram", num_draft_tokens=2),
+        Speculation(proposer="draft-model", num_draft_tokens=7),
+    ]
+    engine = engine_for(pair, proposer="draft-model", k=4, max_step_tokens=40)
+    for name, params in PARAMS.items():
+        results = run(engine, prompts(), params, choices, predictions(plain[name]))
+        assert_same(engine, results, plain[name], params, f"mixed {name}")
+
+
+def test_samples_of_one_request_differ_and_repeat(pair: tuple[Path, Path]) -> None:
+    engine = engine_for(pair, proposer="draft-model", k=4)
+    params = SamplingParams(temperature=1.0, seed=9, n=4, max_tokens=16)
+    first, second = (run(engine, [prompts()[3]], params)[0] for _ in range(2))
+    assert [c.tokens for c in first.completions] == [c.tokens for c in second.completions]
+    assert len({tuple(c.tokens) for c in first.completions}) > 1

@@ -1,0 +1,133 @@
+"""Many asyncio clients on one engine thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from outrider.engine.async_engine import AsyncEngine
+from outrider.engine.build import EngineConfig, build
+from outrider.engine.engine import Engine
+from outrider.errors import EngineError, RequestError
+from outrider.sampling import SamplingParams
+from outrider.testing import write_tiny_llama
+
+PROMPT = [5, 9, 5, 9, 5, 9, 2]
+PARAMS = SamplingParams(temperature=1.0, seed=1, max_tokens=30, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def sync(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder = tmp_path_factory.mktemp("pair")
+    target = write_tiny_llama(folder / "target")
+    draft = write_tiny_llama(folder / "draft", num_layers=1)
+    config = EngineConfig(
+        model=str(target), draft_model=str(draft), backend="torch", block_size=8, kv_tokens=1024
+    )
+    return build(config)
+
+
+@asynccontextmanager
+async def running(engine: Engine) -> AsyncIterator[AsyncEngine]:
+    served = AsyncEngine(engine)
+    try:
+        yield served
+    finally:
+        await served.close()
+
+
+def expected(engine: Engine, prompt: list[int]) -> list[int]:
+    request = engine.add(prompt, PARAMS)
+    for _ in engine.run([request]):
+        pass
+    return engine.collect(request).tokens
+
+
+def test_clients_get_what_they_would_get_alone(sync: Engine) -> None:
+    prompts = [[*PROMPT, i] for i in range(12)]
+    alone = [expected(sync, prompt) for prompt in prompts]
+
+    async def main() -> list[list[int]]:
+        async with running(sync) as engine:
+            results = await asyncio.gather(*(engine.generate(p, params=PARAMS) for p in prompts))
+            return [result.tokens for result in results]
+
+    assert asyncio.run(main()) == alone
+
+
+def test_a_stream_delivers_every_event(sync: Engine) -> None:
+    async def main() -> list[int]:
+        async with running(sync) as engine:
+            return [t async for e in engine.stream(PROMPT, params=PARAMS) for t in e.tokens]
+
+    assert asyncio.run(main()) == expected(sync, PROMPT)
+
+
+def test_leaving_a_stream_cancels_its_request(sync: Engine) -> None:
+    async def main() -> None:
+        async with running(sync) as engine:
+            stream = engine.stream(PROMPT, params=SamplingParams(max_tokens=400, ignore_eos=True))
+            async for _ in stream:
+                break
+            await stream.aclose()  # type: ignore[attr-defined]
+            task = asyncio.create_task(engine.generate(PROMPT, params=PARAMS))
+            await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            # The engine is free again: a new request runs to its end.
+            assert len((await engine.generate(PROMPT, params=PARAMS)).tokens) == 30
+
+    asyncio.run(main())
+    assert not sync.has_work
+    assert sync.parts.kv.usage == 0
+
+
+def test_a_bad_request_fails_alone(sync: Engine) -> None:
+    async def main() -> None:
+        async with running(sync) as engine:
+            good = asyncio.create_task(engine.generate(PROMPT, params=PARAMS))
+            with pytest.raises(RequestError):
+                await engine.generate([])
+            assert (await good).tokens
+
+    asyncio.run(main())
+
+
+def test_closing_ends_every_client(sync: Engine) -> None:
+    async def main() -> None:
+        engine = AsyncEngine(sync)
+        task = asyncio.create_task(
+            engine.generate(PROMPT, params=SamplingParams(max_tokens=400, ignore_eos=True))
+        )
+        await asyncio.sleep(0.02)
+        await engine.close()
+        with pytest.raises(EngineError):
+            await task
+        with pytest.raises(EngineError):
+            await engine.generate(PROMPT)
+
+    asyncio.run(main())
+    for line in list(sync.parts.scheduler.running):
+        sync.cancel(line.request.id)
+        sync.collect(line.request.id)
+
+
+def test_a_failing_target_reaches_every_client(sync: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(batch: object) -> None:
+        raise RuntimeError("out of memory")
+
+    async def main() -> None:
+        engine = AsyncEngine(sync)
+        monkeypatch.setattr(sync.parts.target, "forward", broken)
+        results = await asyncio.gather(
+            *(engine.generate(PROMPT, params=PARAMS) for _ in range(3)), return_exceptions=True
+        )
+        assert all(isinstance(r, EngineError) for r in results)
+        await engine.close()
+
+    asyncio.run(main())
