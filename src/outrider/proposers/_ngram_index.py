@@ -1,0 +1,82 @@
+"""N-grams of a growing text, by what they end in: constant time per token, no scans.
+
+The n-grams that end at one place, for n = 1, 2, ..., are keyed by one integer each, built from
+the place backwards so that every key extends the one before:
+
+    key_n = (token[end-1] + 1) << 32*(n-1) | ... | (token[end-n] + 1)
+
+Keys are exact (no two n-grams share one, whatever their n), so nothing is ever compared again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_TOKEN_BITS = 32
+
+
+def suffix_keys(tokens: Sequence[int], end: int, min_n: int, max_n: int) -> list[int]:
+    """Keys of the n-grams that end before `end`: `min_n` first, `max_n` or the whole text last."""
+    keys = []
+    key = 0
+    for n in range(1, min(max_n, end) + 1):
+        key = key << _TOKEN_BITS | (tokens[end - n] + 1)
+        if n >= min_n:
+            keys.append(key)
+    return keys
+
+
+class NgramIndex:
+    """Where each n-gram of a text last occurred, its final tokens excepted.
+
+    An occurrence counts once a token follows it: the text's own ending never finds itself.
+    """
+
+    __slots__ = ("_last_end", "_max_n", "_min_n", "_size")
+
+    def __init__(self, min_n: int, max_n: int) -> None:
+        self._min_n = min_n
+        self._max_n = max_n
+        self._size = 0  # tokens taken in
+        self._last_end: dict[int, int] = {}
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Takes in what `tokens` has gained; it must begin with all that was given before."""
+        for end in range(self._size, len(tokens)):
+            for key in suffix_keys(tokens, end, self._min_n, self._max_n):
+                self._last_end[key] = end
+        self._size = len(tokens)
+
+    def find(self, tokens: Sequence[int]) -> int | None:
+        """Where the text goes on after the latest earlier occurrence of its longest known ending.
+
+        `tokens` is what was taken in. None when no ending of `min_n` tokens occurred before.
+        """
+        found = None
+        for key in suffix_keys(tokens, len(tokens), self._min_n, self._max_n):
+            end = self._last_end.get(key)
+            if end is None:  # then no longer ending occurred either
+                break
+            found = end
+        return found
+
+
+def copy_from(tokens: Sequence[int], start: int, count: int) -> list[int]:
+    """`count` tokens from `start < len(tokens)`; past the end the copy reads what it has written.
+
+    So text that ends in the middle of a repetition is continued as that repetition.
+    """
+    copied = list(tokens[start : start + count])
+    period = len(tokens) - start
+    for i in range(len(copied), count):
+        copied.append(copied[i - period])
+    return copied
+
+
+def up_to_finish(draft: list[int], finish_ids: frozenset[int]) -> list[int]:
+    """The draft up to its first finishing id: nothing after it could ever be emitted."""
+    if not finish_ids.isdisjoint(draft):
+        for i, token in enumerate(draft):
+            if token in finish_ids:
+                return draft[: i + 1]
+    return draft
