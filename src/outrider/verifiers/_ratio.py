@@ -1,0 +1,136 @@
+"""What the ratio rules share: the residual law, the noise, and the way from rows to verdicts.
+
+A rule is a pure *decision core*: rows of p, the proposal and one uniform per node in, the path
+kept and the law of the next token out. `RatioVerifier` fetches the noise and draws that token.
+
+Noise must be fresh in every step. The block and tree rules consult uniforms of nodes *behind* the
+last one kept, and the next step proposes for those positions again: a uniform keyed by position
+alone would come back already known to be large, and bias the output. So step and node are the key.
+
+Shape legend: N draft nodes of one sequence, M = N + 1 rows (row 0 is the root), V vocabulary,
+S sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+import torch
+
+from outrider.contracts import Draw, Laws, Proposal, SequenceView, Stream, Verdict
+from outrider.errors import LossyPairing
+from outrider.noise import draw_key, gumbel, uniform
+
+# Below this mass a residual is rounding noise: p is drawn from instead. The branch is taken with
+# at most this probability, which bounds the error.
+EPS = 1e-6
+
+RATIO_DRAWS = frozenset({Draw.SAMPLED, Draw.WITHOUT_REPLACEMENT, Draw.DETERMINISTIC})
+
+
+class Decision(NamedTuple):
+    """The nodes kept, and the (unnormalised, float32) law of the one token emitted after them."""
+
+    path: list[int]
+    law_V: torch.Tensor
+
+
+class RatioVerifier:
+    """Base of the ratio rules: subclasses say `name`, `trees` and `decide`."""
+
+    name: str
+    draws = RATIO_DRAWS
+    trees = False
+
+    def decide(self, p_MV: torch.Tensor, proposal: Proposal, uniforms: Seq[float]) -> Decision:
+        """The pure decision; `uniforms[j]` in [0, 1) belongs to node j. Mutates nothing."""
+        raise NotImplementedError
+
+    def verify(
+        self, views: Seq[SequenceView], proposals: Seq[Proposal], laws: Laws
+    ) -> list[Verdict]:
+        """Raises LossyPairing for a proposal this rule is not exact for."""
+        decisions = []
+        for view, proposal, start in zip(views, proposals, laws.starts, strict=True):
+            self._check(proposal)
+            p_MV = laws.probs(start, start + 1 + len(proposal))
+            decisions.append(self.decide(p_MV, proposal, accept_uniforms(view, len(proposal))))
+        next_tokens = draw_next(views, decisions)
+        return [Verdict(d.path, y) for d, y in zip(decisions, next_tokens, strict=True)]
+
+    def _check(self, proposal: Proposal) -> None:
+        if not proposal.tokens:
+            return
+        source = proposal.source or "a proposer"
+        if proposal.draw not in self.draws:
+            raise LossyPairing(
+                f"{source} drafted {proposal.draw.value} tokens, which the {self.name} rule cannot "
+                "judge; use the coupled verifier"
+            )
+        if proposal.draw is not Draw.DETERMINISTIC and proposal.q is None:
+            raise LossyPairing(f"{source} drafted {proposal.draw.value} tokens without their q")
+        if not self.trees and not is_chain(proposal.parents):
+            raise LossyPairing(
+                f"{source} drafted a tree, which the {self.name} rule cannot judge; "
+                "use the tree or the coupled verifier"
+            )
+
+
+def accept_uniforms(view: SequenceView, num_nodes: int) -> list[float]:
+    """One uniform per node of this step: the committed length names the step, the lane the node."""
+    key = draw_key(view.seed, view.sample_index, len(view.tokens), Stream.ACCEPT)
+    return [uniform(key, lane) for lane in range(num_nodes)]
+
+
+def draw_next(views: Seq[SequenceView], decisions: Seq[Decision]) -> list[int]:
+    """The correction or bonus of every sequence: argmax(log law + Gumbel), no normalising."""
+    if not decisions:
+        return []
+    keys = [
+        draw_key(v.seed, v.sample_index, len(v.tokens) + len(d.path), Stream.RESIDUAL)
+        for v, d in zip(views, decisions, strict=True)
+    ]
+    laws_SV = torch.stack([d.law_V for d in decisions])
+    noise_SV = gumbel(keys, laws_SV.shape[1], laws_SV.device)
+    tokens: list[int] = noise_SV.add_(laws_SV.log()).argmax(dim=-1).tolist()
+    return tokens
+
+
+def is_chain(parents: list[int] | None) -> bool:
+    return parents is None or all(parent == i - 1 for i, parent in enumerate(parents))
+
+
+def draft_law(proposal: Proposal, device: torch.device) -> torch.Tensor | None:
+    """q beside p; None stands for one-hot rows, which nobody needs to build."""
+    if proposal.draw is Draw.DETERMINISTIC or proposal.q is None:
+        return None
+    return proposal.q.to(device)
+
+
+def at_tokens(
+    p_NV: torch.Tensor, q_NV: torch.Tensor | None, tokens: list[int]
+) -> tuple[list[float], list[float]]:
+    """p and q of every drafted token; `q_NV is None` is one-hot."""
+    index_N1 = torch.tensor(tokens, device=p_NV.device).unsqueeze(1)
+    p_x: list[float] = p_NV.gather(1, index_N1).view(-1).tolist()
+    if q_NV is None:
+        return p_x, [1.0] * len(tokens)
+    q_x: list[float] = q_NV.gather(1, index_N1).view(-1).tolist()
+    return p_x, q_x
+
+
+def ratio(p: float, q: float) -> float:
+    """p/q; a token q calls impossible was not drawn from q, and is refused."""
+    return p / q if q > 0 else 0.0
+
+
+def residual(
+    p_V: torch.Tensor, q_V: torch.Tensor | None, token: int, weight: float = 1.0
+) -> torch.Tensor:
+    """max(0, weight * p - q) as a new tensor; `q_V is None` is one-hot at `token`."""
+    law_V = p_V * weight
+    if q_V is None:
+        law_V[token] = 0.0  # weight * p(token) <= 1
+        return law_V
+    return law_V.sub_(q_V).clamp_(min=0.0)

@@ -1,0 +1,53 @@
+"""Coupled sample-match, the default rule: the target draws, drafts count while they agree.
+
+The target's own draw at every position is emitted whatever was drafted, so the output is the
+plain decoder's output by construction: any draft, any tree, any pruning, no q. Drafters that
+draw with the same noise merely agree more often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from outrider.contracts import Draw, Laws, Proposal, SequenceView, Verdict
+
+
+class CoupledVerifier:
+    """Exact for every draft law, chains and trees."""
+
+    name = "coupled"
+    draws = frozenset(Draw)
+    trees = True
+
+    def verify(
+        self, views: Seq[SequenceView], proposals: Seq[Proposal], laws: Laws
+    ) -> list[Verdict]:
+        draws = laws.draw()
+        verdicts = []
+        for start, proposal in zip(laws.starts, proposals, strict=True):
+            mine = draws[start : start + 1 + len(proposal.tokens)]
+            path = match(proposal.tokens, proposal.parents, mine)
+            last = path[-1] + 1 if path else 0
+            verdicts.append(Verdict(path, mine[last], mine))
+        return verdicts
+
+
+def match(tokens: list[int], parents: list[int] | None, draws: list[int]) -> list[int]:
+    """Node indices the target's draws walk through; `draws[0]` is the root's, `draws[1 + i]` i's.
+
+    A parent stands before its children, so one scan in node order finds the whole path. Of equal
+    siblings the first is taken: that costs acceptance at most, never exactness.
+    """
+    path: list[int] = []
+    if parents is None:
+        for node, token in enumerate(tokens):
+            if token != draws[node]:
+                break
+            path.append(node)
+        return path
+    last = -1
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if parent == last and token == draws[last + 1]:
+            path.append(node)
+            last = node
+    return path

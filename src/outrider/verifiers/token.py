@@ -1,0 +1,47 @@
+"""The token rule (Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2).
+
+Keep draft x with probability min(1, p(x)/q(x)); at the first refusal emit one token from
+norm(max(0, p - q)); all kept: one bonus token from p. Chains only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+
+from outrider.contracts import Proposal
+from outrider.verifiers._ratio import (
+    EPS,
+    Decision,
+    RatioVerifier,
+    at_tokens,
+    draft_law,
+    ratio,
+    residual,
+)
+
+
+class TokenVerifier(RatioVerifier):
+    name = "token"
+
+    def decide(self, p_MV: torch.Tensor, proposal: Proposal, uniforms: Seq[float]) -> Decision:
+        q_NV = draft_law(proposal, p_MV.device)
+        return decide_token(p_MV, q_NV, proposal.tokens, uniforms)
+
+
+def decide_token(
+    p_MV: torch.Tensor, q_NV: torch.Tensor | None, tokens: list[int], uniforms: Seq[float]
+) -> Decision:
+    """`q_NV is None`: one-hot at the drafted tokens."""
+    if not tokens:
+        return Decision([], p_MV[0])
+    p_x, q_x = at_tokens(p_MV[:-1], q_NV, tokens)
+    for i, token in enumerate(tokens):
+        if uniforms[i] < ratio(p_x[i], q_x[i]):
+            continue
+        law_V = residual(p_MV[i], None if q_NV is None else q_NV[i], token)
+        if float(law_V.sum()) <= EPS:
+            law_V = p_MV[i]
+        return Decision(list(range(i)), law_V)
+    return Decision(list(range(len(tokens))), p_MV[-1])
