@@ -1,0 +1,81 @@
+# Everything runs from a fresh clone: each target sets up .venv/ by itself, once.
+#
+#   make demo       plain and speculative decoding side by side, on the bundled models
+#   make test       ruff, mypy --strict and every test: what CI runs
+#   make unit       only the fast tests        make lint / typecheck   one check
+#   make reference  regenerate docs/reference  make clean / distclean  caches / also .venv
+#
+# PYTHON=python3.12 chooses the interpreter. TORCH=torch==2.13.0 takes whatever build your package
+# index prefers (CUDA, on Linux) instead of the CPU build.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+EXTRAS ?= dev,plots
+TORCH ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+INSTALLED := $(VENV)/.installed
+NATIVE := $(VENV)/.native
+LIBRARY := src/outrider/native/_outrider.so
+NATIVE_SOURCES := $(wildcard src/outrider/native/*.cpp src/outrider/native/*.h \
+	src/outrider/native/build.py)
+
+.PHONY: demo test lint typecheck unit reference clean distclean
+
+demo: $(NATIVE)
+	@$(BIN)/outrider demo
+
+# One recipe, in this order, so that pytest's summary is the last thing printed.
+test: $(NATIVE)
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	@$(BIN)/ruff check .
+
+typecheck: $(INSTALLED)
+	@$(BIN)/mypy
+
+unit: $(NATIVE)
+	@$(BIN)/python -m pytest tests/unit
+
+reference: $(INSTALLED)
+	@$(BIN)/python docs/make_cli_reference.py
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; set PYTHON=..." >&2; exit 1; }
+	@echo "creating $(VENV)/ with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+
+# torch comes first and alone: left to the resolver, Linux gets gigabytes of CUDA packages.
+$(INSTALLED): pyproject.toml constraints.txt $(wildcard setup.py) | $(BIN)/python
+	@echo "installing outrider and its tools (once; a few minutes)"
+	@if [ -n "$(TORCH)" ]; then $(PIP) install -c constraints.txt "$(TORCH)"; \
+	elif ! $(BIN)/python -c 'import torch' 2>/dev/null; then \
+		torch=$$(grep '^torch==' constraints.txt); \
+		$(PIP) install -c constraints.txt "$$torch+cpu" 2>/dev/null \
+		|| $(PIP) install -c constraints.txt "$$torch+cpu" \
+			--extra-index-url https://download.pytorch.org/whl/cpu 2>/dev/null \
+		|| $(PIP) install -c constraints.txt "$$torch"; \
+	fi
+	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+# The installation builds the kernels; here they follow their sources. Without a compiler the torch
+# decoder does the same work, so a failure is only a note.
+$(NATIVE): $(INSTALLED) $(NATIVE_SOURCES)
+	@if [ ! -f $(LIBRARY) ] || [ -n "$$(find $(NATIVE_SOURCES) -newer $(LIBRARY))" ]; then \
+		$(BIN)/python -m outrider.native.build >/dev/null \
+		|| echo "note: no native kernels; the torch decoder will be used" >&2; \
+	fi
+	@touch $@
+
+clean:
+	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	@rm -rf $(VENV)
