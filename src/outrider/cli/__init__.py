@@ -1,0 +1,13 @@
+"""The command line: one small file per command, and one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point of the `outrider` command."""
+    from outrider.cli.app import app
+    from outrider.cli.border import run
+
+    sys.exit(run(app, sys.argv[1:]))

@@ -1,0 +1,80 @@
+"""The `outrider` command: its subcommands, and the options that stand before them.
+
+Nothing here imports torch: `outrider --help` and `outrider theory` answer at once. Commands import
+the engine inside their functions.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from outrider.cli import demo, generate
+from outrider.cli.border import DEBUG_VARIABLE
+
+# What people's fingers know from vLLM, transformers and mlx-lm.
+ALIASES = {
+    "num-speculative-tokens": "num-draft-tokens",
+    "speculative-model": "draft-model",
+    "max-new-tokens": "max-tokens",
+    "temp": "temperature",
+}
+
+
+def canonical(name: str) -> str:
+    """An option's own name for what was typed: underscores and other tools' names are fine."""
+    name = name.replace("_", "-") if len(name) > 1 else name
+    return ALIASES.get(name, name)
+
+
+app = typer.Typer(
+    name="outrider",
+    help="Exact speculative decoding: the target model's own output, sooner.",
+    epilog="Start with: outrider demo",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": canonical},
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from outrider.cli.version import version_text
+
+        typer.echo(version_text())
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error.", envvar=DEBUG_VARIABLE)
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Version, kernel path and optional parts installed.",
+            callback=_print_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    if debug:
+        os.environ[DEBUG_VARIABLE] = "1"
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+app.command(epilog=demo.EXAMPLE)(demo.demo)
+app.command(epilog=generate.EXAMPLE)(generate.generate)
+if find_spec("outrider.cli.theory"):
+    theory = import_module("outrider.cli.theory")
+    app.command(epilog=getattr(theory, "EXAMPLE", None))(theory.theory)
+if find_spec("outrider.cli.train"):
+    app.add_typer(import_module("outrider.cli.train").app, name="train")

@@ -1,0 +1,83 @@
+"""Where exceptions end and exit codes begin.
+
+    0    done                       1    a check failed, or a bug (one line; --debug shows it all)
+    2    a mistake in the call      130  interrupted; what was printed stays      141  reader left
+
+A mistake costs exactly one line on stderr, which says what to do about it.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from outrider.errors import OutriderError
+
+DEBUG_VARIABLE = "OUTRIDER_DEBUG"
+
+
+def run(app: typer.Typer, args: Sequence[str]) -> int:
+    """Runs the app and returns the process's exit code; prints at most one line of error."""
+    logging.basicConfig(format="outrider: %(message)s", level=logging.WARNING)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without Unicode still gets the text
+    try:
+        code = app(args=list(args), prog_name="outrider", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return _reader_left()
+    except SystemExit as stop:
+        # typer turns a broken pipe inside a command into exit code 1, and completion exits 0.
+        return stop.code if isinstance(stop.code, int) else 1
+    except OutriderError as error:
+        return _fail(str(error), 2)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # a usage error of typer's
+            return _fail(_usage(error), getattr(error, "exit_code", 2))
+        return _bug(error)
+
+
+def debugging() -> bool:
+    return bool(os.environ.get(DEBUG_VARIABLE))
+
+
+def _fail(message: str, code: int) -> int:
+    """One line, whatever the message: a user's terminal is no place for a paragraph."""
+    if debugging():
+        traceback.print_exc()
+    print("outrider:", " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _bug(error: Exception) -> int:
+    name = type(error).__name__
+    hint = "" if debugging() else " (a bug, not your fault: outrider --debug COMMAND tells more)"
+    return _fail(f"{name}: {error}{hint}", 1)
+
+
+def _usage(error: Exception) -> str:
+    """typer's message with a suggestion in our words and the help command to look at."""
+    message = str(getattr(error, "format_message")())  # noqa: B009 (not in Exception's type)
+    possible = getattr(error, "possibilities", None)
+    if possible:
+        message = f"{getattr(error, 'message', message)}. Did you mean {sorted(possible)[0]}?"
+    context = getattr(error, "ctx", None)
+    path = getattr(context, "command_path", "outrider")
+    return f"{message[:1].lower()}{message[1:].rstrip('.')}; see {path} --help"
+
+
+def _reader_left() -> int:
+    """`outrider ... | head`: nobody reads any more, so nothing may be flushed at exit either."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    return 141

@@ -1,0 +1,35 @@
+"""Where the command line prints: results on stdout, everything about them on stderr."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+
+
+def stdout() -> Console:
+    """Results. Plain text when it is not a terminal; NO_COLOR is respected by rich."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+def stderr() -> Console:
+    return Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """A spinner on stderr while something takes its time; silent where nobody would see it."""
+    console = stderr()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(f"[dim]{what} …[/dim]"):
+        yield
+
+
+def print_json(record: Mapping[str, object]) -> None:
+    """One JSON object on one line: the last line of stdout, in every command that has --json."""
+    typer.echo(json.dumps(record, ensure_ascii=False, allow_nan=False))

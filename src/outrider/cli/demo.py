@@ -1,0 +1,204 @@
+"""`outrider demo`: plain and speculative decoding of the same prompts, side by side, live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.cli import flags
+from outrider.cli.console import busy, print_json, stderr, stdout
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from outrider.cli.race import Outcome, Totals
+    from outrider.engine.engine import Engine
+    from outrider.sampling import SamplingParams
+
+EXAMPLE = "Example: outrider demo --prompt 'def is_prime(n):' --temperature 0.7"
+
+# (title, text): Python the bundled models have not seen, in shapes they know.
+PROMPTS = (
+    (
+        "binary search",
+        'def binary_search(items, target):\n    """Return the index of target, or -1."""\n',
+    ),
+    (
+        "a stack",
+        'class Stack:\n    """Last in, first out."""\n\n    def __init__(self):\n',
+    ),
+    (
+        "command line",
+        "import argparse\n\n\ndef main():\n    parser = argparse.ArgumentParser("
+        'description="Count words.")\n',
+    ),
+)
+Round = tuple[str, str, float]  # title, prompt, temperature
+SAMPLED = 0.7  # temperature of the last round
+WARM_UP_TOKENS = 8
+
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        metavar="T",
+        help="Use this temperature throughout.",
+        rich_help_panel=flags.SAMPLING,
+        show_default=f"greedy rounds, then one at {SAMPLED}",
+    ),
+]
+Prompt = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt",
+        "-p",
+        metavar="TEXT",
+        help="Your own text to continue.",
+        rich_help_panel=flags.INPUT,
+        show_default=f"{len(PROMPTS)} pieces of Python",
+    ),
+]
+Seed = Annotated[
+    int, typer.Option(metavar="INT", help="Of the sampled rounds.", rich_help_panel=flags.SAMPLING)
+]
+
+
+def demo(
+    model: flags.Model = "bundled",
+    prompt: Prompt = None,
+    draft_model: flags.DraftModel = None,
+    num_draft_tokens: flags.NumDraftTokens = 4,
+    temperature: Temperature = None,
+    seed: Seed = 1,
+    max_tokens: flags.MaxTokens = 128,
+    as_json: flags.Json = False,
+) -> None:
+    """Watch plain and speculative decoding side by side, and see that the outputs are identical."""
+    if num_draft_tokens == 0:
+        raise ConfigError(
+            "the demo compares with speculation: --num-draft-tokens must be 1 or more"
+        )
+    with busy(f"loading {model}"):
+        from outrider.llm import LLM
+        from outrider.sampling import SamplingParams
+
+        params = SamplingParams(temperature=temperature or 0.0, seed=seed, max_tokens=max_tokens)
+        llm = LLM(
+            model,
+            draft_model=draft_model,
+            num_draft_tokens=num_draft_tokens,
+            max_sequences=2,
+            prefix_caching=False,  # otherwise the second lane would reuse the first's prompt
+        )
+    # With --json, stdout is for the object alone.
+    console = stderr() if as_json else stdout()
+    outcomes, total = show(llm.engine, plan(prompt, temperature), params, console)
+    conclude(outcomes, console, llm.engine)
+    if as_json:
+        print_json(record(outcomes, total, llm.engine, model))
+    if any(outcome.first_difference is not None for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def plan(prompt: str | None, temperature: float | None) -> list[Round]:
+    """Greedy rounds and one sampled round; or only what the user asked for."""
+    prompts = [("your prompt", prompt)] if prompt is not None else list(PROMPTS)
+    if temperature is not None:
+        return [(title, text, temperature) for title, text in prompts]
+    rounds = [(title, text, 0.0) for title, text in prompts]
+    title, text = prompts[-1]
+    return [*rounds, (title, text, SAMPLED)]
+
+
+def show(
+    engine: Engine, rounds: Sequence[Round], params: SamplingParams, console: Console
+) -> tuple[list[Outcome], Totals]:
+    """Races every round before the user's eyes."""
+    from outrider.cli.demo_view import LiveView, PlainView, View
+    from outrider.cli.race import lanes, race, totals
+    from outrider.cli.trace import spelling
+
+    pair = lanes(engine)
+    with busy("warming up"):
+        race(pair, "", rounds[0][1], replace(params, max_tokens=WARM_UP_TOKENS))
+    view: View
+    if console.is_terminal and not console.is_dumb_terminal:
+        view = LiveView(console, pair, spelling(engine.tokenizer), len(rounds))
+    else:
+        view = PlainView(console)
+    outcomes: list[Outcome] = []
+    total: Totals | None = None
+    try:
+        for title, text, temperature in rounds:
+            title = f"{title}, T={temperature:g}" if temperature else f"{title}, greedy"
+            view.begin(title, text)
+            asked = replace(params, temperature=temperature)
+            outcomes.append(race(pair, title, text, asked, view.watch))
+            view.finished(outcomes[-1])
+        total = totals(outcomes)
+    finally:
+        view.close(total)  # also after Ctrl-C: what was shown stays
+    return outcomes, total
+
+
+def conclude(outcomes: Sequence[Outcome], console: Console, engine: Engine) -> None:
+    """The verdict on the outputs in one line, or where they part."""
+    different = [o for o in outcomes if o.first_difference is not None]
+    if not different:
+        console.print(
+            f"outputs identical: [bold green]yes[/bold green], all {len(outcomes)}, "
+            f"{sum(o.num_tokens for o in outcomes)} tokens compared"
+        )
+    for outcome in different:
+        at = outcome.first_difference
+        assert at is not None
+        plain, ours = (
+            engine.tokenizer.decode(result.tokens[at : at + 1], skip_special=False)
+            for result in (outcome.plain, outcome.speculative)
+        )
+        console.print(
+            f"outputs identical: [bold red]NO[/bold red], {outcome.title} differs first at token "
+            f"{at}: plain {plain!r}, speculative {ours!r}"
+        )
+
+
+def record(
+    outcomes: Sequence[Outcome], total: Totals, engine: Engine, model: str
+) -> dict[str, Any]:
+    """The JSON object of `outrider demo --json`."""
+    stats = total.stats
+    return {
+        "text": outcomes[0].speculative.text,
+        "model": model,
+        "proposer": engine.default.proposer,
+        "num_draft_tokens": engine.default.num_draft_tokens,
+        "seed": outcomes[0].speculative.seed,
+        "identical": all(o.first_difference is None for o in outcomes),
+        "speedup": total.speedup,
+        "plain_tokens_per_s": total.plain_tokens_per_s,
+        "tokens_per_s": total.tokens_per_s,
+        "acceptance_length": stats.acceptance_length,
+        "acceptance_rate": stats.acceptance_rate,
+        "tokens_per_pass": stats.tokens_per_pass,
+        "num_tokens": total.num_tokens,
+        "rounds": [
+            {
+                "title": o.title,
+                "temperature": o.temperature,
+                "prompt": o.prompt,
+                "text": o.speculative.text,
+                "num_tokens": o.num_tokens,
+                "identical": o.first_difference is None,
+                "first_difference": o.first_difference,
+                "speedup": o.speedup,
+                "plain_tokens_per_s": len(o.plain.tokens) / o.plain_s,
+                "tokens_per_s": o.num_tokens / o.speculative_s,
+                "acceptance_length": o.speculative.stats.acceptance_length,
+                "tokens_per_pass": o.speculative.stats.tokens_per_pass,
+            }
+            for o in outcomes
+        ],
+    }

@@ -1,0 +1,173 @@
+"""Every option of the generating commands, in the groups their help shows them in.
+
+Names follow vLLM and mlx-lm where these agree; `outrider.cli.app.ALIASES` accepts the rest.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+INPUT = "Input"
+SPECULATION = "Speculation"
+SAMPLING = "Sampling"
+STOPPING = "Length and stopping"
+MACHINE = "Machine"
+OUTPUT = "Output"
+
+
+def _option(panel: str, help: str, *names: str, metavar: str | None = None, **more: Any) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, **more)
+
+
+Model = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="Target: a folder, a hub name, or 'bundled'."),
+]
+
+Prompt = Annotated[
+    str | None,
+    _option(
+        INPUT, "The text to continue; '-' reads standard input.", "--prompt", "-p", metavar="TEXT"
+    ),
+]
+File = Annotated[
+    Path | None,
+    _option(
+        INPUT,
+        "Continue this file's text; '-' reads standard input.",
+        "--file",
+        "-f",
+        metavar="FILE",
+    ),
+]
+Prediction = Annotated[
+    str | None,
+    _option(INPUT, "A guess of the output, to draft from.", "--prediction", metavar="TEXT"),
+]
+PredictionFile = Annotated[
+    Path | None,
+    _option(INPUT, "The same, from a file.", "--prediction-file", metavar="FILE"),
+]
+
+DraftModel = Annotated[
+    str | None,
+    _option(
+        SPECULATION,
+        "Drafter: a folder, a hub name or bundled:NAME.",
+        "--draft-model",
+        metavar="MODEL",
+        show_default="the bundled target's own draft",
+    ),
+]
+Proposer = Annotated[
+    str | None,
+    _option(
+        SPECULATION,
+        "Who drafts: draft-model, ngram, prediction.",
+        "--proposer",
+        metavar="NAME",
+        show_default="draft-model where there is one, else ngram",
+    ),
+]
+NumDraftTokens = Annotated[
+    int,
+    _option(
+        SPECULATION,
+        "Tokens drafted per step; 0 is plain decoding.",
+        "--num-draft-tokens",
+        "-k",
+        metavar="K",
+    ),
+]
+Verifier = Annotated[
+    str,
+    _option(
+        SPECULATION,
+        "Acceptance rule: coupled, token, block, tree. All are exact.",
+        "--verifier",
+        metavar="NAME",
+    ),
+]
+
+Temperature = Annotated[
+    float, _option(SAMPLING, "0 is greedy.", "--temperature", "-t", metavar="T")
+]
+TopK = Annotated[
+    int, _option(SAMPLING, "Keep the K most probable; 0: all.", "--top-k", metavar="K")
+]
+TopP = Annotated[
+    float, _option(SAMPLING, "Keep the smallest set of mass P.", "--top-p", metavar="P")
+]
+MinP = Annotated[
+    float, _option(SAMPLING, "Keep what has P times the top probability.", "--min-p", metavar="P")
+]
+PresencePenalty = Annotated[
+    float, _option(SAMPLING, "Against tokens already produced.", "--presence-penalty", metavar="X")
+]
+FrequencyPenalty = Annotated[
+    float, _option(SAMPLING, "The same, per occurrence.", "--frequency-penalty", metavar="X")
+]
+RepetitionPenalty = Annotated[
+    float,
+    _option(SAMPLING, "Against tokens of prompt and output.", "--repetition-penalty", metavar="X"),
+]
+Seed = Annotated[
+    int | None,
+    _option(
+        SAMPLING,
+        "The same seed gives the same tokens, with and without speculation.",
+        "--seed",
+        metavar="INT",
+        show_default="a fresh one",
+    ),
+]
+NumSamples = Annotated[int, _option(SAMPLING, "How many completions.", "--n", metavar="N")]
+
+MaxTokens = Annotated[int, _option(STOPPING, "Most tokens.", "--max-tokens", "-m", metavar="N")]
+MinTokens = Annotated[int, _option(STOPPING, "Fewest tokens.", "--min-tokens", metavar="N")]
+StopTexts = Annotated[
+    list[str] | None,
+    _option(STOPPING, "Stop before this text; may be repeated.", "--stop", metavar="TEXT"),
+]
+IgnoreEos = Annotated[bool, _option(STOPPING, "Go on after the end-of-text token.", "--ignore-eos")]
+
+Device = Annotated[str, _option(MACHINE, "cpu, cuda or cuda:N.", "--device", metavar="NAME")]
+Dtype = Annotated[
+    str, _option(MACHINE, "auto, float32, bfloat16 or float16.", "--dtype", metavar="NAME")
+]
+Backend = Annotated[
+    str, _option(MACHINE, "auto, native, torch or transformers.", "--backend", metavar="NAME")
+]
+Threads = Annotated[
+    int | None,
+    _option(MACHINE, "CPU threads.", "--threads", metavar="N", show_default="every core"),
+]
+
+Json = Annotated[
+    bool, _option(OUTPUT, "Print one JSON object as the last line of stdout.", "--json")
+]
+Trace = Annotated[
+    bool, _option(OUTPUT, "Show what was drafted, accepted and rejected, step by step.", "--trace")
+]
+Stream = Annotated[
+    bool | None,
+    _option(
+        OUTPUT,
+        "Print confirmed text as it comes.",
+        "--stream/--no-stream",
+        show_default="stream, unless --json or --n",
+    ),
+]
+Logprobs = Annotated[
+    int | None,
+    _option(
+        OUTPUT,
+        "Log-probabilities, with that many alternatives.",
+        "--logprobs",
+        metavar="N",
+        show_default="off",
+    ),
+]

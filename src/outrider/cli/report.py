@@ -1,0 +1,85 @@
+"""What a finished request amounts to: one dim line for people, one JSON object for programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outrider.cli.trace import Spelling
+    from outrider.engine.engine import Completion, Engine, Result
+
+# Control characters would let a model's text drive the terminal; newline and tab are harmless.
+_CONTROLS = {c: "\ufffd" for c in [*range(32), *range(127, 160)] if chr(c) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """Text that is safe to show on a terminal."""
+    return text.translate(_CONTROLS)
+
+
+def summary(result: Result) -> str:
+    stats = result.stats
+    parts = [f"{stats.num_tokens} tokens", f"{stats.tokens_per_s:.1f} tok/s"]
+    if stats.num_proposals:
+        parts += [
+            f"acceptance length {stats.acceptance_length:.2f}",
+            f"{stats.tokens_per_pass:.2f} tokens per target pass",
+        ]
+    else:
+        parts.append("nothing was drafted")
+    return " · ".join([*parts, f"seed {result.seed}"])
+
+
+def record(result: Result, engine: Engine, model: str, spell: Spelling) -> dict[str, Any]:
+    """The JSON object of `outrider generate --json`; with n > 1 also all `completions`."""
+    stats = result.stats
+    first = result.completions[0]
+    entry = {
+        **_completion(first, spell),
+        "model": model,
+        "proposer": engine.default.proposer,
+        "num_draft_tokens": engine.default.num_draft_tokens,
+        "verifier": engine.default.verifier,
+        "seed": result.seed,
+        "num_prompt_tokens": len(result.prompt_tokens),
+        "num_tokens": stats.num_tokens,
+        "tokens_per_s": stats.tokens_per_s,
+        "acceptance_length": stats.acceptance_length,
+        "acceptance_rate": stats.acceptance_rate,
+        "tokens_per_pass": stats.tokens_per_pass,
+        "conditional_acceptance": stats.conditional_acceptance,
+        "unconditional_acceptance": stats.unconditional_acceptance,
+        "num_passes": stats.num_steps,
+        "num_drafted": stats.num_drafted,
+        "num_accepted": stats.num_accepted,
+        "time": {
+            "draft_s": stats.draft_s,
+            "verify_s": stats.verify_s,
+            "other_s": stats.other_s,
+        },
+    }
+    if len(result.completions) > 1:
+        entry["completions"] = [_completion(c, spell) for c in result.completions]
+    return entry
+
+
+def _completion(completion: Completion, spell: Spelling) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "text": completion.text,
+        "tokens": completion.tokens,
+        "finish_reason": completion.finish_reason,
+    }
+    if completion.logprobs is not None:
+        entry["logprobs"] = [
+            {
+                "token": one.token,
+                "text": spell(one.token),
+                "logprob": one.logprob,
+                "top": [
+                    {"token": token, "text": spell(token), "logprob": value}
+                    for token, value in one.top.items()
+                ],
+            }
+            for one in completion.logprobs
+        ]
+    return entry

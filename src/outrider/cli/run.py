@@ -1,0 +1,112 @@
+"""One request from first to last token, with everything the command line shows of it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from outrider import native
+from outrider.cli import report, trace
+from outrider.cli.console import stderr, stdout
+from outrider.engine.engine import Completion, Engine, Result
+from outrider.events import StepEvent
+from outrider.sampling import SamplingParams
+
+
+class Run:
+    """Call it once; `result` is then set, also after Ctrl-C (`interrupted`)."""
+
+    result: Result
+
+    def __init__(self, engine: Engine, *, stream: bool, show_trace: bool, as_json: bool) -> None:
+        self.interrupted = False
+        self._engine = engine
+        self._stream = stream
+        self._show_trace = show_trace
+        self._as_json = as_json
+        self._out = stdout()
+        self._spell = trace.spelling(engine.tokenizer)
+        self._marks = trace.needs_marks(self._out)
+        self._events: dict[int, list[StepEvent]] = {}  # by sample
+
+    def __call__(self, prompt: str, params: SamplingParams, prediction: str) -> None:
+        request_id = self._engine.add(prompt, params, prediction=prediction)
+        if self._stream and self._out.is_terminal:
+            self._out.print(report.printable(prompt), style="dim", end="", markup=False)
+        try:
+            for step in self._engine.run([request_id]):
+                for event in step.events:
+                    self._events.setdefault(event.sample_index, []).append(event)
+                    if self._stream:
+                        self._show(event)
+        except KeyboardInterrupt:  # what is confirmed is kept and reported
+            self.interrupted = True
+            self._engine.cancel(request_id)
+        self.result = self._engine.collect(request_id)
+        for index, completion in enumerate(self.result.completions):
+            self._finish(index, completion)
+        self._conclude()
+
+    def record(self, model: str) -> dict[str, Any]:
+        """The JSON object of this run."""
+        return report.record(self.result, self._engine, model, self._spell)
+
+    def _show(self, event: StepEvent) -> None:
+        """What a step confirmed: never taken back."""
+        if self._show_trace:
+            self._out.print(trace.running_text(event, self._spell, marks=self._marks), end="")
+        else:
+            text = report.printable(event.text) if self._out.is_terminal else event.text
+            sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def _finish(self, index: int, completion: Completion) -> None:
+        """The rest of one completion: its text where it was not streamed, its tables."""
+        events = self._events.get(index, [])
+        wanted = self._show_trace or not self._as_json
+        if wanted and len(self.result.completions) > 1:
+            heading = f"── {index + 1} of {len(self.result.completions)} ──"
+            self._out.print(heading, style="dim")
+        if wanted and not self._stream:
+            for event in events:
+                self._show(event)
+        if (wanted or self._stream) and not completion.text.endswith("\n"):
+            self._out.print()
+        if self._show_trace:
+            self._out.print()
+            self._out.print(trace.legend(), soft_wrap=False)
+            self._out.print(trace.step_table(events, self._spell), soft_wrap=False)
+        if completion.logprobs is not None and not self._as_json:
+            self._out.print(self._logprob_table(completion), soft_wrap=False)
+
+    def _conclude(self) -> None:
+        stats = self.result.stats
+        if self._show_trace and stats.num_drafted:
+            table = trace.position_table(
+                stats.conditional_acceptance, stats.unconditional_acceptance
+            )
+            self._out.print(table, soft_wrap=False)
+        if not self._as_json:
+            stderr().print(report.summary(self.result), style="dim", soft_wrap=True)
+
+    def _logprob_table(self, completion: Completion) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for name in ("token", "logprob", "alternatives"):
+            table.add_column(name, justify="right" if name == "logprob" else "left")
+        for entry in completion.logprobs or ():
+            others = (f"{trace.cell(self._spell(t))} {value:.2f}" for t, value in entry.top.items())
+            token = trace.cell(self._spell(entry.token))
+            table.add_row(Text(token), f"{entry.logprob:.3f}", Text("  ".join(others)))
+        return table
+
+
+def use_threads(count: int | None) -> None:
+    """Bounds both thread pools of the process: the native engine's and torch's."""
+    if count is not None:
+        native.set_threads(count)
+        torch.set_num_threads(count)

@@ -1,0 +1,150 @@
+"""`--trace`: every token with its origin, first as running text, then step by step.
+
+Colour is never the only carrier: on a terminal each kind also has its own shape (underlined, bold,
+italic, struck through), and where no styles can be shown each token begins with its mark.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from outrider.events import StepEvent
+    from outrider.model.tokenizer import Tokenizer
+
+Spelling = Callable[[int], str]
+
+
+class Kind(enum.Enum):
+    """What became of a token: value is (mark, style)."""
+
+    ACCEPTED = ("✓", "green underline")
+    REJECTED = ("✗", "red strike")
+    CORRECTION = ("→", "bold yellow")
+    BONUS = ("+", "italic cyan")
+    TARGET = ("", "none")  # nothing was drafted: plain decoding
+    UNUSED = ("…", "dim strike")  # drafted past the end of the output: never judged
+
+    @property
+    def mark(self) -> str:
+        return self.value[0]
+
+    @property
+    def style(self) -> str:
+        return self.value[1]
+
+
+def judged(event: StepEvent) -> list[tuple[Kind, int]]:
+    """A step's tokens in reading order: accepted, then the refused draft, then the target's own."""
+    drafted, path = event.draft_tokens, event.path
+    own = event.tokens[len(path) :]
+    leftover = Kind.REJECTED if own else Kind.UNUSED
+    kept = set(path)
+    tokens = [(Kind.ACCEPTED, drafted[node]) for node in path]
+    tokens += [(leftover, token) for node, token in enumerate(drafted) if node not in kept]
+    return tokens + [(_own_kind(event), token) for token in own]
+
+
+def _own_kind(event: StepEvent) -> Kind:
+    if not event.draft_tokens:
+        return Kind.TARGET
+    last = event.path[-1] if event.path else -1
+    parents = event.draft_parents
+    if parents is None:
+        parents = list(range(-1, len(event.draft_tokens) - 1))
+    return Kind.CORRECTION if last in parents else Kind.BONUS
+
+
+def spelling(tokenizer: Tokenizer) -> Spelling:
+    """A token's text including a leading space, which some decoders drop at the start of a text."""
+
+    @cache
+    def spell(token: int) -> str:
+        once = tokenizer.decode([token], skip_special=False)
+        twice = tokenizer.decode([token, token], skip_special=False)
+        return twice[len(once) :] if twice.startswith(once) else once
+
+    return spell
+
+
+def visible(text: str) -> str:
+    """Text with its control characters made visible: ⏎ newline, ⇥ tab, escapes for the rest."""
+    table = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
+    return "".join(table.get(c) or (c if c.isprintable() else f"\\x{ord(c):02x}") for c in text)
+
+
+def cell(text: str) -> str:
+    """The same for a table, where spaces count too: · each, and long runs as a number."""
+    return re.sub(r" {4,}", lambda run: f"·×{len(run[0])}", visible(text)).replace(" ", "·")
+
+
+def running_text(event: StepEvent, spell: Spelling, *, marks: bool) -> Text:
+    """One step as it reads in the output; `marks` where the console shows no styles."""
+    line = Text()
+    for kind, token in judged(event):
+        text = visible(spell(token))
+        if kind not in (Kind.REJECTED, Kind.UNUSED):
+            text = text.replace("⏎", "⏎\n")
+        line.append((kind.mark if marks else "") + text, style=kind.style)
+    return line
+
+
+def needs_marks(console: Console) -> bool:
+    """Whether the console shows no styles at all; NO_COLOR alone still leaves us the shapes."""
+    return console.color_system is None
+
+
+def step_table(events: Sequence[StepEvent], spell: Spelling) -> Table:
+    """One row per step of the target: what was drafted, how far it held, what the target said."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in ("step", "source", "drafted", "accepted"):
+        table.add_column(name, justify="left" if name == "source" else "right")
+    table.add_column("draft", overflow="fold")
+    table.add_column("from the target", overflow="fold", no_wrap=True)
+    for event in events:
+        draft, own = Text(), Text()
+        for kind, token in judged(event):
+            text = cell(spell(token))
+            if kind in (Kind.ACCEPTED, Kind.REJECTED, Kind.UNUSED):
+                draft.append(kind.mark).append(text, style=kind.style).append(" ")
+            else:
+                name = kind.name.lower() if kind is not Kind.TARGET else "plain"
+                own.append(kind.mark).append(text, style=kind.style).append(f" {name}", "dim")
+        counts = (str(len(event.draft_tokens)), str(len(event.path)))
+        table.add_row(str(event.step), event.source or "–", *counts, draft, own)
+    return table
+
+
+def legend() -> Text:
+    names = {
+        Kind.ACCEPTED: "accepted draft",
+        Kind.REJECTED: "rejected draft",
+        Kind.CORRECTION: "correction by the target",
+        Kind.BONUS: "bonus after a full accept",
+        Kind.UNUSED: "drafted past the end",
+    }
+    line = Text()
+    for kind, name in names.items():
+        line.append(kind.mark).append(name, style=kind.style).append("  ")
+    return line.append("⏎ newline  · space", style="dim")
+
+
+def position_table(conditional: Sequence[float], unconditional: Sequence[float]) -> Table:
+    """How often the i-th drafted token survived: given that it was judged, and of all drafts."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("position", justify="right")
+    table.add_column("if all before it held", justify="right")
+    table.add_column("of all drafts", justify="right")
+    table.add_column("")
+    for i, (given, of_all) in enumerate(zip(conditional, unconditional, strict=True), start=1):
+        table.add_row(str(i), f"{given:.2f}", f"{of_all:.2f}", "█" * round(20 * of_all))
+    return table

@@ -1,0 +1,46 @@
+"""`outrider --version`: the version, which kernels would run, and which optional parts are here."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+# extra -> the modules it brings
+OPTIONAL_PARTS = {
+    "server": ("fastapi", "uvicorn", "prometheus_client"),
+    "train": ("datasketch",),
+    "plots": ("matplotlib",),
+    "grammar": ("llguidance",),
+    "vllm": ("vllm",),
+}
+
+
+def version_text() -> str:
+    present = [name for name, modules in OPTIONAL_PARTS.items() if all(map(find_spec, modules))]
+    absent = [name for name in OPTIONAL_PARTS if name not in present]
+    lines = [
+        f"outrider {_version_of('outrider')}",
+        f"python   {platform.python_version()}, torch {_version_of('torch')}, "
+        f"transformers {_version_of('transformers')}",
+        f"kernels  {_kernels()}",
+        f"optional {', '.join(present) or 'none'} installed",
+    ]
+    if absent:
+        lines[-1] += f"; not installed: {', '.join(absent)} (pip install 'outrider[NAME]')"
+    return "\n".join(lines)
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _kernels() -> str:
+    from outrider import native
+
+    if native.available():
+        return f"native ({native.isa()}, {native.num_threads()} threads)"
+    return f"torch ({native.why_unavailable()})"
