@@ -20,6 +20,7 @@ __all__ = ["bundled_path", "load_model"]
 Backend = Literal["auto", "native", "torch", "transformers"]
 BACKENDS = ("auto", "native", "torch", "transformers")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NATIVE_ONLY = ("int8", "int4")  # weight types that only the native step has
 
 
 def load_model(
@@ -32,61 +33,62 @@ def load_model(
     """Loads a causal language model from a folder, a hub name or `bundled[:NAME]`.
 
     backend "auto" takes the first that can: the native CPU step, the compact torch decoder, any
-    architecture through transformers. dtype "auto" computes in float32 on a CPU and in the
-    stored type elsewhere. Raises `ModelError` or `ConfigError`, one line each.
+    architecture through transformers. dtype "auto" loses nothing of what is stored: float32
+    arithmetic on a CPU, the stored type elsewhere. Raises `ModelError` or `ConfigError`, one
+    line each.
     """
-    if backend not in BACKENDS:
-        raise UnknownName("backend", backend, BACKENDS)
-    chosen_device = _device(device)
-    chosen_dtype = _dtype(dtype)
+    _check_options(device, dtype, backend)
     folder = find_folder(path_or_name)
-    config = read_config(folder)
-    decoder_config: DecoderConfig | None = None
-    if backend != "transformers":
-        try:
-            decoder_config = read_decoder_config(config)
-        except UnsupportedByDecoder:
-            if backend != "auto":
-                raise
+    decoder_config = _decoder_config(folder, backend)
+    if decoder_config is not None and backend in ("auto", "native"):
+        native = _native(decoder_config, device)
+        if native is not None and dtype != "float16":
+            model: Model = native.NativeDecoder.load(folder, dtype=dtype)
+            return model
+    if backend == "native" or dtype in NATIVE_ONLY:
+        wanted = f"dtype {dtype!r}" if dtype in NATIVE_ONLY else "backend 'native'"
+        raise ModelError(
+            f"{wanted} needs the native step, which cannot run this model here; choose backend "
+            "'torch' and dtype 'auto', or install with a C++ compiler"
+        )
     if decoder_config is not None:
-        if backend == "native" or (backend == "auto" and chosen_dtype is None):
-            native = _native(decoder_config, device, required=backend == "native")
-            if native is not None:
-                model: Model = native.NativeDecoder.load(folder, dtype=dtype)
-                return model
         from outrider.model.torch_decoder import TorchDecoder
 
-        return TorchDecoder.load(folder, device=chosen_device, dtype=chosen_dtype)
+        return TorchDecoder.load(folder, device=device, dtype=DTYPES.get(dtype))
     from outrider.model.transformers_model import TransformersModel
 
-    return TransformersModel.load(folder, device=chosen_device, dtype=chosen_dtype)
+    return TransformersModel.load(folder, device=device, dtype=DTYPES.get(dtype))
 
 
-def _native(config: DecoderConfig, device: str, *, required: bool) -> Any | None:
-    """The native step's module if it can run this model here."""
-    if importlib.util.find_spec("outrider.model.native_decoder") is not None:
-        native_decoder = importlib.import_module("outrider.model.native_decoder")
-        if native_decoder.available(config, device):
-            return native_decoder
-    if required:
-        raise ModelError(
-            "the native step cannot run this model here; use backend 'torch', or see the "
-            "installation notes about the C++ compiler"
-        )
-    return None
-
-
-def _device(name: str) -> torch.device:
+def _check_options(device: str, dtype: str, backend: str) -> None:
+    if backend not in BACKENDS:
+        raise UnknownName("backend", backend, BACKENDS)
+    if dtype != "auto" and dtype not in DTYPES and dtype not in NATIVE_ONLY:
+        raise UnknownName("dtype", dtype, ["auto", *DTYPES, *NATIVE_ONLY])
     try:
-        device = torch.device(name)
+        kind = torch.device(device).type
     except RuntimeError as error:
-        raise ConfigError(f"unknown device {name!r}; use cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"unknown device {device!r}; use cpu, cuda or cuda:N") from error
+    if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError("no CUDA device here; use device cpu")
-    return device
 
 
-def _dtype(name: str) -> torch.dtype | None:
-    if name != "auto" and name not in DTYPES:
-        raise UnknownName("dtype", name, ["auto", *DTYPES])
-    return DTYPES.get(name)
+def _decoder_config(folder: Path, backend: str) -> DecoderConfig | None:
+    """What the compact decoders need to know, or None if transformers is to run the model."""
+    config = read_config(folder)
+    if backend == "transformers":
+        return None
+    try:
+        return read_decoder_config(config)
+    except UnsupportedByDecoder:
+        if backend == "auto":
+            return None
+        raise
+
+
+def _native(config: DecoderConfig, device: str) -> Any | None:
+    """The native step's module, if it is built and can run this model here."""
+    if importlib.util.find_spec("outrider.model.native_decoder") is None:
+        return None
+    module = importlib.import_module("outrider.model.native_decoder")
+    return module if module.available(config, device) else None

@@ -1,0 +1,99 @@
+"""Which architectures of transformers we can be exact with, decided before any weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import ModelError
+
+_ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+_DEFAULT_POSITIONS = 2048  # for configs that name no limit
+
+
+def check_architecture(folder: Path, raw: Mapping[str, Any]) -> Any:
+    """transformers' config of the folder; `ModelError` if we cannot serve such a model.
+
+    Code that a folder brings along (`auto_map`) is never run: a model type that transformers
+    knows is served by its own class, any other is refused.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as MAPPING
+
+    kind = raw["model_type"]
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises all kinds
+        if raw.get("auto_map"):
+            raise ModelError(
+                f"{folder} brings its own code for {kind!r}, which we do not run; "
+                "use a model that transformers knows"
+            ) from error
+        line = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"transformers cannot read {folder / 'config.json'} ({line}); "
+            "update transformers or use another model"
+        ) from error
+    not_causal = ModelError(
+        f"{folder} holds a {_architecture(raw)}, not a causal language model; "
+        "use a model whose architecture ends in ForCausalLM"
+    )
+    if config.is_encoder_decoder or type(config) not in MAPPING:
+        raise not_causal
+    model_class = MAPPING[type(config)]
+    names = {c.__name__ for c in (model_class if isinstance(model_class, tuple) else [model_class])}
+    if raw.get("architectures") and not names & set(raw["architectures"]):
+        raise not_causal
+    if isinstance(model_class, tuple):
+        model_class = next(
+            c for c in model_class if c.__name__ in set(raw.get("architectures", []))
+        )
+    _refuse_state(model_class, config, kind)
+    return config
+
+
+def _architecture(raw: Mapping[str, Any]) -> str:
+    return str((raw.get("architectures") or [raw["model_type"]])[0])
+
+
+def _refuse_state(model_class: Any, config: Any, kind: str) -> None:
+    others = set(getattr(config.get_text_config(), "layer_types", None) or []) - _ATTENTION_TYPES
+    if getattr(model_class, "_is_stateful", False) or others:
+        raise ModelError(
+            f"{kind!r} models keep a recurrent state that cannot be rolled back when drafts are "
+            "refused; use a model with attention only"
+        )
+    if not model_class.is_backend_compatible():
+        raise ModelError(
+            f"{kind!r} models in transformers ignore the attention setting that our KV store "
+            "needs; use another architecture"
+        )
+
+
+def max_positions(config: Any, windows: Sequence[int | None]) -> int:
+    """How long a sequence may become with every layer still doing what it was trained to.
+
+    `windows` are the sliding windows that layers really asked for. Short of the configured limit
+    where a rope changes its frequencies with the length (keys already stored would be stale), or
+    where a layer's window or chunk reaches us in no other way than the config.
+    """
+    limits = [int(getattr(config, "max_position_embeddings", None) or _DEFAULT_POSITIONS)]
+    for rope in _ropes(config):
+        if rope.get("rope_type") == "longrope":
+            limits.append(int(rope.get("original_max_position_embeddings") or limits[0]))
+    types = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
+    window = getattr(config, "sliding_window", None)
+    for kind, seen in zip(types, windows, strict=True):
+        if kind == "sliding_attention" and seen is None and window:
+            limits.append(int(window))
+        if kind == "chunked_attention":
+            limits.append(int(config.attention_chunk_size))
+    return min(limits)
+
+
+def _ropes(config: Any) -> list[Mapping[str, Any]]:
+    """The rope parameters: one set, or one for each type of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested: list[Mapping[str, Any]] = [v for v in parameters.values() if isinstance(v, dict)]
+    return nested or [parameters]

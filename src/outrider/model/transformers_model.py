@@ -1,0 +1,352 @@
+"""Any causal language model of transformers, with our paged KV store behind its attention.
+
+transformers lets a model's attention be replaced by a registered function. Ours packs the ragged
+pass as one row of T tokens, writes their keys and values into our store and reads back what each
+sequence may see; the model's own cache is never used. Architectures that do not honour the
+setting are refused before loading, everything else is self-checked after it.
+
+Shape legend: T tokens of the pass, R rows with logits, V vocabulary, H hidden, A query heads,
+K key/value heads, G = A / K, D head size (of keys; of values where it says so).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from outrider.contracts import IntArray, ModelSpec, StepBatch, StepOutput
+from outrider.errors import ModelError
+from outrider.model.architectures import check_architecture, max_positions
+from outrider.model.attention import Plan
+from outrider.model.driver import one_token
+from outrider.model.selfcheck import self_check
+from outrider.model.weights import Checkpoint, count_tokens, read_config, read_eos_ids
+
+_NAME = "outrider_paged"
+_ACTIVE: ContextVar[TransformersModel] = ContextVar("outrider_active_model")
+
+
+@dataclass(slots=True)
+class _Layer:
+    """One attention layer, as its first call showed it."""
+
+    keys: torch.Tensor  # [slots, K, D]
+    values: torch.Tensor  # [slots, K, D]
+    window: int | None
+
+
+class TransformersModel:
+    """`contracts.Model` around a transformers model. Not for concurrent use."""
+
+    spec: ModelSpec
+
+    def __init__(self, inner: Any, folder: Path) -> None:
+        self.inner = inner
+        self.device: torch.device = inner.device
+        self.dtype: torch.dtype = inner.dtype
+        self._layers: dict[torch.nn.Module, _Layer] = {}  # in the order of the forward pass
+        self._called: set[torch.nn.Module] = set()
+        self._plans: dict[int, Plan] = {}
+        self._batch: StepBatch | None = None
+        self._num_slots = self._block_size = 0
+        self._probed = False
+        self._selects_rows = "logits_to_keep" in inspect.signature(inner.forward).parameters
+        self._probe()
+        self._stack = self._find_stack()
+        self.spec = self._describe(folder)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> TransformersModel:
+        """Reads a folder and runs the self-check. `dtype` None: float32 on a CPU, else as stored.
+
+        Raises `ModelError` for a folder that is damaged and for a model we cannot be exact with.
+        """
+        folder, device = Path(folder), torch.device(device)
+        config = check_architecture(folder, read_config(folder))
+        Checkpoint(folder)  # safetensors and readable, or a clear word about it
+        if dtype is None and device.type == "cpu":
+            dtype = torch.float32
+        inner = _from_pretrained(folder, config, dtype)
+        model = cls(inner.to(device).eval(), folder)
+        self_check(model, plain=model.plain_logits)
+        return model
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Replaces the KV store by an empty one of `num_blocks * block_size` slots."""
+        self._num_slots, self._block_size = num_blocks * block_size, block_size
+        for layer in self._layers.values():
+            layer.keys, layer.values = (
+                self._empty(*store.shape[1:]) for store in (layer.keys, layer.values)
+            )
+
+    def _empty(self, num_heads: int, head_dim: int) -> torch.Tensor:
+        shape = (self._num_slots, num_heads, head_dim)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    @torch.no_grad()
+    def forward(self, batch: StepBatch) -> StepOutput:
+        rows = torch.from_numpy(batch.logit_rows_R).to(self.device, torch.int64)
+        with self._capturing(batch.taps) as taps, self._stopping_after(batch.exit_layer):
+            logits = self._run(batch, rows)
+        depth = len(self._layers) if batch.exit_layer is None else batch.exit_layer
+        if len(self._called) != depth:
+            raise ModelError(f"{self.spec.name} cannot exit after layer {depth}; use all layers")
+        return StepOutput(logits_RV=logits.float(), taps=taps)
+
+    def copy_slots(self, source: IntArray, target: IntArray) -> None:
+        """Copies the K/V of physical slots; all sources are read before any target is written."""
+        from_, to = (torch.from_numpy(a).to(self.device, torch.int64) for a in (source, target))
+        for layer in self._layers.values():
+            for store in (layer.keys, layer.values):
+                store.index_copy_(0, to, store.index_select(0, from_))
+
+    @torch.no_grad()
+    def plain_logits(self, tokens: list[int]) -> torch.Tensor:
+        """[n, V] float32 of one pass in the model's own eager attention: nothing of ours in it."""
+        ours = self.inner.config._attn_implementation
+        self.inner.set_attn_implementation("eager")
+        try:
+            ids = torch.tensor([tokens], device=self.device)
+            logits: torch.Tensor = self.inner(input_ids=ids, use_cache=False).logits[0].float()
+        finally:
+            self.inner.set_attn_implementation(ours)
+        return logits
+
+    def _run(self, batch: StepBatch, rows_R: torch.Tensor) -> torch.Tensor:
+        """[R, V]: one pass of the inner model with this batch's layout behind its attention."""
+        ids, positions = (
+            torch.from_numpy(a).to(self.device, torch.int64)[None]
+            for a in (batch.tokens_T, batch.positions_T)
+        )
+        self._batch, self._plans = batch, {}
+        self._called.clear()
+        options: dict[str, Any] = {"logits_to_keep": rows_R} if self._selects_rows else {}
+        token = _ACTIVE.set(self)
+        try:
+            output = self.inner(input_ids=ids, position_ids=positions, use_cache=False, **options)
+        finally:
+            _ACTIVE.reset(token)
+            self._batch = None
+        logits: torch.Tensor = output.logits[0]
+        return logits if self._selects_rows else logits[rows_R]
+
+    def _attend(
+        self,
+        module: torch.nn.Module,
+        q_ATD: torch.Tensor,
+        k_KTD: torch.Tensor,
+        v_KTD: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks_A: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """[T, A, D]: stores the new keys and values, then attends. Called by every layer."""
+        num_q, num_kv = len(q_ATD), len(k_KTD)
+        layer = self._layers.get(module)
+        if layer is None:
+            layer = _Layer(
+                keys=self._empty(num_kv, k_KTD.shape[-1]),
+                values=self._empty(num_kv, v_KTD.shape[-1]),
+                window=window,
+            )
+            self._layers[module] = layer
+        if module in self._called:
+            raise ModelError("the model runs one attention layer twice in a pass; use another")
+        self._called.add(module)
+        group = num_q // num_kv
+        plan = self._plan(group)
+        layer.keys[plan.new_slots] = k_KTD.transpose(0, 1)
+        layer.values[plan.new_slots] = v_KTD.transpose(0, 1)
+        attended = plan.attend(
+            q_ATD.view(num_kv, group, *q_ATD.shape[1:]).permute(2, 1, 0, 3),
+            layer.keys,
+            layer.values,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks_GK=None if sinks_A is None else sinks_A.view(num_kv, group).t(),
+        )
+        return attended.transpose(1, 2).flatten(1, 2)
+
+    def _plan(self, group_size: int) -> Plan:
+        assert self._batch is not None
+        if group_size not in self._plans:
+            windows = [x.window for x in self._layers.values() if x.window is not None]
+            self._plans[group_size] = Plan(
+                self._batch,
+                block_size=self._block_size,
+                group_size=group_size,
+                device=self.device,
+                dtype=self.dtype,
+                # While probing, layers yet to come are unknown: any window might be theirs.
+                min_window=min(windows, default=None) if self._probed else 1,
+            )
+        return self._plans[group_size]
+
+    def _probe(self) -> None:
+        """A first pass, over one token: it shows which layers there are and what they store."""
+        self.allocate(1, 1)
+        with torch.no_grad():
+            self._run(one_token(), torch.tensor([0], device=self.device))
+        self._probed = True
+        expected = self.inner.config.get_text_config().num_hidden_layers
+        if len(self._layers) != expected:
+            raise ModelError(
+                f"{type(self.inner).__name__} sent {len(self._layers)} of its {expected} layers "
+                "through the attention setting; it cannot be served with our KV store"
+            )
+
+    def _describe(self, folder: Path) -> ModelSpec:
+        text = self.inner.config.get_text_config()
+        stores = [s for layer in self._layers.values() for s in (layer.keys, layer.values)]
+        return ModelSpec(
+            name=folder.name,
+            vocab_size=text.vocab_size,
+            num_tokens=count_tokens(folder, text.vocab_size),
+            num_layers=len(self._layers),
+            hidden_size=text.hidden_size,
+            max_positions=max_positions(text, [layer.window for layer in self._layers.values()]),
+            kv_bytes_per_token=sum(s.shape[1] * s.shape[2] * s.itemsize for s in stores),
+            num_parameters=sum(p.numel() for p in self.inner.parameters()),
+            eos_ids=read_eos_ids(folder, read_config(folder)),
+        )
+
+    def _find_stack(self) -> tuple[torch.nn.Module, str] | None:
+        """The owner and name of the list of layers: entry i holds the i-th attention."""
+        attentions = list(self._layers)
+        for owner in self.inner.modules():
+            for name, child in owner.named_children():
+                if isinstance(child, torch.nn.ModuleList) and len(child) == len(attentions):
+                    pairs = zip(child, attentions, strict=True)
+                    if all(any(m is a for m in layer.modules()) for layer, a in pairs):
+                        return owner, name
+        return None
+
+    def _stack_of(self, purpose: str) -> tuple[torch.nn.Module, str]:
+        if self._stack is None:
+            raise ModelError(
+                f"{self.spec.name} does not show its layers, so it cannot {purpose}; "
+                "choose a proposer that does not need it"
+            )
+        return self._stack
+
+    @contextmanager
+    def _stopping_after(self, depth: int | None) -> Iterator[None]:
+        """While open, the model consists of its first `depth` layers, norm and head."""
+        if depth is None:
+            yield
+            return
+        owner, name = self._stack_of("stop after a layer")
+        layers = getattr(owner, name)
+        setattr(owner, name, layers[:depth])
+        try:
+            yield
+        finally:
+            setattr(owner, name, layers)
+
+    @contextmanager
+    def _capturing(self, wanted: tuple[int, ...]) -> Iterator[dict[int, torch.Tensor]]:
+        """While open, passes fill the dictionary: layer -> hidden state after it, [T, H]."""
+        taps: dict[int, torch.Tensor] = {}
+        if not wanted:
+            yield taps
+            return
+        owner, name = self._stack_of("show hidden states")
+        layers = getattr(owner, name)
+
+        def before(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            taps[0] = hidden.reshape(-1, hidden.shape[-1])
+
+        def after(depth: int) -> Any:
+            def hook(_module: Any, _args: Any, output: Any) -> None:
+                hidden = output[0] if isinstance(output, tuple) else output
+                taps[depth] = hidden.reshape(-1, hidden.shape[-1])
+
+            return hook
+
+        hooks = [layers[k - 1].register_forward_hook(after(k)) for k in wanted if k > 0]
+        if 0 in wanted:
+            hooks.append(layers[0].register_forward_pre_hook(before, with_kwargs=True))
+        try:
+            yield taps
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls: [1, heads, T, D] in, [1, T, heads, D] out."""
+    if position_bias is not None or attention_mask is not None:
+        raise ModelError(f"{type(module).__name__} needs its own attention mask; use another model")
+    attended = _ACTIVE.get()._attend(
+        module,
+        query[0],
+        key[0],
+        value[0],
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks_A=s_aux,
+    )
+    return attended[None], None
+
+
+transformers.AttentionInterface.register(_NAME, _paged_attention)
+
+
+def _from_pretrained(folder: Path, config: Any, dtype: torch.dtype | None) -> Any:
+    """The model with all of its weights, or `ModelError`."""
+    try:
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype or "auto",
+            attn_implementation=_NAME,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers raises all kinds
+        line = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"transformers cannot load {folder} ({type(error).__name__}: {line}); "
+            "check that weights and config.json belong together"
+        ) from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"{folder} lacks {len(missing)} tensors that its config.json implies, {missing[0]} "
+            "first; the two do not belong together or the download is incomplete"
+        )
+    return model

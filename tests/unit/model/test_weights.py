@@ -1,0 +1,205 @@
+"""Folders that are not what they should be: one line each, saying what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from outrider.errors import ConfigError, ModelError, OutriderError
+from outrider.model import load_model
+from outrider.model.bundled import bundled_names, bundled_path
+from outrider.model.families import read_decoder_config, supports
+from outrider.model.torch_decoder import TorchDecoder
+from outrider.model.weights import Checkpoint, read_eos_ids, resolve_folder
+from outrider.testing import write_tiny_llama
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in config.items() if v != "absent"}))
+
+
+def edit_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def cut(path: Path, keep: int) -> None:
+    path.write_bytes(path.read_bytes()[:keep])
+
+
+def drop_norm(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["model.norm.weight"]
+
+
+def widen_norm(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.norm.weight"] = torch.ones(33)
+
+
+def quantize_norm(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.norm.weight"] = torch.ones(32, dtype=torch.int8)
+
+
+def to_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def broken_index(folder: Path, content: str) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(content)
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
+    "config not JSON": (lambda f: (f / "config.json").write_text("{"), "not readable JSON"),
+    "config not text": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe{"), "not readable"),
+    "config a list": (lambda f: (f / "config.json").write_text("[]"), "not a JSON object"),
+    "no model type": (lambda f: edit_config(f, model_type="absent"), "names no model_type"),
+    "no such type": (lambda f: edit_config(f, model_type="nonesuch"), "cannot read"),
+    "own code": (
+        lambda f: edit_config(f, model_type="nonesuch", auto_map={"AutoModelForCausalLM": "m.M"}),
+        "brings its own code",
+    ),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "download the weights"),
+    "pickles": (to_pickle, "convert them to safetensors"),
+    "cut weights": (lambda f: cut(f / "model.safetensors", 20000), "cut short"),
+    "cut header": (lambda f: cut(f / "model.safetensors", 40), "cut short"),
+    "empty weights": (lambda f: cut(f / "model.safetensors", 0), "cut short"),
+    "missing tensor": (lambda f: edit_tensors(f, drop_norm), "lacks the tensor model.norm.weight"),
+    "misshapen tensor": (lambda f: edit_tensors(f, widen_norm), r"has shape \[33\]"),
+    "quantized tensor": (lambda f: edit_tensors(f, quantize_norm), "stored as torch.int8"),
+    "index without map": (lambda f: broken_index(f, "{}"), "no weight_map"),
+    "index to nowhere": (
+        lambda f: broken_index(f, '{"weight_map": {"model.embed_tokens.weight": "x.safetensors"}}'),
+        "lacks x.safetensors|lacks the tensor",
+    ),
+    "index outside": (
+        lambda f: broken_index(f, '{"weight_map": {"model.norm.weight": "../m.safetensors"}}'),
+        "lacks",
+    ),
+    "zero layers": (lambda f: edit_config(f, num_hidden_layers=0), "positive integer"),
+    "uneven heads": (lambda f: edit_config(f, num_key_value_heads=3), "divide evenly"),
+    "text for a number": (lambda f: edit_config(f, hidden_size="big"), "positive integer"),
+    "odd end of text": (lambda f: edit_config(f, eos_token_id="end"), "eos_token_id"),
+    "tokenizer not JSON": (lambda f: (f / "tokenizer.json").write_text("no"), "not readable JSON"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_broken_folders(fault: str, tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "model")
+    damage, message = FAULTS[fault]
+    damage(folder)
+    with pytest.raises(ModelError, match=message) as caught:
+        load_model(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_paths_that_are_no_folders(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "nowhere", tmp_path / "file", "./nowhere", "nowhere", "", "a/b/c"):
+        with pytest.raises(ModelError) as caught:
+            load_model(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_hub_names_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked: list[str] = []
+
+    def refuse(name: str, **options: Any) -> str:
+        asked.append(name)
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(ModelError, match="check the name and the network"):
+        load_model("owner/name")
+    assert asked == ["owner/name", "owner/name"]  # the cache first, then the hub
+
+
+def test_hub_names_come_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def cached(name: str, *, local_files_only: bool = False, **options: Any) -> str:
+        assert local_files_only
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", cached)
+    assert resolve_folder("owner/name") == tmp_path
+
+
+def test_options_are_checked(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "model")
+    options: list[dict[str, Any]] = [
+        {"backend": "pytorch"},
+        {"dtype": "float64"},
+        {"device": "gpu"},
+        {"device": "cuda:99"} if not torch.cuda.is_available() else {"device": "quantum"},
+    ]
+    for option in options:
+        with pytest.raises(ConfigError) as caught:
+            load_model(folder, **option)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(OutriderError, match="native step"):
+        load_model(folder, backend="torch", dtype="int8")
+
+
+def test_bundled_names() -> None:
+    with pytest.raises(ModelError, match="no bundled model 'nonesuch'"):
+        bundled_path("nonesuch")
+    with pytest.raises(ModelError, match="no bundled model 'nonesuch'"):
+        load_model("bundled:nonesuch")
+    for name in bundled_names():
+        assert (bundled_path(name) / "config.json").is_file()
+
+
+def test_checkpoint_reads_only_what_is_asked(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(write_tiny_llama(tmp_path / "model"))
+    assert "model.norm.weight" in checkpoint
+    assert "lm_head.weight" not in checkpoint
+    assert checkpoint.tensor("model.norm.weight", [32]).dtype == torch.float32
+    assert len(checkpoint.names()) == 2 + 2 * 9
+
+
+def test_end_of_text_ids(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "model")
+    assert read_eos_ids(folder, {}) == ()
+    assert read_eos_ids(folder, {"eos_token_id": 3}) == (3,)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+    assert read_eos_ids(folder, {"eos_token_id": 3}) == (1, 2)
+    assert TorchDecoder.load(folder).spec.eos_ids == (1, 2)
+
+
+def test_what_the_compact_decoder_supports() -> None:
+    llama = {
+        "model_type": "llama",
+        "vocab_size": 8,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    assert supports(llama)
+    config = read_decoder_config(llama)
+    assert (config.num_kv_heads, config.head_dim, config.max_positions) == (2, 4, 2048)
+    assert (config.dtype, config.tied, config.windows) == ("float32", False, (None,))
+    for change in (
+        {"model_type": "gpt2"},
+        {"hidden_act": "gelu"},
+        {"quantization_config": {"bits": 4}},
+        {"architectures": ["LlamaForSequenceClassification"]},
+        {"rope_scaling": {"type": "longrope", "factor": 2.0}},
+        {"rope_scaling": {"type": "linear"}},
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    ):
+        assert not supports(llama | change), change
