@@ -7,7 +7,9 @@ import sys
 
 def main() -> None:
     """Entry point of the `outrider` command."""
-    from outrider.cli.app import app
-    from outrider.cli.border import run
-
+    try:
+        from outrider.cli.app import app
+        from outrider.cli.border import run
+    except KeyboardInterrupt:  # impatience is no reason for a traceback
+        sys.exit(130)
     sys.exit(run(app, sys.argv[1:]))

@@ -37,7 +37,8 @@ def run(app: typer.Typer, args: Sequence[str]) -> int:
     except BrokenPipeError:
         return _reader_left()
     except SystemExit as stop:
-        # typer turns a broken pipe inside a command into exit code 1, and completion exits 0.
+        if isinstance(stop.__context__, BrokenPipeError):  # typer caught it and left
+            return _reader_left()
         return stop.code if isinstance(stop.code, int) else 1
     except OutriderError as error:
         return _fail(str(error), 2)

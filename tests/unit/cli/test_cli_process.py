@@ -1,0 +1,81 @@
+"""What only a real process can show: speed of the help, signals and pipes, the frozen flags."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .calling import Command
+
+ROOT = Path(__file__).parents[3]
+OUTRIDER = [sys.executable, "-m", "outrider"]
+
+
+def test_help_names_every_command(command: Command) -> None:
+    ran = command("--help")
+    assert ran.code == 0
+    for name in ("demo", "generate"):
+        assert name in ran.out
+    assert command().out == ran.out  # no arguments: the same help
+
+
+@pytest.mark.parametrize("name", ["demo", "generate"])
+def test_help_of_a_command(command: Command, name: str) -> None:
+    ran = command(name, "--help")
+    assert ran.code == 0
+    assert "Example" in ran.out
+    assert "Speculation" in ran.out  # options are grouped
+
+
+def test_version(command: Command) -> None:
+    ran = command("--version")
+    assert ran.code == 0
+    for word in ("outrider", "torch", "kernels", "optional", "plots"):
+        assert word in ran.out
+
+
+def test_help_does_not_load_torch() -> None:
+    script = (
+        "import sys; from outrider.cli.app import app; from outrider.cli.border import run; "
+        "run(app, ['--help']); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    """The flags are frozen: change them on purpose, then run `make reference`."""
+    script = ROOT / "docs" / "make_cli_reference.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], check=False)
+    assert done.returncode == 0, "docs/reference/cli.md is out of date: run `make reference`"
+
+
+def test_a_reader_that_leaves(pair: list[str]) -> None:
+    args = [*OUTRIDER, "generate", *pair, "-p", "hello", "-m", "80", "--ignore-eos"]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        error = process.stderr.read()
+        assert process.wait(60) == 141
+    assert error == b""
+
+
+def test_an_interrupt_ends_quietly(pair: list[str]) -> None:
+    args = [*OUTRIDER, "generate", *pair, "-p", "hello", "-m", "80", "--ignore-eos"]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        first = process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=60)
+    assert process.returncode in (0, 130)  # 0: it was faster than the signal
+    assert first + out
+    assert "Traceback" not in error
