@@ -302,6 +302,7 @@ class RowLaws:
             base = sequence_key(view.seed, view.sample_index, stream) + len(view.tokens)
             self._keys_R.extend(mix(base + depth) for depth in depths(proposal))
         self._draws: list[int] | None = None
+        self._law_RV: torch.Tensor | None = None
 
     def draw(self) -> list[int]:
         if self._draws is None:
@@ -309,14 +310,9 @@ class RowLaws:
         return self._draws
 
     def probs(self, start: int, stop: int) -> torch.Tensor:
-        r = self._rows
-        rows = RowParams(
-            r.temperature_R[start:stop],
-            r.top_k_R[start:stop],
-            r.top_p_R[start:stop],
-            r.min_p_R[start:stop],
-        )
-        return law_of(self._logits_RV[start:stop], rows)
+        if self._law_RV is None:  # all rows at once: one pass over the vocabulary, not one per call
+            self._law_RV = law_of(self._logits_RV, self._rows)
+        return self._law_RV[start:stop]
 
     def logprobs(self, row: int) -> torch.Tensor:
         """Log-probabilities of the *model* at a row, before any request processing: [V]."""
@@ -334,7 +330,7 @@ class RowLaws:
     def select(self, indices: Sequence[int]) -> RowLaws:
         """The same rows seen by a subset of the sequences; draws are shared."""
         other = RowLaws.__new__(RowLaws)
-        for name in ("_raw_RV", "_logits_RV", "_rows", "_keys_R", "_draws"):
+        for name in ("_raw_RV", "_logits_RV", "_law_RV", "_rows", "_keys_R", "_draws"):
             setattr(other, name, getattr(self, name))
         other.starts = [self.starts[i] for i in indices]
         return other

@@ -75,7 +75,7 @@ class Engine:
         speculation = speculation or self.default
         tokens = self._encode_prompt(prompt)
         if isinstance(prediction, str):
-            prediction = self.tokenizer.encode(prediction) if prediction else []
+            prediction = self.tokenizer.encode(prediction, special=False) if prediction else []
         request = Request(
             id=request_id or f"req-{next(self._request_ids)}",
             prompt=tokens,

@@ -93,7 +93,9 @@ class Scheduler:
     def _awaits_sibling(self, sequence: Sequence) -> bool:
         """The n samples of a request share its prompt: let the first compute it for the others."""
         return sequence.sample_index > 0 and any(
-            s.request is sequence.request and s.num_computed < s.num_prompt_tokens - 1
+            s.request is sequence.request
+            and s.sample_index == 0
+            and s.num_computed < s.num_prompt_tokens - 1
             for s in self.running
         )
 

@@ -1,0 +1,108 @@
+"""What the engine costs over a bare loop, with drafts of zero length.
+
+The bare loop does nothing but the target's forward and an argmax (or a seeded draw) per token.
+Both sides decode the same tokens, in turns within one process; the ratio of medians counts.
+
+    python benchmarks/overhead.py [--backend torch|native] [--repeats 15] [--tokens 128]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+import report
+
+from outrider.contracts import StepBatch, Stream
+from outrider.engine.build import EngineConfig, build
+from outrider.engine.engine import Engine
+from outrider.engine.request import Speculation
+from outrider.noise import draw_key
+from outrider.sampling import RowParams, SamplingParams, draw_tokens
+
+PROMPT = "def quicksort(items):\n    "
+
+
+def bare_loop(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[list[int], float]:
+    """The least that decoding can do on this model; returns the tokens and seconds per token."""
+    kv, target = engine.parts.kv, engine.parts.target
+    tokens = list(prompt)
+    kv.reserve(-1, len(prompt) + params.max_tokens)
+    table = kv.table(-1)[None]
+    rows = RowParams.of([params], [1])
+    computed, started = 0, 0.0
+    while len(tokens) < len(prompt) + params.max_tokens:
+        new = tokens[computed:]
+        batch = StepBatch(
+            tokens_T=np.array(new, np.int32),
+            positions_T=np.arange(computed, len(tokens), dtype=np.int32),
+            starts_S1=np.array([0, len(new)], np.int32),
+            context_S=np.array([computed], np.int32),
+            tables_SW=table,
+            logit_rows_R=np.array([len(new) - 1], np.int32),
+        )
+        logits = target.forward(batch).logits_RV
+        computed = len(tokens)
+        key = draw_key(params.seed or 0, 0, len(tokens), Stream.TARGET)
+        tokens += draw_tokens(logits, rows, [key])
+        if computed == len(prompt):
+            started = time.perf_counter()  # the prompt is not what is measured
+    took = time.perf_counter() - started
+    kv.free(-1)
+    return tokens[len(prompt) :], took / (params.max_tokens - 1)
+
+
+def engine_loop(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[list[int], float]:
+    # A named proposer with a budget of zero: the speculative engine, not a special plain mode.
+    speculation = Speculation(proposer="ngram", num_draft_tokens=0)
+    request = engine.add(prompt, params, speculation=speculation)
+    started = 0.0
+    for _ in engine.run([request]):
+        started = started or time.perf_counter()
+    took = time.perf_counter() - started
+    return engine.collect(request).tokens, took / (params.max_tokens - 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--tokens", type=int, default=128)
+    options = parser.parse_args()
+    engine = build(
+        EngineConfig(backend=options.backend, num_draft_tokens=0, prefix_caching=False)
+    )
+    prompt = engine.tokenizer.encode(PROMPT)
+    rows = []
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(
+            temperature=temperature, seed=1, max_tokens=options.tokens, ignore_eos=True
+        )
+        bare, ours = [], []
+        for _ in range(options.repeats):
+            tokens, seconds = bare_loop(engine, prompt, params)
+            bare.append(seconds)
+            same, seconds = engine_loop(engine, prompt, params)
+            ours.append(seconds)
+            assert same == tokens, "the engine must decode what the bare loop decodes"
+        rows.append(
+            {
+                "temperature": temperature,
+                "bare loop, ms/token": statistics.median(bare) * 1e3,
+                "engine K=0, ms/token": statistics.median(ours) * 1e3,
+                "ratio": statistics.median(ours) / statistics.median(bare),
+            }
+        )
+    name = type(engine.parts.target).__name__
+    report.write(
+        f"overhead-{name}",
+        f"Engine with drafts of zero length against a bare loop ({name})",
+        {"Seconds per token, medians": rows},
+        f"{options.repeats} interleaved repeats of {options.tokens} tokens, bundled target.",
+    )
+
+
+if __name__ == "__main__":
+    main()

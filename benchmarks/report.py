@@ -1,0 +1,60 @@
+"""Writes a result file: the figures as JSON and markdown, with the machine, versions and command."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def provenance() -> dict[str, Any]:
+    def git(*command: str) -> str:
+        return subprocess.run(
+            ["git", *command], capture_output=True, text=True, cwd=RESULTS.parent, check=False
+        ).stdout.strip()
+
+    cpu = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "-s", "src") else ""),
+        "command": " ".join(["python", *sys.argv]),
+        "machine": f"{cpu}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "transformers", "numpy")},
+    }
+
+
+def write(name: str, title: str, tables: dict[str, list[dict[str, Any]]], notes: str = "") -> None:
+    """`tables`: heading -> rows with equal keys. Overwrites results/NAME.json and NAME.md."""
+    RESULTS.mkdir(exist_ok=True)
+    about = provenance()
+    data = {"title": title, "provenance": about, "tables": tables, "notes": notes}
+    (RESULTS / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
+    lines = [f"# {title}", "", *([notes, ""] if notes else [])]
+    for heading, rows in tables.items():
+        columns = list(rows[0])
+        lines += [f"## {heading}", "", "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+        lines += ["| " + " | ".join(_cell(row[c]) for c in columns) + " |" for row in rows]
+        lines.append("")
+    lines += [f"- {key}: {value}" for key, value in about.items()]
+    (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
