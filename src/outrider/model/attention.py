@@ -25,7 +25,7 @@ Index = slice | torch.Tensor  # a slice where the rows are contiguous: a view, n
 BoolArray = npt.NDArray[np.bool_]
 
 _MAX_FOLDED_ROWS = 256  # beyond this (prefill) the mask is shared by the group instead of copied
-_MAX_GATHER_CPU = 1 << 15  # keys worth gathering on a CPU to save attention calls
+_MAX_GATHER_CPU = 1 << 15  # numbers a sequence worth gathering on a CPU to save its own call
 
 
 @dataclass(slots=True)
@@ -53,14 +53,17 @@ class Plan:
         *,
         block_size: int,
         group_size: int,
+        kv_width: int,
         device: torch.device,
         dtype: torch.dtype,
         min_window: int | None = None,
     ) -> None:
-        """`min_window`: the narrowest sliding window of the model, None if it has none."""
+        """`kv_width`: numbers in one token's keys, K * D. `min_window`: the narrowest sliding
+        window of the model, None if it has none."""
         self.device = device
         self.dtype = dtype
         self.group_size = group_size
+        self._kv_width = kv_width
         self._batch = batch
         self._block_size = block_size
         self._min_window = min_window
@@ -107,10 +110,10 @@ class Plan:
         for s in range(num_seqs):
             buckets.setdefault((self._num_new(s) - 1).bit_length(), []).append(s)
         for members in buckets.values():
-            padded = len(members) * max(self._num_keys(s) for s in members)
+            num_keys = max(self._num_keys(s) for s in members)
             width = max(self._num_new(s) for s in members)
             together = width * self.group_size <= _MAX_FOLDED_ROWS and (
-                self.device.type != "cpu" or padded <= _MAX_GATHER_CPU
+                self.device.type != "cpu" or num_keys * self._kv_width <= _MAX_GATHER_CPU
             )
             yield from [members] if together else ([s] for s in members)
 

@@ -124,6 +124,7 @@ class TorchDecoder:
             batch,
             block_size=self._block_size,
             group_size=self.config.group_size,
+            kv_width=self.config.num_kv_heads * self.config.head_dim,
             device=self.device,
             dtype=self.dtype,
             min_window=self._min_window,

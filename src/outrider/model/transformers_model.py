@@ -170,7 +170,7 @@ class TransformersModel:
             raise ModelError("the model runs one attention layer twice in a pass; use another")
         self._called.add(module)
         group = num_q // num_kv
-        plan = self._plan(group)
+        plan = self._plan(group, layer.keys[0].numel())
         layer.keys[plan.new_slots] = k_KTD.transpose(0, 1)
         layer.values[plan.new_slots] = v_KTD.transpose(0, 1)
         attended = plan.attend(
@@ -184,7 +184,7 @@ class TransformersModel:
         )
         return attended.transpose(1, 2).flatten(1, 2)
 
-    def _plan(self, group_size: int) -> Plan:
+    def _plan(self, group_size: int, kv_width: int) -> Plan:
         assert self._batch is not None
         if group_size not in self._plans:
             windows = [x.window for x in self._layers.values() if x.window is not None]
@@ -192,6 +192,7 @@ class TransformersModel:
                 self._batch,
                 block_size=self._block_size,
                 group_size=group_size,
+                kv_width=kv_width,
                 device=self.device,
                 dtype=self.dtype,
                 # While probing, layers yet to come are unknown: any window might be theirs.
