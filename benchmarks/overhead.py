@@ -54,7 +54,9 @@ def bare_loop(engine: Engine, prompt: list[int], params: SamplingParams) -> tupl
     return tokens[len(prompt) :], took / (params.max_tokens - 1)
 
 
-def engine_loop(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[list[int], float]:
+def engine_loop(
+    engine: Engine, prompt: list[int], params: SamplingParams
+) -> tuple[list[int], float]:
     # A named proposer with a budget of zero: the speculative engine, not a special plain mode.
     speculation = Speculation(proposer="ngram", num_draft_tokens=0)
     request = engine.add(prompt, params, speculation=speculation)
@@ -71,9 +73,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--tokens", type=int, default=128)
     options = parser.parse_args()
-    engine = build(
-        EngineConfig(backend=options.backend, num_draft_tokens=0, prefix_caching=False)
-    )
+    engine = build(EngineConfig(backend=options.backend, num_draft_tokens=0, prefix_caching=False))
     prompt = engine.tokenizer.encode(PROMPT)
     rows = []
     for temperature in (0.0, 1.0):

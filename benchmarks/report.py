@@ -1,4 +1,4 @@
-"""Writes a result file: the figures as JSON and markdown, with the machine, versions and command."""
+"""Writes a result file: figures as JSON and markdown, with machine, versions and command."""
 
 from __future__ import annotations
 
@@ -48,7 +48,12 @@ def write(name: str, title: str, tables: dict[str, list[dict[str, Any]]], notes:
     lines = [f"# {title}", "", *([notes, ""] if notes else [])]
     for heading, rows in tables.items():
         columns = list(rows[0])
-        lines += [f"## {heading}", "", "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+        lines += [
+            f"## {heading}",
+            "",
+            "| " + " | ".join(columns) + " |",
+            "|---" * len(columns) + "|",
+        ]
         lines += ["| " + " | ".join(_cell(row[c]) for c in columns) + " |" for row in rows]
         lines.append("")
     lines += [f"- {key}: {value}" for key, value in about.items()]

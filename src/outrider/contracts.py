@@ -207,7 +207,7 @@ class Proposer(Protocol):
         ...
 
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
-        """Called after every step of a sequence that names this proposer, with or without drafts."""
+        """Called after every step of a sequence that names this proposer, drafts or not."""
         ...
 
     def release(self, sequence_id: int) -> None:
@@ -247,7 +247,12 @@ class Laws(Protocol):
 
 
 class Verifier(Protocol):
-    """An acceptance rule. Stateless."""
+    """An acceptance rule. Stateless.
+
+    Ratio rules look behind the last node they keep, and the next step drafts those positions
+    again: SAMPLED draws must be keyed by step (the committed length) and node, never by position
+    alone, or they return with a known bias. Which nodes exist must not depend on their tokens.
+    """
 
     name: str
     draws: frozenset[Draw]  # the draft laws it is exact for

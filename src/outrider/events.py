@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """What one step confirmed for one sequence. Nothing in `tokens` or `text` is ever taken back."""
+    """What one step confirmed for one sequence: `tokens` and `text` are never taken back."""
 
     request_id: str
     sample_index: int

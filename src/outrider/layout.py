@@ -1,4 +1,4 @@
-"""Packs one step into a ragged batch: pending tokens first, then the draft's nodes, per sequence."""
+"""Packs a pass into a ragged batch: per sequence its pending tokens, then the draft's nodes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def pack(slices: Seq[Slice], taps: tuple[int, ...] = ()) -> StepBatch:
                 if has_tree:
                     above = s.proposal.parents
                     parents += [
-                        num_pending + p for p in (range(-1, num_nodes - 1) if above is None else above)
+                        num_pending + p
+                        for p in (range(-1, num_nodes - 1) if above is None else above)
                     ]
         starts.append(len(tokens))
     if len(slices) == 1:

@@ -1,10 +1,10 @@
 """The Python API: load a target and a proposer by name, generate, stream, read the figures.
 
-    from outrider import LLM
+from outrider import LLM
 
-    llm = LLM("bundled")                               # target and draft model that ship with us
-    result = llm.generate("def add(a, b):", max_tokens=64)
-    print(result.text, result.stats.acceptance_length)
+llm = LLM("bundled")                               # target and draft model that ship with us
+result = llm.generate("def add(a, b):", max_tokens=64)
+print(result.text, result.stats.acceptance_length)
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ class LLM:
         try:
             for prompt in batch:
                 ids.append(
-                    self.engine.add(
-                        prompt, params, speculation=speculation, prediction=prediction
-                    )
+                    self.engine.add(prompt, params, speculation=speculation, prediction=prediction)
                 )
             for _ in self.engine.run(ids):
                 pass
@@ -95,7 +93,7 @@ class LLM:
         prediction: str = "",
         **sampling: Any,
     ) -> Iterator[StepEvent]:
-        """Each step's confirmed tokens and text as they come; stopping early cancels the request."""
+        """Each step's confirmed tokens and text as they come; leaving early cancels the request."""
         request_id = self.engine.add(
             prompt, _params(params, sampling), speculation=speculation, prediction=prediction
         )

@@ -60,7 +60,8 @@ def uniforms_numpy(key: int, size: int) -> npt.NDArray[np.float32]:
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_M2)
     x = (x ^ (x >> np.uint64(31))) >> np.uint64(32)
     u = (x.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
-    return np.minimum(u, np.float32(1 - 2.0**-24))
+    capped: npt.NDArray[np.float32] = np.minimum(u, np.float32(1 - 2.0**-24))
+    return capped
 
 
 def _signed(x: int) -> int:

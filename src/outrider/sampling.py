@@ -97,9 +97,7 @@ class SamplingParams:
         return bool(self.top_k or self.top_p < 1.0 or self.min_p > 0.0)
 
 
-def _check(
-    name: str, value: float, low: float, high: float, *, open_low: bool = False
-) -> None:
+def _check(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise RequestError(f"{name} must be a number, not {value!r}", name)
     if not (low < value if open_low else low <= value) or value > high:
@@ -187,7 +185,12 @@ class RowParams:
         top_k = np.array([p.top_k if p.temperature else 0 for p in params], np.int32)
         top_p = np.array([p.top_p if p.temperature else 1.0 for p in params], np.float32)
         min_p = np.array([p.min_p if p.temperature else 0.0 for p in params], np.float32)
-        return cls(*(np.repeat(column, counts) for column in (temperature, top_k, top_p, min_p)))
+        return cls(
+            np.repeat(temperature, counts),
+            np.repeat(top_k, counts),
+            np.repeat(top_p, counts),
+            np.repeat(min_p, counts),
+        )
 
     @property
     def filters(self) -> bool:
@@ -205,7 +208,7 @@ def true_vocabulary(logits_RV: torch.Tensor, num_tokens: int) -> torch.Tensor:
 
 
 def filtered(logits_RV: torch.Tensor, rows: RowParams) -> torch.Tensor:
-    """Temperature and filters: scaled logits, -inf where filtered out. Greedy rows: T taken as 1."""
+    """Temperature and filters: scaled logits, -inf where filtered out. Greedy rows: T = 1."""
     device = logits_RV.device
 
     def column(values: npt.NDArray[np.generic]) -> torch.Tensor:
@@ -290,7 +293,9 @@ class RowLaws:
         if any(edit is not None for edit in edits):
             if any(view.params.logprobs is not None for view in views):
                 self._raw_RV = logits_RV.clone()
-            for view, proposal, edit, start in zip(views, proposals, edits, self.starts, strict=True):
+            for view, proposal, edit, start in zip(
+                views, proposals, edits, self.starts, strict=True
+            ):
                 if edit is not None:
                     for node in range(-1, len(proposal.tokens)):
                         path = [proposal.tokens[i] for i in path_to(proposal, node)]

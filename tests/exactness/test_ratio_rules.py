@@ -96,7 +96,9 @@ def p_value(engine: Engine, speculation: Speculation) -> float:
         ("token", "draft-model", 0),
     ],
 )
-def test_the_output_has_the_targets_law(engine: Engine, verifier: str, proposer: str, k: int) -> None:
+def test_the_output_has_the_targets_law(
+    engine: Engine, verifier: str, proposer: str, k: int
+) -> None:
     speculation = Speculation(proposer=proposer, num_draft_tokens=k, verifier=verifier)
     assert p_value(engine, speculation) > 1e-3
 

@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from exactness.same_tokens import assert_same, run
 
+from exactness.same_tokens import assert_same, run
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine, Result
 from outrider.engine.request import Speculation

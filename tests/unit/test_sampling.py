@@ -77,7 +77,9 @@ filters = st.builds(
 
 @settings(max_examples=500)
 @given(st.lists(st.tuples(logit_rows, filters), min_size=1, max_size=4))
-def test_filters_keep_what_the_definition_keeps(rows: list[tuple[list[float], SamplingParams]]) -> None:
+def test_filters_keep_what_the_definition_keeps(
+    rows: list[tuple[list[float], SamplingParams]],
+) -> None:
     logits = torch.tensor([r for r, _ in rows])
     result = filtered(logits, RowParams.of([p for _, p in rows], [1] * len(rows)))
     for got, (row, params) in zip(result, rows, strict=True):
@@ -121,7 +123,9 @@ def test_greedy_and_sampled_rows_mix() -> None:
     assert both == alone
 
 
-def naive_edit(row: list[float], history: list[int], num_prompt: int, p: SamplingParams) -> list[float]:
+def naive_edit(
+    row: list[float], history: list[int], num_prompt: int, p: SamplingParams
+) -> list[float]:
     output = history[num_prompt:]
     result = list(row)
     for v in range(V):
@@ -179,7 +183,7 @@ def test_rows_are_keyed_by_absolute_position() -> None:
     early = View(params, [5, 6], 2)
     draws = RowLaws(logits.clone(), [early], [proposal], [None], num_tokens=V).draw()
     for depth in range(4):
-        late = View(params, [5, 6] + [1, 2, 3][:depth], 2)
+        late = View(params, [5, 6, *[1, 2, 3][:depth]], 2)
         alone = RowLaws(logits[:1].clone(), [late], [Proposal()], [None], num_tokens=V)
         assert alone.draw() == [draws[depth]]
         key = draw_key(11, 0, 2 + depth, Stream.TARGET)

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from outrider.engine.engine import Engine, Result
@@ -33,7 +33,9 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
         self._thread.start()
 
-    async def stream(self, prompt: str | list[int], **request: Any) -> AsyncIterator[StepEvent]:
+    async def stream(
+        self, prompt: str | list[int], **request: Any
+    ) -> AsyncGenerator[StepEvent, None]:
         """Yields each step's confirmed tokens. Arguments are Engine.add's."""
         async with contextlib.aclosing(self._follow(prompt, **request)) as items:
             async for item in items:
@@ -50,7 +52,7 @@ class AsyncEngine:
 
     async def _follow(
         self, prompt: str | list[int], **request: Any
-    ) -> AsyncIterator[StepEvent | Result]:
+    ) -> AsyncGenerator[StepEvent | Result, None]:
         loop = asyncio.get_running_loop()
         inbox: asyncio.Queue[StepEvent | Result | BaseException] = asyncio.Queue()
 

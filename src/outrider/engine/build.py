@@ -90,9 +90,7 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         draft_model = "bundled:draft"
     kv_tokens = config.kv_tokens or max(
         spec.max_positions,
-        min(
-            config.max_sequences * spec.max_positions, DEFAULT_KV_BYTES // spec.kv_bytes_per_token
-        ),
+        min(config.max_sequences * spec.max_positions, DEFAULT_KV_BYTES // spec.kv_bytes_per_token),
     )
 
     def make_kv(model: Model) -> KVCache:
@@ -123,9 +121,7 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
     scheduler = Scheduler(
         kv,
         limit,
-        SchedulerConfig(
-            max_sequences=config.max_sequences, max_step_tokens=config.max_step_tokens
-        ),
+        SchedulerConfig(max_sequences=config.max_sequences, max_step_tokens=config.max_step_tokens),
     )
     parts = Parts(target, kv, scheduler, FixedController(), proposers, verifiers)
     default = Speculation(

@@ -70,7 +70,7 @@ class Engine:
         salt: str = "",
         request_id: str | None = None,
     ) -> str:
-        """Queues a request and returns its id. Raises RequestError/ConfigError; then nothing was queued."""
+        """Queues a request and returns its id; raises RequestError or ConfigError, queueing nothing."""
         params = params or SamplingParams()
         speculation = speculation or self.default
         tokens = self._encode_prompt(prompt)

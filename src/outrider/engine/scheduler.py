@@ -116,7 +116,7 @@ class Scheduler:
         return EngineError(f"KV cache too small for one sequence of {len(sequence.tokens)} tokens")
 
     def _limit_drafts(self, lines: list[Scheduled], free_tokens: int) -> None:
-        """Leave room for the one token every verdict emits: in the request, the context, the step."""
+        """Leaves room for the token every verdict emits: in the request, the context, the step."""
         ready = [line for line in lines if line.is_last_chunk]
         for i, line in enumerate(ready):
             s = line.sequence

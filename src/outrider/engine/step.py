@@ -56,7 +56,7 @@ class Parts:
 
 
 def run_step(parts: Parts) -> StepReport | None:
-    """Advances every planned sequence and reports what each newly confirmed; None: nothing to do."""
+    """Advances every planned sequence; reports what each confirmed. None: nothing to do."""
     started = perf_counter()
     lines, preempted = parts.scheduler.plan()
     for sequence in preempted:
@@ -116,7 +116,7 @@ def _by_proposer(sequences: list[Sequence]) -> dict[str, list[int]]:
 
 
 def _draft(parts: Parts, ready: list[Scheduled]) -> list[Proposal]:
-    """A proposal per ready line; empty where there is no budget, no proposer or no room in the KV."""
+    """A proposal per ready line; empty where there is no budget, no proposer or no KV left."""
     sequences = [line.sequence for line in ready]
     proposals = [Proposal() for _ in ready]
     budgets = parts.controller.budget(sequences, [line.draft_limit for line in ready])
@@ -158,14 +158,12 @@ def _check_proposal(proposal: Proposal, budget: int, num_tokens: int, allowed: D
         raise ValueError("every node needs one parent that comes before it")
     if proposal.draw not in allowed:
         raise ValueError(f"a {proposal.draw.value} draft is not exact under this request's rule")
-    if proposal.draw in (Draw.SAMPLED, Draw.WITHOUT_REPLACEMENT) and Draw.COUPLED not in allowed:
-        if q is None or q.shape != (len(tokens), num_tokens):
-            raise ValueError("a sampled draft needs its law q, one row per node")
+    needs_q = proposal.draw is not Draw.DETERMINISTIC and Draw.COUPLED not in allowed
+    if needs_q and (q is None or q.shape != (len(tokens), num_tokens)):
+        raise ValueError("a sampled draft needs its law q, one row per node")
 
 
-def _layout(
-    parts: Parts, lines: list[Scheduled], proposals: list[Proposal]
-) -> StepBatch:
+def _layout(parts: Parts, lines: list[Scheduled], proposals: list[Proposal]) -> StepBatch:
     drafts = iter(proposals)
     slices = []
     for line in lines:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from outrider.contracts import Draw, DraftsInOneCall, Model, Proposal, SequenceView, Stream
-from outrider.layout import Slice, pack
+from outrider.contracts import DraftsInOneCall, Draw, Model, Proposal, SequenceView, Stream
 from outrider.kv.cache import KVCache
+from outrider.layout import Slice, pack
 from outrider.noise import mix, sequence_key
 from outrider.sampling import RowParams, draw_tokens, law_of, true_vocabulary
 

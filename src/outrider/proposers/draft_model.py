@@ -1,4 +1,4 @@
-"""A separate, smaller model of the same vocabulary drafts (Leviathan et al. 2023, Chen et al. 2023)."""
+"""A separate, smaller model of the same vocabulary drafts (Leviathan 2023, Chen 2023)."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ class DraftModelProposer:
                 "(draft_model= in Python)"
             )
         model = context.load_drafter(context.drafter)
-        return cls(
-            model, kv=context.make_kv(model), num_tokens=context.target.spec.num_tokens
-        )
+        return cls(model, kv=context.make_kv(model), num_tokens=context.target.spec.num_tokens)
 
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
         return self._drafter.draft(views, budgets)

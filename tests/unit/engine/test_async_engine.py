@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -73,7 +72,7 @@ def test_leaving_a_stream_cancels_its_request(sync: Engine) -> None:
             stream = engine.stream(PROMPT, params=SamplingParams(max_tokens=400, ignore_eos=True))
             async for _ in stream:
                 break
-            await stream.aclose()  # type: ignore[attr-defined]
+            await stream.aclose()
             task = asyncio.create_task(engine.generate(PROMPT, params=PARAMS))
             await asyncio.sleep(0.01)
             task.cancel()
@@ -117,7 +116,9 @@ def test_closing_ends_every_client(sync: Engine) -> None:
         sync.collect(line.request.id)
 
 
-def test_a_failing_target_reaches_every_client(sync: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_target_reaches_every_client(
+    sync: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(batch: object) -> None:
         raise RuntimeError("out of memory")
 

@@ -41,7 +41,9 @@ def engine(pair: tuple[Path, Path]) -> Engine:
     )
 
 
-def finish(engine: Engine, prompt: list[int] = PROMPT, **params: object) -> tuple[list[int], str, str]:
+def finish(
+    engine: Engine, prompt: list[int] = PROMPT, **params: object
+) -> tuple[list[int], str, str]:
     request = engine.add(prompt, SamplingParams(**params))  # type: ignore[arg-type]
     for _ in engine.run([request]):
         pass
@@ -125,7 +127,9 @@ def test_bad_requests_are_refused_and_leave_nothing(
         {"unknown": 1},
     ],
 )
-def test_bad_configurations_are_refused(pair: tuple[Path, Path], options: dict[str, object]) -> None:
+def test_bad_configurations_are_refused(
+    pair: tuple[Path, Path], options: dict[str, object]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         LLM(str(pair[0]), **options)
     assert "\n" not in str(caught.value)
@@ -290,7 +294,9 @@ def test_logprobs_are_the_models_own(engine: Engine) -> None:
     assert [entry.token for entry in entries] == result.tokens
     for i, entry in enumerate(entries):
         plain = engine.add(
-            PROMPT + result.tokens[:i], SamplingParams(max_tokens=1, logprobs=20), speculation=Speculation()
+            PROMPT + result.tokens[:i],
+            SamplingParams(max_tokens=1, logprobs=20),
+            speculation=Speculation(),
         )
         for _ in engine.run([plain]):
             pass
