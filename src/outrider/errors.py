@@ -4,9 +4,9 @@
     ├── ConfigError            an option that cannot work; message says which and what to do
     │   ├── LossyPairing       a proposer/verifier pair that would change the output's law
     │   └── UnknownName        no such proposer, verifier, ... (with a suggestion)
-    ├── ModelError             a folder that cannot be loaded, or a model that fails the self-check
+    ├── ModelError             a folder that cannot be loaded, a model that fails the self-check
     │   └── VocabularyMismatch target and drafter do not share a vocabulary
-    ├── RequestError           a request that cannot be served (empty prompt, too long, bad parameter)
+    ├── RequestError           a request that cannot be served: empty, too long, bad parameter
     └── EngineError            the engine itself failed; the request was not at fault
 
 User errors carry a one-line message and become exit code 2 on the command line.

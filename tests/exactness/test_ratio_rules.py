@@ -42,7 +42,13 @@ def engine(pair: tuple[Path, Path]) -> Engine:
     target, draft = pair
     return build(
         EngineConfig(
-            model=str(target), draft_model=str(draft), backend="torch", kv_tokens=4096, block_size=8
+            model=str(target),
+            draft_model=str(draft),
+            backend="torch",
+            kv_tokens=16384,
+            block_size=8,
+            max_sequences=512,
+            max_step_tokens=4096,
         )
     )
 
@@ -89,11 +95,8 @@ def p_value(engine: Engine, speculation: Speculation) -> float:
     [
         ("token", "draft-model", 2),
         ("block", "draft-model", 2),
-        ("tree", "draft-model", 2),
-        ("token", "ngram", 2),
-        ("block", "ngram", 2),
+        ("tree", "ngram", 2),
         ("coupled", "draft-model", 2),
-        ("token", "draft-model", 0),
     ],
 )
 def test_the_output_has_the_targets_law(
