@@ -15,7 +15,8 @@ from outrider.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from outrider.cli.race import Outcome, Totals
+    from outrider.cli.demo_view import View
+    from outrider.cli.race import Lane, Outcome, Totals
     from outrider.engine.engine import Engine
     from outrider.sampling import SamplingParams
 
@@ -116,19 +117,26 @@ def plan(prompt: str | None, temperature: float | None) -> list[Round]:
 def show(
     engine: Engine, rounds: Sequence[Round], params: SamplingParams, console: Console
 ) -> tuple[list[Outcome], Totals]:
-    """Races every round before the user's eyes."""
-    from outrider.cli.demo_view import LiveView, PlainView, View
-    from outrider.cli.race import lanes, race, totals
+    """Races every round before the user's eyes: live on a terminal, else in lines."""
+    from outrider.cli.demo_view import LiveView, PlainView
+    from outrider.cli.race import lanes
     from outrider.cli.trace import spelling
 
     pair = lanes(engine)
-    with busy("warming up"):
-        race(pair, "", rounds[0][1], replace(params, max_tokens=WARM_UP_TOKENS))
-    view: View
+    view: View = PlainView(console)
     if console.is_terminal and not console.is_dumb_terminal:
         view = LiveView(console, pair, spelling(engine.tokenizer), len(rounds))
-    else:
-        view = PlainView(console)
+    return race_rounds(pair, rounds, params, view)
+
+
+def race_rounds(
+    pair: tuple[Lane, Lane], rounds: Sequence[Round], params: SamplingParams, view: View
+) -> tuple[list[Outcome], Totals]:
+    """All rounds, after a short one that counts for nothing; the view is always closed."""
+    from outrider.cli.race import race, totals
+
+    with busy("warming up"):
+        race(pair, "", rounds[0][1], replace(params, max_tokens=WARM_UP_TOKENS))
     outcomes: list[Outcome] = []
     total: Totals | None = None
     try:

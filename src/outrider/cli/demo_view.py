@@ -32,43 +32,31 @@ class View(Protocol):
     def close(self, totals: Totals | None) -> None: ...
 
 
-class LiveView:
-    """Two panes and the table below them, redrawn between steps and never during one."""
+class Stage:
+    """Two panes and the table below them: keeps the state and renders it, draws nothing itself."""
 
     def __init__(
         self, console: Console, pair: tuple[Lane, Lane], spell: Spelling, num_rounds: int
     ) -> None:
         self._console = console
-        self._num_rounds = num_rounds
         self._pair = pair
         self._spell = spell
+        self._num_rounds = num_rounds
         self._title, self._prompt = "", ""
         self._outcomes: list[Outcome] = []
         self._totals: Totals | None = None
-        self._drawn = 0.0
-        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
-        self._live.start()
 
     def begin(self, title: str, prompt: str) -> None:
         self._title, self._prompt = title, prompt
 
     def watch(self) -> None:
-        if perf_counter() - self._drawn > FRAME_S:
-            self._draw()
+        pass
 
     def finished(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
-        self._draw()
 
     def close(self, totals: Totals | None) -> None:
         self._totals = totals
-        if self._title:
-            self._draw()
-        self._live.stop()
-
-    def _draw(self) -> None:
-        self._live.update(self.frame(), refresh=True)
-        self._drawn = perf_counter()
 
     def frame(self) -> RenderableType:
         table = outcome_table(self._outcomes, self._totals)
@@ -83,7 +71,8 @@ class LiveView:
         return Group(*(self._pane(lane, width - 4, rows // 2) for lane in self._pair), table)
 
     def _pane(self, lane: Lane, width: int, rows: int) -> Panel:
-        text = Text(printable(self._prompt), style="dim")
+        text = Text()
+        text.append(printable(self._prompt), style="dim")
         text.append_text(self._written(lane))
         lines = text.wrap(self._console, width, no_wrap=False)[-rows:]
         done = "[green]done[/green] · " if lane.result is not None else ""
@@ -113,6 +102,38 @@ class LiveView:
                     style = "green" if kind is Kind.ACCEPTED else "none"
                     text.append(printable(self._spell(token)), style=style)
         return text
+
+
+class LiveView(Stage):
+    """The stage, redrawn between steps and never during one; its last picture stays."""
+
+    _live: Live | None = None
+    _drawn = 0.0
+
+    def begin(self, title: str, prompt: str) -> None:
+        super().begin(title, prompt)
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
+            self._live.start()
+
+    def watch(self) -> None:
+        if perf_counter() - self._drawn > FRAME_S:
+            self._draw()
+
+    def finished(self, outcome: Outcome) -> None:
+        super().finished(outcome)
+        self._draw()
+
+    def close(self, totals: Totals | None) -> None:
+        super().close(totals)
+        if self._live is not None:
+            self._draw()
+            self._live.stop()
+
+    def _draw(self) -> None:
+        assert self._live is not None
+        self._live.update(self.frame(), refresh=True)
+        self._drawn = perf_counter()
 
 
 class PlainView:

@@ -17,7 +17,8 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
-def summary(result: Result) -> str:
+def summary(result: Result, *, sampled: bool) -> str:
+    """Tokens, speed and what speculation did; the seed where it mattered."""
     stats = result.stats
     parts = [f"{stats.num_tokens} tokens", f"{stats.tokens_per_s:.1f} tok/s"]
     if stats.num_proposals:
@@ -27,7 +28,9 @@ def summary(result: Result) -> str:
         ]
     else:
         parts.append("nothing was drafted")
-    return " · ".join([*parts, f"seed {result.seed}"])
+    if sampled:
+        parts.append(f"seed {result.seed}")
+    return " · ".join(parts)
 
 
 def record(result: Result, engine: Engine, model: str, spell: Spelling) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Run:
         self.result = self._engine.collect(request_id)
         for index, completion in enumerate(self.result.completions):
             self._finish(index, completion)
-        self._conclude()
+        self._conclude(params)
 
     def record(self, model: str) -> dict[str, Any]:
         """The JSON object of this run."""
@@ -79,12 +79,12 @@ class Run:
             self._out.print()
         if self._show_trace:
             self._out.print()
-            self._out.print(trace.legend(), soft_wrap=False)
+            self._out.print(trace.legend(events), soft_wrap=False)
             self._out.print(trace.step_table(events, self._spell), soft_wrap=False)
         if completion.logprobs is not None and not self._as_json:
             self._out.print(self._logprob_table(completion), soft_wrap=False)
 
-    def _conclude(self) -> None:
+    def _conclude(self, params: SamplingParams) -> None:
         stats = self.result.stats
         if self._show_trace and stats.num_drafted:
             table = trace.position_table(
@@ -92,7 +92,8 @@ class Run:
             )
             self._out.print(table, soft_wrap=False)
         if not self._as_json:
-            stderr().print(report.summary(self.result), style="dim", soft_wrap=True)
+            line = report.summary(self.result, sampled=params.temperature > 0)
+            stderr().print(line, style="dim", soft_wrap=True)
 
     def _logprob_table(self, completion: Completion) -> Table:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

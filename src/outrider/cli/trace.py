@@ -124,7 +124,8 @@ def step_table(events: Sequence[StepEvent], spell: Spelling) -> Table:
     return table
 
 
-def legend() -> Text:
+def legend(events: Sequence[StepEvent]) -> Text:
+    """What the marks and styles mean, for those that occur."""
     names = {
         Kind.ACCEPTED: "accepted draft",
         Kind.REJECTED: "rejected draft",
@@ -133,7 +134,10 @@ def legend() -> Text:
         Kind.UNUSED: "drafted past the end",
     }
     line = Text()
+    seen = {kind for event in events for kind, _ in judged(event)}
     for kind, name in names.items():
+        if kind not in seen:
+            continue
         line.append(kind.mark).append(name, style=kind.style).append("  ")
     return line.append("⏎ newline  · space", style="dim")
 
