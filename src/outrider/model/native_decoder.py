@@ -1,0 +1,408 @@
+"""Llama-shaped models on the CPU: one call of the native engine is one whole step.
+
+Weights stay in the type they are stored in (bfloat16 is widened in registers, which loses
+nothing) or are quantised while loading; arithmetic and cache are float32. A row's result depends
+on its own path only, bit for bit: not on the batch, the step width, the tree it sits in, the
+block layout or the number of threads.
+
+Shape legend: T tokens of the pass, R rows with logits, S sequences, V vocabulary, H hidden.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from outrider import native
+from outrider.contracts import IntArray, ModelSpec, StepBatch, StepOutput
+from outrider.errors import ConfigError, ModelError, UnknownName
+from outrider.model.families import DecoderConfig, read_decoder_config
+from outrider.model.weights import Checkpoint, count_tokens, read_config, read_eos_ids
+
+log = logging.getLogger(__name__)
+
+WEIGHT_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
+_SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 4}
+_LOSSLESS = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
+_MAX_POSITIONS = 1 << 22
+_INT32 = np.dtype(np.int32)
+
+# Tensor name -> kind of outrider.h, and its shape in terms of the config.
+_LAYER_TENSORS = {
+    "input_layernorm.weight": 3,
+    "self_attn.q_proj.weight": 4,
+    "self_attn.k_proj.weight": 5,
+    "self_attn.v_proj.weight": 6,
+    "self_attn.o_proj.weight": 7,
+    "self_attn.q_proj.bias": 8,
+    "self_attn.k_proj.bias": 9,
+    "self_attn.v_proj.bias": 10,
+    "self_attn.o_proj.bias": 11,
+    "self_attn.q_norm.weight": 12,
+    "self_attn.k_norm.weight": 13,
+    "post_attention_layernorm.weight": 14,
+    "mlp.gate_proj.weight": 15,
+    "mlp.up_proj.weight": 16,
+    "mlp.down_proj.weight": 17,
+    "mlp.gate_proj.bias": 18,
+    "mlp.up_proj.bias": 19,
+    "mlp.down_proj.bias": 20,
+}
+
+
+def available(config: DecoderConfig, device: str) -> bool:
+    """Whether the native engine is compiled here and can run this model."""
+    return torch.device(device).type == "cpu" and native.available()
+
+
+def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """The layer tensors that a model with this config has."""
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    num_q, num_kv = config.num_heads * dim, config.num_kv_heads * dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (num_q, hidden),
+        "self_attn.k_proj.weight": (num_kv, hidden),
+        "self_attn.v_proj.weight": (num_kv, hidden),
+        "self_attn.o_proj.weight": (hidden, num_q),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    if config.qkv_bias:
+        shapes |= {
+            f"self_attn.{w}_proj.bias": (n,)
+            for w, n in (("q", num_q), ("k", num_kv), ("v", num_kv))
+        }
+    if config.o_bias:
+        shapes["self_attn.o_proj.bias"] = (hidden,)
+    if config.mlp_bias:
+        shapes |= {
+            "mlp.gate_proj.bias": (inner,),
+            "mlp.up_proj.bias": (inner,),
+            "mlp.down_proj.bias": (hidden,),
+        }
+    if config.qk_norm:
+        shapes |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
+    return shapes
+
+
+class NativeDecoder:
+    """`contracts.Model` and `contracts.DraftsInOneCall`. Not for use from two threads at once."""
+
+    spec: ModelSpec
+
+    def __init__(
+        self, config: DecoderConfig, spec: ModelSpec, dtype: str, threads: int | None
+    ) -> None:
+        if threads is not None and not 1 <= threads <= 256:
+            raise ConfigError(f"threads must be between 1 and 256, not {threads}")
+        lib = native.library()
+        native.isa()  # a processor that cannot run the forced instruction set says so here
+        self.config = config
+        self.spec = spec
+        self.dtype = dtype
+        self.load_s = 0.0
+        self._threads = threads
+        self._handle: int | None = lib.outrider_new(
+            ctypes.byref(
+                native.Config(
+                    hidden=config.hidden_size,
+                    layers=config.num_layers,
+                    heads=config.num_heads,
+                    kv_heads=config.num_kv_heads,
+                    head_dim=config.head_dim,
+                    intermediate=config.intermediate_size,
+                    vocab=config.vocab_size,
+                    num_tokens=spec.num_tokens,
+                    rotary_dim=config.head_dim,
+                    weight_type=WEIGHT_TYPES[dtype],
+                    qk_norm=config.qk_norm,
+                    eps=config.norm_eps,
+                    attention_scale=config.head_dim**-0.5,
+                )
+            )
+        )
+        if not self._handle:
+            raise ModelError(native.error_message())
+        self._lib = lib
+        self._step = native.Step()
+        self._model_arg = ctypes.c_void_p(self._handle)
+        self._step_arg = ctypes.byref(self._step)
+        self._embedding: torch.Tensor | None = None  # read in place, so it must stay alive
+        self._logits = torch.empty(0, spec.vocab_size)
+        self._views: dict[int, torch.Tensor] = {}
+        self._cache_bytes = 0
+        self._extend_rope(min(2048, config.max_positions))
+
+    def __del__(self) -> None:
+        handle, self._handle = getattr(self, "_handle", None), None
+        if handle:
+            self._lib.outrider_free(handle)
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, *, dtype: str = "auto", threads: int | None = None
+    ) -> NativeDecoder:
+        """Maps a Hugging Face folder and repacks its weights once.
+
+        dtype "auto" keeps the stored type; "int8" and "int4" quantise. `threads` None follows
+        `native.set_threads`. Raises `ModelError` for a folder that cannot be loaded.
+        """
+        started = time.perf_counter()
+        folder = Path(folder)
+        raw = read_config(folder)
+        config = read_decoder_config(raw)
+        if dtype == "auto":
+            dtype = _LOSSLESS.get(config.dtype, "float32")
+        if dtype not in WEIGHT_TYPES:
+            raise UnknownName("dtype", dtype, ["auto", *WEIGHT_TYPES])
+        checkpoint = Checkpoint(folder)
+        model = cls(config, _spec(folder, raw, config), dtype, threads)
+        model._read(checkpoint)
+        model.load_s = time.perf_counter() - started
+        log.info(
+            "loaded %s as %s (%s) in %.2f s, %.0f MB of weights",
+            folder.name,
+            dtype,
+            native.isa(),
+            model.load_s,
+            model.weight_bytes / 1e6,
+        )
+        return model
+
+    def _read(self, checkpoint: Checkpoint) -> None:
+        config = self.config
+        vocab, hidden = config.vocab_size, config.hidden_size
+        embedding = checkpoint.tensor("model.embed_tokens.weight", (vocab, hidden)).contiguous()
+        if embedding.dtype not in _SOURCE_TYPES:
+            embedding = embedding.float()
+        self._embedding = embedding
+        self._set(0, 0, embedding)
+        self._set(1, 0, checkpoint.tensor("model.norm.weight", (hidden,)))
+        self._set(
+            2, 0, embedding if config.tied else checkpoint.tensor("lm_head.weight", (vocab, hidden))
+        )
+        for layer in range(config.num_layers):
+            for name, shape in _shapes(config).items():
+                tensor = checkpoint.tensor(f"model.layers.{layer}.{name}", shape)
+                self._set(_LAYER_TENSORS[name], layer, tensor)
+            window = config.windows[layer]
+            if window is not None:
+                native.check(self._lib.outrider_set_window(self._handle, layer, window))
+        if self._lib.outrider_ready(self._handle) != native.OK:
+            raise ModelError(native.error_message())
+
+    def _set(self, kind: int, layer: int, tensor: torch.Tensor) -> None:
+        tensor = tensor.detach().contiguous()
+        if tensor.dtype not in _SOURCE_TYPES:
+            tensor = tensor.float()
+        rows, columns = tensor.shape if tensor.dim() == 2 else (1, len(tensor))
+        code = self._lib.outrider_set_tensor(
+            self._handle,
+            kind,
+            layer,
+            tensor.data_ptr(),
+            _SOURCE_TYPES[tensor.dtype],
+            rows,
+            columns,
+            self._threads or native.num_threads(),
+        )
+        if code != native.OK:
+            raise ModelError(native.error_message())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the packed weights; the embedding is read from the mapped file."""
+        return int(self._lib.outrider_weight_bytes(self._handle))
+
+    @property
+    def resident_bytes(self) -> int:
+        """Weights and cache together."""
+        return self.weight_bytes + self._cache_bytes
+
+    def _extend_rope(self, positions: int) -> None:
+        rope = self.config.rope
+        angles = torch.arange(positions).float()[:, None] * rope.frequencies(self.config.head_dim)
+        cosine, sine = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+        native.check(
+            self._lib.outrider_set_rope(
+                self._handle,
+                cosine.contiguous().data_ptr(),
+                sine.contiguous().data_ptr(),
+                positions,
+            )
+        )
+        self._rope_positions = positions
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Replaces the KV store by an empty one of `num_blocks * block_size` slots."""
+        native.check(self._lib.outrider_allocate(self._handle, num_blocks, block_size))
+        self._cache_bytes = num_blocks * block_size * self.spec.kv_bytes_per_token
+
+    def forward(self, batch: StepBatch) -> StepOutput:
+        """The logits are a view of a buffer that the next forward overwrites."""
+        keep = self._describe(batch)
+        step = self._step
+        num_rows = step.num_rows
+        logits_RV = self._views.get(num_rows)
+        if logits_RV is None:
+            logits_RV = self._rows(num_rows)
+        step.logits = self._logits_address
+        taps = self._tap_buffers(batch) if batch.taps else {}
+        code = self._lib.outrider_step(self._model_arg, self._step_arg)
+        if code:
+            self._repair(code, batch, 0)
+            native.check(self._lib.outrider_step(self._model_arg, self._step_arg))
+        del keep
+        return StepOutput(logits_RV, taps)
+
+    def _describe(self, batch: StepBatch) -> list[IntArray]:
+        """Points the argument block at the batch; the arrays returned must outlive the call."""
+        arrays = [
+            a
+            if a.dtype is _INT32 and a.flags.c_contiguous
+            else np.ascontiguousarray(a, dtype=np.int32)
+            for a in (
+                batch.tokens_T,
+                batch.positions_T,
+                batch.starts_S1,
+                batch.context_S,
+                batch.tables_SW,
+                batch.logit_rows_R,
+            )
+        ]
+        tokens, positions, starts, context, tables, rows = arrays
+        num_tokens, num_seqs = tokens.size, context.size
+        if (
+            positions.size != num_tokens
+            or starts.size != num_seqs + 1
+            or tables.ndim != 2
+            or (tables.shape[0] != num_seqs)
+        ):
+            raise ValueError("the arrays of the batch do not fit together")
+        step = self._step
+        step.tokens = tokens.ctypes.data
+        step.positions = positions.ctypes.data
+        step.starts = starts.ctypes.data
+        step.context = context.ctypes.data
+        step.tables = tables.ctypes.data
+        step.logit_rows = rows.ctypes.data
+        step.parents = None
+        if batch.parents_T is not None:
+            parents = np.ascontiguousarray(batch.parents_T, dtype=np.int32)
+            if parents.size != num_tokens:
+                raise ValueError("the arrays of the batch do not fit together")
+            arrays.append(parents)
+            step.parents = parents.ctypes.data
+        step.num_tokens = num_tokens
+        step.num_seqs = num_seqs
+        step.table_width = tables.shape[1]
+        step.num_rows = rows.size
+        step.num_taps = 0
+        step.exit_layer = -1 if batch.exit_layer is None else batch.exit_layer
+        step.threads = self._threads or native.num_threads()
+        return arrays
+
+    def _rows(self, num_rows: int) -> torch.Tensor:
+        """The first `num_rows` rows of the logits buffer, which grows as needed."""
+        if num_rows > len(self._logits):
+            self._views.clear()
+            self._logits = torch.empty(max(16, num_rows * 5 // 4), self.spec.vocab_size)
+        self._logits_address = self._logits.data_ptr()
+        self._views[num_rows] = self._logits[:num_rows]
+        return self._views[num_rows]
+
+    def _tap_buffers(self, batch: StepBatch) -> dict[int, torch.Tensor]:
+        step = self._step
+        shape = (step.num_tokens, self.spec.hidden_size)
+        taps = {layer: torch.empty(shape) for layer in batch.taps}
+        depth = self.spec.num_layers if batch.exit_layer is None else batch.exit_layer
+        if any(not 0 <= layer <= depth for layer in taps):
+            raise ValueError(f"taps {batch.taps} reach beyond the {depth} layers of this pass")
+        self._tap_layers = (ctypes.c_int32 * len(taps))(*taps)
+        self._tap_out = (ctypes.c_void_p * len(taps))(*(t.data_ptr() for t in taps.values()))
+        step.num_taps = len(taps)
+        step.taps = ctypes.addressof(self._tap_layers)
+        step.tap_out = ctypes.addressof(self._tap_out)
+        return taps
+
+    def _repair(self, code: int, batch: StepBatch, extra: int) -> None:
+        """Lengthens the rotary table if that was all that was wrong; raises otherwise."""
+        if code != native.ROPE_SHORT:
+            native.check(code)
+        need = int(batch.positions_T.max()) + extra + 1
+        if need > _MAX_POSITIONS:
+            raise ValueError(f"position {need - 1} is beyond the {_MAX_POSITIONS} we go to")
+        self._extend_rope(max(need, 2 * self._rope_positions))
+
+    def draft_chain(
+        self,
+        batch: StepBatch,
+        num_tokens_S: IntArray,
+        temperature_S: npt.NDArray[np.float32],
+        key_S: npt.NDArray[np.uint64],
+    ) -> list[list[int]]:
+        """See `contracts.DraftsInOneCall`: the whole autoregressive loop in one native call."""
+        keep: list[Any] = [*self._describe(batch)]
+        counts = np.ascontiguousarray(num_tokens_S, dtype=np.int32)
+        temperatures = np.ascontiguousarray(temperature_S, dtype=np.float32)
+        keys = np.ascontiguousarray(key_S, dtype=np.uint64)
+        num_seqs = self._step.num_seqs
+        if not counts.size == temperatures.size == keys.size == num_seqs:
+            raise ValueError("one count, temperature and key per sequence")
+        width = int(counts.max()) if num_seqs else 0
+        out = np.empty((num_seqs, max(width, 1)), np.int32)
+        draft = native.Draft(
+            counts.ctypes.data,
+            temperatures.ctypes.data,
+            keys.ctypes.data,
+            out.ctypes.data,
+            out.shape[1],
+        )
+        arguments = (self._model_arg, self._step_arg, ctypes.byref(draft))
+        code = self._lib.outrider_draft(*arguments)
+        if code:
+            self._repair(code, batch, width)
+            native.check(self._lib.outrider_draft(*arguments))
+        del keep
+        return [row[:count] for row, count in zip(out.tolist(), counts.tolist(), strict=True)]
+
+    def copy_slots(self, source: IntArray, target: IntArray) -> None:
+        """Copies the K/V of physical slots; all sources are read before any target is written."""
+        from_ = np.ascontiguousarray(source, dtype=np.int32)
+        to = np.ascontiguousarray(target, dtype=np.int32)
+        if from_.shape != to.shape:
+            raise ValueError("as many targets as sources")
+        native.check(
+            self._lib.outrider_copy_slots(
+                self._handle, from_.ctypes.data, to.ctypes.data, from_.size
+            )
+        )
+
+
+def _spec(folder: Path, raw: dict[str, Any], config: DecoderConfig) -> ModelSpec:
+    sizes = [int(np.prod(shape)) for shape in _shapes(config).values()]
+    vocabulary = config.vocab_size * config.hidden_size
+    slot = -(-config.head_dim // 16) * 16
+    return ModelSpec(
+        name=folder.name,
+        vocab_size=config.vocab_size,
+        num_tokens=count_tokens(folder, config.vocab_size),
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        max_positions=config.max_positions,
+        kv_bytes_per_token=2 * config.num_layers * config.num_kv_heads * slot * 4,
+        num_parameters=sum(sizes) * config.num_layers
+        + config.hidden_size
+        + vocabulary * (1 if config.tied else 2),
+        eos_ids=read_eos_ids(folder, raw),
+    )

@@ -1,0 +1,122 @@
+"""Compiles the native engine with the machine's own C++ compiler.
+
+    python -m outrider.native.build            into the package's own folder
+    python -m outrider.native.build --sanitize with AddressSanitizer and UBSan, beside it
+
+The package build calls `compile_library` too, by path and before anything is installed, so this
+module imports nothing but the standard library. Every instruction set is its own translation
+unit with its own flags; the library chooses among them at run time. No -ffast-math, no fused
+operations that the source does not name: the order of a row's sums is part of the contract.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LIBRARY = "_outrider.so"
+SANITIZED = "_outrider_sanitized.so"
+X86 = ("x86_64", "AMD64")
+# Source file -> flags for x86-64; a file of another instruction set is empty elsewhere.
+SOURCES = {
+    "dispatch.cpp": [],
+    "draft.cpp": [],
+    "kernels_avx2.cpp": ["-mavx2", "-mfma"],
+    "kernels_avx512.cpp": [
+        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
+        *("-mavx2", "-mfma", "-mprefer-vector-width=512"),
+    ],
+    "kernels_portable.cpp": [],
+    "model.cpp": [],
+    "plan.cpp": [],
+    "pool.cpp": [],
+    "sample.cpp": [],
+    "step.cpp": [],
+}
+FLAGS = [
+    *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden"),
+    *("-ffp-contract=off", "-fno-math-errno"),
+    *("-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-uninitialized"),
+]
+SANITIZE = [
+    "-g",
+    "-fno-omit-frame-pointer",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=undefined",
+]
+
+
+class BuildError(Exception):
+    """No compiler, or one that cannot compile this; the message says which."""
+
+
+def find_compiler() -> list[str]:
+    """$CXX, or the first usual name there is."""
+    chosen = os.environ.get("CXX")
+    if chosen:
+        return shlex.split(chosen)
+    for name in ("c++", "g++", "clang++"):
+        path = shutil.which(name)
+        if path:
+            return [path]
+    raise BuildError("no C++ compiler found (looked for $CXX, c++, g++, clang++)")
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"cannot run {command[0]}: {error}") from error
+    if done.returncode:
+        raise BuildError(f"{shlex.join(command)} failed:\n{done.stderr.strip()}")
+
+
+def compile_library(target: Path, *, sanitize: bool = False) -> Path:
+    """Compiles and links everything into `target`, replacing it whole. Raises `BuildError`."""
+    compiler = find_compiler()
+    x86 = platform.machine() in X86
+    flags = FLAGS + (SANITIZE if sanitize else [])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        objects = [str(Path(folder) / (Path(name).stem + ".o")) for name in SOURCES]
+        commands = [
+            [*compiler, *flags, *(extra if x86 else []), "-c", str(HERE / name), "-o", out]
+            for (name, extra), out in zip(SOURCES.items(), objects, strict=True)
+        ]
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            list(pool.map(_run, commands))
+        linked = target.with_name(f"{target.name}.{os.getpid()}")
+        try:
+            _run([*compiler, *flags, "-shared", *objects, "-o", str(linked)])
+            linked.replace(target)
+        finally:
+            linked.unlink(missing_ok=True)
+    return target
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m outrider.native.build")
+    parser.add_argument("--sanitize", action="store_true", help="AddressSanitizer and UBSan")
+    parser.add_argument("--output", type=Path, help="where to put the library")
+    options = parser.parse_args()
+    name = SANITIZED if options.sanitize else LIBRARY
+    try:
+        built = compile_library(options.output or HERE / name, sanitize=options.sanitize)
+    except BuildError as error:
+        print(f"outrider: native engine not built: {error}", file=sys.stderr)
+        return 1
+    print(f"outrider: built {built}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

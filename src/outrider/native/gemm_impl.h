@@ -1,0 +1,238 @@
+// Skinny matrix products. Included by each kernels_*.cpp inside its own instruction set.
+//
+// Output element (row, n) is one chain of multiply-adds over k, in order, whatever the tile. A
+// register tile covers MT rows x NV panels; a chain may be parked in `c` between two blocks of k,
+// which changes nothing, since a float stored and loaded is the same float.
+#pragma once
+
+namespace outrider {
+namespace {
+
+constexpr int kBlockK = 512;    // k values per block when the rows need several register tiles
+constexpr int kAheadLines = 16;  // prefetch distance within a panel
+
+inline void prefetch(const char* p) { __builtin_prefetch(p, 0, 3); }
+
+template <int MT, int NV, bool kBF16Lines>
+inline void float_lines(V (&acc)[MT][NV], const float* x, ptrdiff_t ldx, const char* w,
+                        size_t panel, int lines, ptrdiff_t ahead) {
+  for (int l = 0; l < lines; ++l, w += 64, x += kBF16Lines ? 2 : 1) {
+    if constexpr (kBF16Lines) {
+      V even[NV], odd[NV];
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) {
+        if (ahead) prefetch(w + size_t(v) * panel + ahead);
+        load_bf16(w + size_t(v) * panel, even[v], odd[v]);
+      }
+#pragma GCC unroll 16
+      for (int m = 0; m < MT; ++m) {
+        const V b = set1(x[m * ldx]);
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) acc[m][v] = fma(b, even[v], acc[m][v]);
+      }
+#pragma GCC unroll 16
+      for (int m = 0; m < MT; ++m) {
+        const V b = set1(x[m * ldx + 1]);
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) acc[m][v] = fma(b, odd[v], acc[m][v]);
+      }
+    } else {
+      V row[NV];
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) {
+        if (ahead) prefetch(w + size_t(v) * panel + ahead);
+        row[v] = load_f32(w + size_t(v) * panel);
+      }
+#pragma GCC unroll 16
+      for (int m = 0; m < MT; ++m) {
+        const V b = set1(x[m * ldx]);
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) acc[m][v] = fma(b, row[v], acc[m][v]);
+      }
+    }
+  }
+}
+
+struct TileArgs {
+  const Matrix* w;
+  const Rows* x;
+  int row;            // first row of the tile
+  int line, lines;    // range of lines within each panel
+  const char* panel;  // first line of the range in the first panel
+  float* c;           // first row, first column
+  ptrdiff_t ldc;
+  bool resume;        // add to what c holds
+  ptrdiff_t ahead;    // > 0: prefetch this far; 0: within the panel, then into `next`
+  ptrdiff_t next;     // bytes from the first panel to the first one of the following tile
+};
+
+template <int MT, int NV, bool kBF16Lines>
+void float_tile(const TileArgs& a) {
+  const size_t panel = a.w->panel_bytes();
+  const float* x = a.x->f + a.row * a.x->ld + ptrdiff_t(a.line) * (kBF16Lines ? 2 : 1);
+  V acc[MT][NV];
+#pragma GCC unroll 16
+  for (int m = 0; m < MT; ++m)
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) acc[m][v] = a.resume ? load(a.c + m * a.ldc + 16 * v) : zero();
+  if (a.ahead) {
+    float_lines<MT, NV, kBF16Lines>(acc, x, a.x->ld, a.panel, panel, a.lines, a.ahead);
+  } else {
+    const int tail = a.lines < kAheadLines ? a.lines : kAheadLines;
+    const int head = a.lines - tail;
+    float_lines<MT, NV, kBF16Lines>(acc, x, a.x->ld, a.panel, panel, head, kAheadLines * 64);
+    float_lines<MT, NV, kBF16Lines>(acc, x + head * (kBF16Lines ? 2 : 1), a.x->ld,
+                                    a.panel + head * 64, panel, tail, a.next - head * 64);
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < MT; ++m)
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) store(a.c + m * a.ldc + 16 * v, acc[m][v]);
+}
+
+// Integer weights are stored unsigned (zero point 128 or 8) against signed activations. Within a
+// group the sum is exact; group sums are scaled and added in order.
+template <int MT, int NV, bool kNibbles>
+void integer_tile(const TileArgs& a) {
+  const Matrix& w = *a.w;
+  const size_t panel = w.panel_bytes();
+  const int zero_point = kNibbles ? 8 : 128;
+  constexpr int kPerLine = kNibbles ? 8 : 4;
+  const int group_lines = w.group / kPerLine;
+  const int first_panel = int((a.panel - w.data) / ptrdiff_t(panel));
+  for (int l = a.line; l < a.line + a.lines; l += group_lines) {
+    const int g = l / group_lines;
+    const int end = l + group_lines < a.line + a.lines ? l + group_lines : a.line + a.lines;
+    I acc[MT][NV];
+#pragma GCC unroll 16
+    for (int m = 0; m < MT; ++m) {
+      const I start = iset1(-zero_point * a.x->sum[(a.row + m) * w.groups + g]);
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) acc[m][v] = start;
+    }
+    const int8_t* q = a.x->q + a.row * a.x->ldq + ptrdiff_t(l) * kPerLine;
+    const char* p = a.panel + ptrdiff_t(l - a.line) * 64;
+    const ptrdiff_t ahead = a.ahead                             ? a.ahead
+                            : end + kAheadLines <= w.lines      ? kAheadLines * 64
+                                                                : a.next - ptrdiff_t(l) * 64;
+    for (int i = l; i < end; ++i, p += 64, q += kPerLine) {
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) prefetch(p + size_t(v) * panel + ahead);
+      if constexpr (kNibbles) {
+        W8 low[NV], high[NV];
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) load_u4(p + size_t(v) * panel, low[v], high[v]);
+#pragma GCC unroll 16
+        for (int m = 0; m < MT; ++m) {
+          const X8 x0 = broadcast4(q + m * a.x->ldq), x1 = broadcast4(q + m * a.x->ldq + 4);
+#pragma GCC unroll 8
+          for (int v = 0; v < NV; ++v) acc[m][v] = dot4(dot4(acc[m][v], low[v], x0), high[v], x1);
+        }
+      } else {
+        W8 row[NV];
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) row[v] = load_u8(p + size_t(v) * panel);
+#pragma GCC unroll 16
+        for (int m = 0; m < MT; ++m) {
+          const X8 x0 = broadcast4(q + m * a.x->ldq);
+#pragma GCC unroll 8
+          for (int v = 0; v < NV; ++v) acc[m][v] = dot4(acc[m][v], row[v], x0);
+        }
+      }
+    }
+    const bool last = end == w.lines;
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) {
+      V ws = set1(1.0f);
+      if (kNibbles) ws = load(w.scale + (size_t(first_panel + v) * w.groups + g) * 16);
+#pragma GCC unroll 16
+      for (int m = 0; m < MT; ++m) {
+        float* c = a.c + m * a.ldc + 16 * v;
+        V s = set1(a.x->scale[(a.row + m) * w.groups + g]);
+        if (kNibbles) s = mul(s, ws);
+        V sum = g == 0 ? mul(to_float(acc[m][v]), s) : fma(to_float(acc[m][v]), s, load(c));
+        if (!kNibbles && last) sum = mul(sum, load(w.scale + size_t(first_panel + v) * 16));
+        store(c, sum);
+      }
+    }
+  }
+}
+
+using Tile = void (*)(const TileArgs&);
+
+template <int MT, int NV>
+void any_tile(const TileArgs& a) {
+  switch (a.w->type) {
+    case kF32: return float_tile<MT, NV, false>(a);
+    case kBF16: return float_tile<MT, NV, true>(a);
+    case kI8: return integer_tile<MT, NV, false>(a);
+    default: return integer_tile<MT, NV, true>(a);
+  }
+}
+
+// The panels of one task for MT rows, widest register tile first.
+template <int MT>
+void row_tile(TileArgs a, int num_panels) {
+  constexpr int kWide = tile_panels(MT);
+  const size_t panel = a.w->panel_bytes();
+  const char* first = a.panel;
+  float* c = a.c;
+  int p = 0;
+  auto at = [&](int width) {
+    a.panel = first + size_t(p) * panel;
+    a.c = c + 16 * p;
+    // After the last panel of the task its thread goes on with the panels that follow.
+    a.next = ptrdiff_t(width * panel);
+    p += width;
+  };
+  while (num_panels - p >= kWide) at(kWide), any_tile<MT, kWide>(a);
+  if constexpr (kWide > 4)
+    if (num_panels - p >= 4) at(4), any_tile<MT, 4>(a);
+  if constexpr (kWide > 2)
+    if (num_panels - p >= 2) at(2), any_tile<MT, 2>(a);
+  if constexpr (kWide > 1)
+    if (num_panels - p >= 1) at(1), any_tile<MT, 1>(a);
+}
+
+using RowTile = void (*)(TileArgs, int);
+
+template <int... M>
+struct RowTiles {
+  static constexpr RowTile table[] = {nullptr, row_tile<M + 1>...};
+};
+template <int N, int... M>
+struct MakeRowTiles : MakeRowTiles<N - 1, N - 1, M...> {};
+template <int... M>
+struct MakeRowTiles<0, M...> : RowTiles<M...> {};
+
+void gemm(const Matrix& w, const Rows& x, int first, int num_panels, float* c, ptrdiff_t ldc) {
+  const int tiles = (x.rows + kMaxRows - 1) / kMaxRows;
+  if (tiles == 0) return;
+  const int per_tile = (x.rows + tiles - 1) / tiles;
+  const int per_line = w.type == kF32 ? 1 : w.type == kBF16 ? 2 : w.type == kI8 ? 4 : 8;
+  const int block = tiles == 1 ? w.lines : kBlockK / per_line;
+  TileArgs a{};
+  a.w = &w;
+  a.x = &x;
+  a.ldc = ldc;
+  for (int line = 0; line < w.lines; line += block) {
+    a.line = line;
+    a.lines = w.lines - line < block ? w.lines - line : block;
+    a.panel = w.data + size_t(first) * w.panel_bytes() + size_t(line) * 64;
+    a.resume = line > 0;
+    for (int r = 0; r < x.rows; r += per_tile) {
+      const int rows = x.rows - r < per_tile ? x.rows - r : per_tile;
+      a.row = r;
+      a.c = c + r * ldc;
+      a.ahead = 0;
+      if (tiles > 1 && r + rows >= x.rows) {  // the last tile fetches what the first will read
+        a.ahead = line + block < w.lines ? ptrdiff_t(block) * 64
+                                         : ptrdiff_t(num_panels * w.panel_bytes()) - line * 64;
+      }
+      MakeRowTiles<kMaxRows>::table[rows](a, num_panels);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,110 @@
+// What a step needs from the processor: one table of functions per instruction set.
+//
+// Every function here has a FIXED order of operations for each output element: it depends on the
+// element's own inputs only, never on how many rows, panels or threads share the call. That is
+// what makes a verified row bitwise equal to a decoded one. Keep it so: no reassociation, no
+// split of a sum that depends on the shape, no -ffast-math.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace outrider {
+
+constexpr int kLanes = 16;       // outputs of one weight panel; keys of one K tile
+constexpr int kRowBlock = 240;   // rows of activations one task works through at a time
+constexpr int kMaxTask = 8;      // panels one task may span
+constexpr int kMaxQueries = 12;  // queries of one attention tile
+constexpr int kActGroup = 128;   // activations that share a scale under int8 weights
+
+enum WeightType : int32_t { kF32 = 0, kBF16 = 1, kI8 = 2, kI4 = 3, kF16 = 4 };
+
+// A weight matrix [n, k] packed into panels of 16 outputs. One 64-byte line of a panel holds, for
+// each of its 16 outputs, the next 1 (f32), 2 (bf16), 4 (i8) or 8 (i4) values along k, so a step
+// reads every panel front to back exactly once.
+struct Matrix {
+  char* data = nullptr;
+  float* scale = nullptr;  // i8: [panels][16]; i4: [panels][groups][16]
+  int32_t type = kF32;
+  int32_t n = 0, k = 0;
+  int32_t panels = 0, lines = 0;  // lines per panel
+  int32_t group = 0, groups = 0;  // activations (and i4 weights) that share a scale
+  size_t panel_bytes() const { return size_t(lines) * 64; }
+};
+
+// Rows of activations, as floats or quantised; exactly one of the two is read.
+struct Rows {
+  const float* f = nullptr;
+  ptrdiff_t ld = 0;
+  const int8_t* q = nullptr;       // [rows][ldq]
+  ptrdiff_t ldq = 0;
+  const float* scale = nullptr;    // [rows][groups]
+  const int32_t* sum = nullptr;    // [rows][groups]: sum of the group's int8 values
+  int rows = 0;
+};
+
+// Sixteen consecutive physical slots share one tile of K ([d][16]) and of V ([16][d]).
+struct Segment {
+  int32_t tile;   // physical slot / 16
+  int16_t lane;   // first slot inside the tile
+  int16_t count;  // slots used, 1..16
+  int32_t start;  // logical slot of the first one
+};
+
+// One tile of queries of one sequence and one KV head: queries q0..q1-1 of the flat index
+// row * group + head-in-group.
+struct Attention {
+  const float* q;         // first row of the sequence, first head of the group; head stride dim_p
+  ptrdiff_t ldq;
+  int first, count;       // flat query range
+  int group;              // query heads per KV head
+  int dim, dim_p;         // head size, and rounded up to 16
+  float scale;
+  int window;             // 0: everything
+  int context;            // logical slots before the sequence's new tokens
+  const int32_t* depth;   // [rows] or null: chain. Number of ancestors incl. itself
+  const int32_t* const* path;  // [rows] new-token indices from root to self; null entry: chain
+  int new_tokens;
+  const Segment* segments;
+  int num_segments;
+  const float* kv;        // layer and head base
+  size_t tile_stride;     // floats between consecutive tiles of the same head
+  const int32_t* table;   // the sequence's block table
+  int block_size;
+  float* out;             // row of flat query 0's row, first head of the group; head stride dim
+  ptrdiff_t ldo;
+  float* scratch;         // kMaxQueries * (score_ld + 2 * dim_p)
+  ptrdiff_t score_ld;     // >= context + new_tokens, multiple of 16, with 16 to spare
+};
+
+struct Kernels {
+  const char* name;
+  int max_rows;  // rows of one register tile
+  // c[row][0..16*num_panels) = x[row] . w for panels first..first+num_panels-1
+  void (*gemm)(const Matrix& w, const Rows& x, int first, int num_panels, float* c, ptrdiff_t ldc);
+  void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
+  void (*quantize)(const float* x, int k, int group, int8_t* q, float* scale, int32_t* sum);
+  void (*silu_mul)(const float* gate, const float* up, int n, float* out);
+  void (*add)(float* x, const float* y, int n);
+  void (*attention)(const Attention& a);
+  // argmax of x[0..n), lowest index on ties; NaNs never win
+  int (*argmax)(const float* x, int n, float* best);
+  // argmax of x[i] / temperature + gumbel(key, base + i) over i with x[i] / temperature >= floor.
+  // `best` and the returned index carry the running result in and out (index -1: none yet).
+  int (*gumbel_argmax)(const float* x, int n, int base, float temperature, float floor,
+                       uint64_t key, int index, float* best);
+  // The smallest scaled logit that survives top-k, then top-p, then min-p. scratch: 5 (n + 16).
+  float (*floor)(const float* x, int n, float temperature, int top_k, float top_p, float min_p,
+                 float* scratch);
+};
+
+const Kernels* portable_kernels();
+#if defined(__x86_64__)
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+#endif
+
+// The best table this processor can run, or the one OUTRIDER_ISA names; null: it cannot run.
+const Kernels* pick_kernels(const char* forced);
+
+}  // namespace outrider

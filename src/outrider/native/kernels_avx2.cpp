@@ -1,0 +1,140 @@
+// AVX2 + FMA: two registers hold the sixteen outputs of a panel.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "kernels.h"
+#include "noise.h"
+
+namespace outrider {
+namespace {
+
+constexpr const char* kName = "avx2";
+constexpr int kMaxRows = 6;
+constexpr int tile_panels(int rows) { return rows <= 1 ? 4 : rows <= 2 ? 2 : 1; }
+
+struct V {
+  __m256 a, b;
+};
+inline V zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline V set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline V load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, V x) {
+  _mm256_storeu_ps(p, x.a);
+  _mm256_storeu_ps(p + 8, x.b);
+}
+inline V add(V x, V y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline V sub(V x, V y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline V mul(V x, V y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline V div(V x, V y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline V fma(V x, V y, V z) {
+  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+inline V max(V x, V y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline V min(V x, V y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline V round(V x) {
+  constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(x.a, mode), _mm256_round_ps(x.b, mode)};
+}
+inline __m256 scale_by_power(__m256 a, __m256 n) {
+  const __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+  return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23)));
+}
+inline V scale_by_power(V x, V n) { return {scale_by_power(x.a, n.a), scale_by_power(x.b, n.b)}; }
+inline unsigned mask_greater_equal(V x, V y) {
+  return unsigned(_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ))) |
+         unsigned(_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ))) << 8;
+}
+inline unsigned mask_greater(V x, V y) {
+  return unsigned(_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ))) |
+         unsigned(_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ))) << 8;
+}
+inline V abs(V x) {
+  const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  return {_mm256_and_ps(x.a, m), _mm256_and_ps(x.b, m)};
+}
+
+inline __m256i line_half(const char* line, int half) {
+  return _mm256_load_si256(reinterpret_cast<const __m256i*>(line) + half);
+}
+inline V load_f32(const char* line) { return load(reinterpret_cast<const float*>(line)); }
+inline void load_bf16(const char* line, V& even, V& odd) {
+  const __m256i x = line_half(line, 0), y = line_half(line, 1);
+  const __m256i m = _mm256_set1_epi32(int(0xffff0000));
+  even = {_mm256_castsi256_ps(_mm256_slli_epi32(x, 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(y, 16))};
+  odd = {_mm256_castsi256_ps(_mm256_and_si256(x, m)),
+         _mm256_castsi256_ps(_mm256_and_si256(y, m))};
+}
+
+struct I {
+  __m256i a, b;
+};
+// Bytes 0 and 2 of each output in `even`, 1 and 3 in `odd`, as 16-bit: products cannot saturate.
+struct W8 {
+  __m256i even_a, odd_a, even_b, odd_b;
+};
+struct X8 {
+  __m256i even, odd;
+};
+inline I iset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline V to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline W8 split_bytes(__m256i x, __m256i y) {
+  const __m256i m = _mm256_set1_epi16(0xff);
+  return {_mm256_and_si256(x, m), _mm256_srli_epi16(x, 8), _mm256_and_si256(y, m),
+          _mm256_srli_epi16(y, 8)};
+}
+inline W8 load_u8(const char* line) { return split_bytes(line_half(line, 0), line_half(line, 1)); }
+inline void load_u4(const char* line, W8& low, W8& high) {
+  const __m256i x = line_half(line, 0), y = line_half(line, 1), m = _mm256_set1_epi8(15);
+  low = split_bytes(_mm256_and_si256(x, m), _mm256_and_si256(y, m));
+  high = split_bytes(_mm256_and_si256(_mm256_srli_epi16(x, 4), m),
+                     _mm256_and_si256(_mm256_srli_epi16(y, 4), m));
+}
+inline X8 broadcast4(const int8_t* x) {
+  int32_t v;
+  __builtin_memcpy(&v, x, 4);
+  const __m256i b = _mm256_set1_epi32(v);
+  return {_mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8), _mm256_srai_epi16(b, 8)};
+}
+inline I dot4(I acc, const W8& w, const X8& x) {
+  const __m256i a = _mm256_add_epi32(_mm256_madd_epi16(w.even_a, x.even),
+                                     _mm256_madd_epi16(w.odd_a, x.odd));
+  const __m256i b = _mm256_add_epi32(_mm256_madd_epi16(w.even_b, x.even),
+                                     _mm256_madd_epi16(w.odd_b, x.odd));
+  return {_mm256_add_epi32(acc.a, a), _mm256_add_epi32(acc.b, b)};
+}
+inline void store_i8(int8_t* p, V x) {
+  alignas(32) int32_t t[16];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(t), _mm256_cvtps_epi32(x.a));
+  _mm256_store_si256(reinterpret_cast<__m256i*>(t + 8), _mm256_cvtps_epi32(x.b));
+  for (int i = 0; i < 16; ++i) p[i] = int8_t(t[i]);
+}
+
+inline V uniform16(uint64_t key, uint64_t first) {
+  alignas(32) float t[16];
+  for (int i = 0; i < 16; ++i) t[i] = uniform(key, first + uint64_t(i));
+  return load(t);
+}
+inline __m256 exponent(__m256 u) {
+  const __m256i e = _mm256_srli_epi32(_mm256_castps_si256(u), 23);
+  return _mm256_cvtepi32_ps(_mm256_sub_epi32(e, _mm256_set1_epi32(127)));
+}
+inline V exponent(V u) { return {exponent(u.a), exponent(u.b)}; }
+
+inline int compress(float* p, V x, unsigned mask) {
+  alignas(32) float t[16];
+  store(t, x);
+  int n = 0;
+  for (; mask; mask &= mask - 1) p[n++] = t[__builtin_ctz(mask)];
+  return n;
+}
+
+}  // namespace
+}  // namespace outrider
+
+#include "kernels_impl.h"
+
+namespace outrider {
+const Kernels* avx2_kernels() { return &kTable; }
+}  // namespace outrider
+#endif

@@ -1,0 +1,107 @@
+// AVX-512 (F, BW, DQ, VL, VNNI): one register holds the sixteen outputs of a panel.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "kernels.h"
+#include "noise.h"
+
+namespace outrider {
+namespace {
+
+constexpr const char* kName = "avx512";
+constexpr int kMaxRows = 12;
+// Panels one register tile spans for `rows` rows: at most 24 accumulators.
+constexpr int tile_panels(int rows) { return rows <= 3 ? 8 : rows <= 6 ? 4 : 2; }
+
+using V = __m512;
+inline V zero() { return _mm512_setzero_ps(); }
+inline V set1(float a) { return _mm512_set1_ps(a); }
+inline V load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, V a) { _mm512_storeu_ps(p, a); }
+inline V add(V a, V b) { return _mm512_add_ps(a, b); }
+inline V sub(V a, V b) { return _mm512_sub_ps(a, b); }
+inline V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+inline V div(V a, V b) { return _mm512_div_ps(a, b); }
+inline V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+inline V max(V a, V b) { return _mm512_max_ps(a, b); }
+inline V min(V a, V b) { return _mm512_min_ps(a, b); }
+inline V round(V a) {
+  return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+inline V scale_by_power(V a, V n) { return _mm512_scalef_ps(a, n); }
+inline unsigned mask_greater_equal(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+inline unsigned mask_greater(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+
+inline V load_f32(const char* line) { return _mm512_load_ps(line); }
+// Two bf16 of one output share a 32-bit lane: the even k below, the odd k above.
+inline void load_bf16(const char* line, V& even, V& odd) {
+  const __m512i x = _mm512_load_si512(line);
+  even = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
+  odd = _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000))));
+}
+
+using I = __m512i;
+using W8 = __m512i;  // 16 outputs x 4 unsigned bytes along k
+using X8 = __m512i;  // the row's 4 signed bytes, in every lane
+inline I iset1(int32_t a) { return _mm512_set1_epi32(a); }
+inline V to_float(I a) { return _mm512_cvtepi32_ps(a); }
+inline W8 load_u8(const char* line) { return _mm512_load_si512(line); }
+inline void load_u4(const char* line, W8& low, W8& high) {
+  const __m512i x = _mm512_load_si512(line), m = _mm512_set1_epi8(15);
+  low = _mm512_and_si512(x, m);
+  high = _mm512_and_si512(_mm512_srli_epi16(x, 4), m);
+}
+inline X8 broadcast4(const int8_t* x) {
+  int32_t v;
+  __builtin_memcpy(&v, x, 4);
+  return _mm512_set1_epi32(v);
+}
+inline I dot4(I acc, W8 w, X8 x) { return _mm512_dpbusd_epi32(acc, w, x); }
+
+inline void store_i8(int8_t* p, V a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a)));
+}
+inline V abs(V a) { return _mm512_abs_ps(a); }
+
+inline __m512i mix8(__m512i x) {
+  x = _mm512_xor_si512(x, _mm512_srli_epi64(x, 30));
+  x = _mm512_mullo_epi64(x, _mm512_set1_epi64(int64_t(0xBF58476D1CE4E5B9ull)));
+  x = _mm512_xor_si512(x, _mm512_srli_epi64(x, 27));
+  x = _mm512_mullo_epi64(x, _mm512_set1_epi64(int64_t(0x94D049BB133111EBull)));
+  return _mm512_xor_si512(x, _mm512_srli_epi64(x, 31));
+}
+
+// u(first .. first + 15) of `key`.
+inline V uniform16(uint64_t key, uint64_t first) {
+  const __m512i step = _mm512_set_epi64(
+      int64_t(8 * kGamma), int64_t(7 * kGamma), int64_t(6 * kGamma), int64_t(5 * kGamma),
+      int64_t(4 * kGamma), int64_t(3 * kGamma), int64_t(2 * kGamma), int64_t(kGamma));
+  const uint64_t base = key + first * kGamma;
+  const __m512i a = mix8(_mm512_add_epi64(_mm512_set1_epi64(int64_t(base)), step));
+  const __m512i b = mix8(_mm512_add_epi64(_mm512_set1_epi64(int64_t(base + 8 * kGamma)), step));
+  const __m256i ha = _mm512_cvtepi64_epi32(_mm512_srli_epi64(a, 32));
+  const __m256i hb = _mm512_cvtepi64_epi32(_mm512_srli_epi64(b, 32));
+  const __m512i h = _mm512_inserti64x4(_mm512_castsi256_si512(ha), hb, 1);
+  const V u = mul(add(_mm512_cvtepu32_ps(h), set1(0.5f)), set1(0x1p-32f));
+  return min(u, set1(1.0f - 0x1p-24f));
+}
+
+// floor(log2(u)) for positive normal u.
+inline V exponent(V u) { return _mm512_getexp_ps(u); }
+
+// Appends the lanes of `a` in `mask` to p, which has room for sixteen; returns how many.
+// (The compressing store to memory is microcoded on some processors.)
+inline int compress(float* p, V a, unsigned mask) {
+  _mm512_storeu_ps(p, _mm512_maskz_compress_ps(__mmask16(mask), a));
+  return __builtin_popcount(mask);
+}
+
+}  // namespace
+}  // namespace outrider
+
+#include "kernels_impl.h"
+
+namespace outrider {
+const Kernels* avx512_kernels() { return &kTable; }
+}  // namespace outrider
+#endif

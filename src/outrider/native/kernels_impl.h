@@ -1,0 +1,121 @@
+// The kernels, written once over the sixteen-lane vector `V` that each kernels_*.cpp defines.
+#pragma once
+
+namespace outrider {
+namespace {
+
+inline float horizontal_sum(V a) {
+  float t[16];
+  store(t, a);
+  for (int half = 8; half; half /= 2)
+    for (int i = 0; i < half; ++i) t[i] += t[i + half];
+  return t[0];
+}
+
+inline float horizontal_max(V a) {
+  float t[16];
+  store(t, a);
+  float m = t[0];
+  for (int i = 1; i < 16; ++i) m = t[i] > m ? t[i] : m;
+  return m;
+}
+
+inline double wide_sum(V a) {
+  float t[16];
+  store(t, a);
+  double s = 0;
+  for (int i = 0; i < 16; ++i) s += double(t[i]);
+  return s;
+}
+
+// e^x to about one unit in the last place; x is clamped to the normal range.
+inline V exp(V x) {
+  x = min(max(x, set1(-87.0f)), set1(88.0f));
+  const V n = round(mul(x, set1(1.44269504f)));
+  V r = fma(n, set1(-0.693359375f), x);
+  r = fma(n, set1(2.12194440e-4f), r);
+  V p = set1(1.9875691500e-4f);
+  p = fma(p, r, set1(1.3981999507e-3f));
+  p = fma(p, r, set1(8.3334519073e-3f));
+  p = fma(p, r, set1(4.1665795894e-2f));
+  p = fma(p, r, set1(1.6666665459e-1f));
+  p = fma(p, r, set1(5.0000001201e-1f));
+  p = fma(mul(r, r), p, r);
+  return scale_by_power(add(p, set1(1.0f)), n);
+}
+
+// Copies n < 16 floats and pads with `fill`.
+inline V load_tail(const float* p, int n, float fill) {
+  float t[16];
+  for (int i = 0; i < 16; ++i) t[i] = i < n ? p[i] : fill;
+  return load(t);
+}
+
+void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
+  V s = zero();
+  int i = 0;
+  for (; i + 16 <= n; i += 16) s = fma(load(x + i), load(x + i), s);
+  if (i < n) {
+    const V t = load_tail(x + i, n - i, 0.0f);
+    s = fma(t, t, s);
+  }
+  const float r = 1.0f / __builtin_sqrtf(horizontal_sum(s) / float(n) + eps);
+  const V scale = set1(r);
+  for (i = 0; i + 16 <= n; i += 16)
+    store(out + i, mul(load(weight + i), mul(load(x + i), scale)));
+  for (; i < n; ++i) out[i] = weight[i] * (x[i] * r);
+}
+
+// Symmetric int8 per group of `group` values; k is padded with zeros to whole groups' lines by the
+// caller's buffer.
+void quantize(const float* x, int k, int group, int8_t* q, float* scale, int32_t* sum) {
+  for (int g = 0; g * group < k; ++g) {
+    const float* p = x + g * group;
+    const int n = k - g * group < group ? k - g * group : group;
+    V m = zero();
+    int i = 0;
+    for (; i + 16 <= n; i += 16) m = max(m, abs(load(p + i)));
+    if (i < n) m = max(m, abs(load_tail(p + i, n - i, 0.0f)));
+    const float top = horizontal_max(m);
+    // A row that is not finite must not reach the float-to-int conversion.
+    const bool usable = top > 0 && top < __builtin_inff();
+    const V inverse = set1(usable ? 127.0f / top : 0.0f);
+    scale[g] = usable ? top / 127.0f : (top == 0 ? 0.0f : top);
+    int8_t* o = q + g * group;
+    for (i = 0; i + 16 <= n; i += 16) store_i8(o + i, mul(load(p + i), inverse));
+    if (i < n) store_i8(o + i, mul(load_tail(p + i, n - i, 0.0f), inverse));
+    int32_t s = 0;
+    for (int j = 0; j < n; ++j) s += o[j];
+    sum[g] = s;
+  }
+}
+
+void silu_mul(const float* gate, const float* up, int n, float* out) {
+  for (int i = 0; i < n; i += 16) {
+    const V g = load(gate + i);
+    const V s = div(g, add(set1(1.0f), exp(sub(zero(), g))));
+    store(out + i, mul(s, load(up + i)));
+  }
+}
+
+void add_rows(float* x, const float* y, int n) {
+  int i = 0;
+  for (; i + 16 <= n; i += 16) store(x + i, add(load(x + i), load(y + i)));
+  for (; i < n; ++i) x[i] += y[i];
+}
+
+}  // namespace
+}  // namespace outrider
+
+#include "attention_impl.h"
+#include "gemm_impl.h"
+#include "sampling_impl.h"
+
+namespace outrider {
+namespace {
+
+const Kernels kTable = {kName,    kMaxRows, gemm,   rms_norm,      quantize, silu_mul,
+                        add_rows, attention, argmax, gumbel_argmax, floor_of_kept};
+
+}  // namespace
+}  // namespace outrider

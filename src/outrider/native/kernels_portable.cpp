@@ -1,0 +1,162 @@
+// Any processor: sixteen lanes as four of the compiler's own 4-wide vectors.
+#include <cstring>
+
+#include "kernels.h"
+#include "noise.h"
+
+namespace outrider {
+namespace {
+
+constexpr const char* kName = "portable";
+constexpr int kMaxRows = 4;
+constexpr int tile_panels(int rows) { return rows <= 1 ? 2 : 1; }
+
+typedef float f4 __attribute__((vector_size(16)));
+typedef int32_t i4 __attribute__((vector_size(16)));
+typedef uint32_t u4 __attribute__((vector_size(16)));
+
+struct V {
+  f4 v[4];
+};
+template <class F>
+inline V each(F f) {
+  V r;
+  for (int i = 0; i < 4; ++i) r.v[i] = f(i);
+  return r;
+}
+inline V zero() { return each([](int) { return f4{0, 0, 0, 0}; }); }
+inline V set1(float x) { return each([=](int) { return f4{x, x, x, x}; }); }
+inline V load(const float* p) {
+  V r;
+  memcpy(&r, p, 64);
+  return r;
+}
+inline void store(float* p, const V& x) { memcpy(p, &x, 64); }
+inline V add(const V& x, const V& y) { return each([&](int i) { return x.v[i] + y.v[i]; }); }
+inline V sub(const V& x, const V& y) { return each([&](int i) { return x.v[i] - y.v[i]; }); }
+inline V mul(const V& x, const V& y) { return each([&](int i) { return x.v[i] * y.v[i]; }); }
+inline V div(const V& x, const V& y) { return each([&](int i) { return x.v[i] / y.v[i]; }); }
+// Two roundings: a fused operation is not portable, and a library call per lane is not fast.
+inline V fma(const V& x, const V& y, const V& z) {
+  return each([&](int i) { return x.v[i] * y.v[i] + z.v[i]; });
+}
+inline V max(const V& x, const V& y) {
+  return each([&](int i) { return x.v[i] > y.v[i] ? x.v[i] : y.v[i]; });
+}
+inline V min(const V& x, const V& y) {
+  return each([&](int i) { return x.v[i] < y.v[i] ? x.v[i] : y.v[i]; });
+}
+// Nearest integer for |x| < 2^22, which is all that exp needs.
+inline V round(const V& x) {
+  const f4 magic = f4{12582912.f, 12582912.f, 12582912.f, 12582912.f};
+  return each([&](int i) { return (x.v[i] + magic) - magic; });
+}
+inline V scale_by_power(const V& x, const V& n) {
+  return each([&](int i) {
+    const i4 e = (__builtin_convertvector(n.v[i], i4) + 127) << 23;
+    f4 power;
+    memcpy(&power, &e, 16);
+    return x.v[i] * power;
+  });
+}
+template <class F>
+inline unsigned lanes(const V& x, const V& y, F f) {
+  unsigned m = 0;
+  for (int i = 0; i < 16; ++i) m |= unsigned(f(x.v[i / 4][i % 4], y.v[i / 4][i % 4])) << i;
+  return m;
+}
+inline unsigned mask_greater_equal(const V& x, const V& y) {
+  return lanes(x, y, [](float a, float b) { return a >= b; });
+}
+inline unsigned mask_greater(const V& x, const V& y) {
+  return lanes(x, y, [](float a, float b) { return a > b; });
+}
+inline V abs(const V& x) { return max(x, sub(zero(), x)); }
+
+inline V load_f32(const char* line) { return load(reinterpret_cast<const float*>(line)); }
+inline void load_bf16(const char* line, V& even, V& odd) {
+  for (int i = 0; i < 4; ++i) {
+    u4 x;
+    memcpy(&x, line + 16 * i, 16);
+    const u4 lo = x << 16, hi = x & 0xffff0000u;
+    memcpy(&even.v[i], &lo, 16);
+    memcpy(&odd.v[i], &hi, 16);
+  }
+}
+
+struct I {
+  int32_t v[16];
+};
+struct W8 {
+  uint8_t v[64];
+};
+struct X8 {
+  int32_t v[4];
+};
+inline I iset1(int32_t x) {
+  I r;
+  for (int i = 0; i < 16; ++i) r.v[i] = x;
+  return r;
+}
+inline V to_float(const I& x) {
+  V r;
+  for (int i = 0; i < 16; ++i) r.v[i / 4][i % 4] = float(x.v[i]);
+  return r;
+}
+inline W8 load_u8(const char* line) {
+  W8 r;
+  memcpy(r.v, line, 64);
+  return r;
+}
+inline void load_u4(const char* line, W8& low, W8& high) {
+  for (int i = 0; i < 64; ++i) {
+    low.v[i] = uint8_t(line[i]) & 15;
+    high.v[i] = uint8_t(line[i]) >> 4;
+  }
+}
+inline X8 broadcast4(const int8_t* x) { return {{x[0], x[1], x[2], x[3]}}; }
+inline I dot4(const I& acc, const W8& w, const X8& x) {
+  I r;
+  for (int i = 0; i < 16; ++i) {
+    r.v[i] = acc.v[i] + int32_t(w.v[4 * i]) * x.v[0] + int32_t(w.v[4 * i + 1]) * x.v[1] +
+             int32_t(w.v[4 * i + 2]) * x.v[2] + int32_t(w.v[4 * i + 3]) * x.v[3];
+  }
+  return r;
+}
+inline void store_i8(int8_t* p, const V& x) {
+  const V r = round(x);
+  for (int i = 0; i < 16; ++i) p[i] = int8_t(int32_t(r.v[i / 4][i % 4]));
+}
+
+inline V uniform16(uint64_t key, uint64_t first) {
+  float t[16];
+  for (int i = 0; i < 16; ++i) t[i] = uniform(key, first + uint64_t(i));
+  return load(t);
+}
+inline V exponent(const V& u) {
+  V r;
+  for (int i = 0; i < 16; ++i) {
+    const float x = u.v[i / 4][i % 4];
+    uint32_t b;
+    memcpy(&b, &x, 4);
+    r.v[i / 4][i % 4] = float(int32_t(b >> 23) - 127);
+  }
+  return r;
+}
+inline int compress(float* p, const V& x, unsigned mask) {
+  int n = 0;
+  for (; mask; mask &= mask - 1) {
+    const int i = __builtin_ctz(mask);
+    p[n++] = x.v[i / 4][i % 4];
+  }
+  return n;
+}
+
+}  // namespace
+}  // namespace outrider
+
+#include "kernels_impl.h"
+
+namespace outrider {
+const Kernels* portable_kernels() { return &kTable; }
+}  // namespace outrider

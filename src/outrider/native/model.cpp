@@ -1,0 +1,459 @@
+// Loading: checks every shape, repacks weights into panels, owns the cache.
+#include "model.h"
+
+#include <sys/mman.h>
+
+#include <cmath>
+#include <cstdlib>
+
+#include "pool.h"
+
+namespace outrider {
+
+namespace {
+thread_local std::string last_error;
+
+uint16_t float_to_bf16(float x) {  // to nearest, ties to even
+  uint32_t b;
+  memcpy(&b, &x, 4);
+  if ((b & 0x7fffffff) > 0x7f800000) return uint16_t((b >> 16) | 64);
+  return uint16_t((b + 0x7fff + ((b >> 16) & 1)) >> 16);
+}
+
+int source_bytes(int32_t type) { return type == kF32 ? 4 : 2; }
+
+void read_row(const char* p, int32_t type, int n, float* out) {
+  if (type == kF32) {
+    memcpy(out, p, size_t(n) * 4);
+    return;
+  }
+  for (int i = 0; i < n; ++i) {
+    uint16_t h;
+    memcpy(&h, p + 2 * i, 2);
+    out[i] = type == kBF16 ? bf16_to_float(h) : half_to_float(h);
+  }
+}
+
+// Writes one output's values, already as floats and zero-padded, into its lane of a panel.
+void pack_lane(Matrix& m, int output, const float* row) {
+  const int panel = output / kLanes, lane = output % kLanes;
+  char* base = m.data + size_t(panel) * m.panel_bytes();
+  if (m.type == kF32) {
+    for (int l = 0; l < m.lines; ++l) memcpy(base + size_t(l) * 64 + lane * 4, row + l, 4);
+  } else if (m.type == kBF16) {
+    for (int l = 0; l < m.lines; ++l) {
+      const uint16_t two[2] = {float_to_bf16(row[2 * l]), float_to_bf16(row[2 * l + 1])};
+      memcpy(base + size_t(l) * 64 + lane * 4, two, 4);
+    }
+  } else if (m.type == kI8) {
+    float top = 0;
+    for (int i = 0; i < m.k; ++i) top = std::fmax(top, std::fabs(row[i]));
+    const float inverse = top > 0 && std::isfinite(top) ? 127.0f / top : 0.0f;
+    m.scale[output] = inverse > 0 ? top / 127.0f : 0.0f;
+    for (int l = 0; l < m.lines; ++l) {
+      uint8_t four[4];
+      for (int i = 0; i < 4; ++i) {
+        const float v = row[4 * l + i] * inverse;
+        four[i] = uint8_t(128 + (std::isfinite(v) ? int(std::nearbyint(v)) : 0));
+      }
+      memcpy(base + size_t(l) * 64 + lane * 4, four, 4);
+    }
+  } else {
+    std::vector<uint8_t> q(size_t(m.lines) * 8);
+    for (int g = 0; g < m.groups; ++g) {
+      const int end = std::min((g + 1) * m.group, m.lines * 8);
+      float top = 0;  // the value of largest magnitude becomes -8 exactly
+      for (int i = g * m.group; i < end; ++i)
+        if (std::fabs(row[i]) > std::fabs(top)) top = row[i];
+      const float d = std::isfinite(top) ? top / -8.0f : 0.0f;
+      const float inverse = d != 0 ? 1.0f / d : 0.0f;
+      m.scale[(size_t(panel) * m.groups + g) * kLanes + lane] = std::isfinite(inverse) ? d : 0.0f;
+      for (int i = g * m.group; i < end; ++i) {
+        const float v = row[i] * inverse;
+        const int n = std::isfinite(v) ? int(std::nearbyint(v)) + 8 : 8;
+        q[size_t(i)] = uint8_t(n < 0 ? 0 : n > 15 ? 15 : n);
+      }
+    }
+    for (int l = 0; l < m.lines; ++l) {
+      uint8_t four[4];
+      for (int i = 0; i < 4; ++i)
+        four[i] = uint8_t(q[size_t(l) * 8 + i] | q[size_t(l) * 8 + 4 + i] << 4);
+      memcpy(base + size_t(l) * 64 + lane * 4, four, 4);
+    }
+  }
+}
+
+struct PackJob {
+  Matrix* m;
+  const PackSource* s;
+};
+
+void pack_job(void* context, Team& team, int thread) {
+  auto& job = *static_cast<PackJob*>(context);
+  const PackSource& s = *job.s;
+  // Sixteen outputs of a panel share its lines, so a task packs whole runs of sixteen rows.
+  std::vector<float> row(size_t(job.m->lines) * per_line(job.m->type));
+  const size_t bytes = size_t(s.columns) * source_bytes(s.type);
+  for (int t; (t = team.next_task(thread, (s.rows + kLanes - 1) / kLanes)) >= 0;) {
+    const int end = std::min(s.rows, (t + 1) * kLanes);
+    for (int r = t * kLanes; r < end; ++r) {
+      read_row(s.data + size_t(r) * bytes, s.type, s.columns, row.data());
+      pack_lane(*job.m, s.first + r / s.run * s.run_step + r % s.run, row.data());
+    }
+  }
+}
+
+}  // namespace
+
+float half_to_float(uint16_t h) {
+  const int exponent = (h >> 10) & 31, fraction = h & 1023;
+  const float sign = h & 0x8000 ? -1.0f : 1.0f;
+  if (exponent == 31) return fraction ? NAN : sign * INFINITY;
+  if (exponent == 0) return sign * std::ldexp(float(fraction), -24);
+  return sign * std::ldexp(float(fraction + 1024), exponent - 25);
+}
+
+bool set_error(const std::string& message) {
+  last_error = message;
+  return false;
+}
+
+int per_line(int32_t type) { return type == kF32 ? 1 : type == kBF16 ? 2 : type == kI8 ? 4 : 8; }
+
+bool Memory::reserve(size_t bytes) {
+  constexpr size_t kPage = size_t(2) << 20;
+  bytes = (bytes + 8192 + 4095) / 4096 * 4096;  // prefetches and full-width loads may overrun
+  if (bytes > kPage) bytes = (bytes + kPage - 1) / kPage * kPage;
+  release();
+  const size_t mapped = bytes + kPage;
+  void* p = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) return set_error("not enough memory");
+  char* raw = static_cast<char*>(p);
+  char* aligned = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(p) + kPage - 1) / kPage *
+                                          kPage);
+  if (aligned > raw) munmap(raw, size_t(aligned - raw));
+  if (aligned + bytes < raw + mapped) {
+    munmap(aligned + bytes, size_t(raw + mapped - aligned - bytes));
+  }
+#if defined(MADV_HUGEPAGE)
+  if (bytes >= kPage) madvise(aligned, bytes, MADV_HUGEPAGE);
+#endif
+  data_ = aligned;
+  size_ = bytes;
+  return true;
+}
+
+void Memory::release() {
+  if (data_) munmap(data_, size_);
+  data_ = nullptr;
+  size_ = 0;
+}
+
+size_t describe(Matrix& m, int32_t type, int n, int k) {
+  m.type = type;
+  m.n = n;
+  m.k = k;
+  m.panels = (n + kLanes - 1) / kLanes;
+  m.lines = (k + per_line(type) - 1) / per_line(type);
+  m.group = type == kI4 ? 64 : kActGroup;
+  m.groups = (k + m.group - 1) / m.group;
+  const size_t scales = type == kI8   ? size_t(m.panels) * kLanes
+                        : type == kI4 ? size_t(m.panels) * kLanes * m.groups
+                                      : 0;
+  return (size_t(m.panels) * m.panel_bytes() + scales * 4 + 4095) / 4096 * 4096;
+}
+
+void pack_rows(Matrix& m, const PackSource& source, int threads) {
+  PackJob job{&m, &source};
+  run_on_pool(threads, pack_job, &job);
+}
+
+namespace {
+
+bool fail_shape(int kind, int layer, int64_t rows, int64_t columns) {
+  return set_error("tensor kind " + std::to_string(kind) + " of layer " + std::to_string(layer) +
+                   " has an unexpected shape [" + std::to_string(rows) + ", " +
+                   std::to_string(columns) + "]");
+}
+
+bool set_vector(std::vector<float>& v, size_t at, const void* data, int32_t type, int n) {
+  if (v.size() < at + size_t(n)) v.resize(at + size_t(n));
+  read_row(static_cast<const char*>(data), type, n, v.data() + at);
+  return true;
+}
+
+// A bias or norm per head, spread over the padded heads.
+bool set_heads(OutriderModel& m, std::vector<float>& v, int first_head, int heads,
+               const void* data, int32_t type) {
+  const auto& c = m.config;
+  v.resize(size_t(c.heads + 2 * c.kv_heads) * m.dim_p);
+  const char* p = static_cast<const char*>(data);
+  for (int h = 0; h < heads; ++h) {
+    read_row(p + size_t(h) * c.head_dim * source_bytes(type), type, c.head_dim,
+             v.data() + size_t(first_head + h) * m.dim_p);
+  }
+  return true;
+}
+
+bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t type,
+                int64_t rows, int64_t columns, int threads) {
+  const auto& c = m.config;
+  if (type != kF32 && type != kBF16 && type != kF16) return set_error("unknown tensor type");
+  if (!data) return set_error("null tensor");
+  const bool global = kind <= OUTRIDER_HEAD;
+  if (kind < 0 || kind > OUTRIDER_DOWN_BIAS || (!global && (layer < 0 || layer >= c.layers)))
+    return set_error("no such tensor");
+  auto shape = [&](int64_t r, int64_t k) {
+    return (rows == r && columns == k) || fail_shape(kind, layer, rows, columns);
+  };
+  const int q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim, dp = m.dim_p;
+  const char* p = static_cast<const char*>(data);
+  Layer* l = global ? nullptr : &m.layers[size_t(layer)];
+  unsigned& seen = global ? m.seen : l->seen;
+  auto heads_into_qkv = [&](int first, int count) {
+    if (!shape(int64_t(count) * c.head_dim, c.hidden)) return false;
+    pack_rows(l->qkv, {p, type, int(rows), c.hidden, c.head_dim, dp, first * dp}, threads);
+    return true;
+  };
+  auto whole = [&](Matrix& w, int n, int k) {
+    if (!shape(n, k)) return false;
+    pack_rows(w, {p, type, n, k, n, n, 0}, threads);
+    return true;
+  };
+  auto half_of_gate_up = [&](int which) {
+    if (!shape(c.intermediate, c.hidden)) return false;
+    pack_rows(l->gate_up,
+              {p, type, c.intermediate, c.hidden, kLanes, 2 * kLanes, which * kLanes}, threads);
+    return true;
+  };
+  auto half_of_bias = [&](int which) {
+    if (!shape(1, c.intermediate)) return false;
+    l->gate_up_bias.resize(size_t(round_up(c.intermediate, kLanes)) * 2);
+    std::vector<float> row(size_t(c.intermediate));
+    read_row(p, type, c.intermediate, row.data());
+    for (int i = 0; i < c.intermediate; ++i)
+      l->gate_up_bias[size_t((i / kLanes * 2 + which) * kLanes + i % kLanes)] = row[size_t(i)];
+    return true;
+  };
+  bool good = false;
+  switch (kind) {
+    case OUTRIDER_EMBED:
+      good = shape(c.vocab, c.hidden);
+      if (good) m.embed = p, m.embed_type = type;
+      break;
+    case OUTRIDER_FINAL_NORM:
+      good = shape(1, c.hidden) && set_vector(m.final_norm, 0, data, type, c.hidden);
+      break;
+    case OUTRIDER_HEAD: good = whole(m.head, c.vocab, c.hidden); break;
+    case OUTRIDER_ATTENTION_NORM:
+      good = shape(1, c.hidden) && set_vector(l->attention_norm, 0, data, type, c.hidden);
+      break;
+    case OUTRIDER_MLP_NORM:
+      good = shape(1, c.hidden) && set_vector(l->mlp_norm, 0, data, type, c.hidden);
+      break;
+    case OUTRIDER_Q: good = heads_into_qkv(0, c.heads); break;
+    case OUTRIDER_K: good = heads_into_qkv(c.heads, c.kv_heads); break;
+    case OUTRIDER_V: good = heads_into_qkv(c.heads + c.kv_heads, c.kv_heads); break;
+    case OUTRIDER_O: good = whole(l->o, c.hidden, q); break;
+    case OUTRIDER_Q_BIAS:
+      good = shape(1, q) && set_heads(m, l->qkv_bias, 0, c.heads, data, type);
+      break;
+    case OUTRIDER_K_BIAS:
+      good = shape(1, kv) && set_heads(m, l->qkv_bias, c.heads, c.kv_heads, data, type);
+      break;
+    case OUTRIDER_V_BIAS:
+      good = shape(1, kv) && set_heads(m, l->qkv_bias, c.heads + c.kv_heads, c.kv_heads, data, type);
+      break;
+    case OUTRIDER_O_BIAS:
+      good = shape(1, c.hidden) && set_vector(l->o_bias, 0, data, type, c.hidden);
+      break;
+    case OUTRIDER_Q_NORM:
+      good = shape(1, c.head_dim) && set_vector(l->q_norm, 0, data, type, c.head_dim);
+      break;
+    case OUTRIDER_K_NORM:
+      good = shape(1, c.head_dim) && set_vector(l->k_norm, 0, data, type, c.head_dim);
+      break;
+    case OUTRIDER_GATE: good = half_of_gate_up(0); break;
+    case OUTRIDER_UP: good = half_of_gate_up(1); break;
+    case OUTRIDER_DOWN: good = whole(l->down, c.hidden, c.intermediate); break;
+    case OUTRIDER_GATE_BIAS: good = half_of_bias(0); break;
+    case OUTRIDER_UP_BIAS: good = half_of_bias(1); break;
+    case OUTRIDER_DOWN_BIAS:
+      good = shape(1, c.hidden) && set_vector(l->down_bias, 0, data, type, c.hidden);
+      break;
+  }
+  if (good) seen |= 1u << kind;
+  return good;
+}
+
+// One mapping for all weights, in the order a step reads them: few huge pages, no gaps.
+bool place_weights(OutriderModel& m) {
+  const auto& c = m.config;
+  struct Place {
+    Matrix* m;
+    size_t offset;
+  };
+  std::vector<Place> places;
+  size_t total = 0;
+  auto place = [&](Matrix& w, int n, int k) {
+    places.push_back({&w, total});
+    total += describe(w, c.weight_type, n, k);
+  };
+  for (auto& l : m.layers) {
+    place(l.qkv, (c.heads + 2 * c.kv_heads) * m.dim_p, c.hidden);
+    place(l.o, c.hidden, c.heads * c.head_dim);
+    place(l.gate_up, round_up(c.intermediate, kLanes) * 2, c.hidden);
+    place(l.down, c.hidden, c.intermediate);
+  }
+  place(m.head, c.vocab, c.hidden);
+  if (!m.weights.reserve(total)) return false;
+  for (auto& p : places) {
+    p.m->data = m.weights.data() + p.offset;
+    p.m->scale = reinterpret_cast<float*>(p.m->data + size_t(p.m->panels) * p.m->panel_bytes());
+  }
+  return true;
+}
+
+bool valid(const OutriderConfig& c) {
+  auto in = [](int64_t v, int64_t lo, int64_t hi) { return v >= lo && v <= hi; };
+  return in(c.hidden, 1, 1 << 17) && in(c.layers, 0, 4096) && in(c.heads, 1, 4096) &&
+         in(c.kv_heads, 1, c.heads) && c.heads % c.kv_heads == 0 && in(c.head_dim, 1, 1024) &&
+         in(c.intermediate, 1, 1 << 20) && in(c.vocab, 1, 1 << 24) &&
+         in(c.num_tokens, 1, c.vocab) && in(c.rotary_dim, 0, c.head_dim) &&
+         c.rotary_dim % 2 == 0 && in(c.weight_type, 0, 3) && c.eps >= 0 && c.attention_scale > 0;
+}
+
+}  // namespace
+}  // namespace outrider
+
+using namespace outrider;
+
+extern "C" {
+
+const char* outrider_error(void) { return last_error.c_str(); }
+
+OutriderModel* outrider_new(const OutriderConfig* config) {
+  const Kernels* kernels = kernels_or_error();
+  if (!kernels) return nullptr;
+  if (!config || !valid(*config)) {
+    set_error("the model's sizes make no sense to the native engine");
+    return nullptr;
+  }
+  auto* m = new (std::nothrow) OutriderModel;
+  if (!m) return nullptr;
+  m->config = *config;
+  m->kernels = kernels;
+  m->layers = std::vector<Layer>(size_t(config->layers));
+  m->dim_p = round_up(config->head_dim, kLanes);
+  m->head_tile = size_t(2) * kLanes * m->dim_p;
+  m->tile_stride = m->head_tile * config->kv_heads;
+  if (!place_weights(*m)) {
+    delete m;
+    return nullptr;
+  }
+  return m;
+}
+
+void outrider_free(OutriderModel* model) { delete model; }
+
+int32_t outrider_set_tensor(OutriderModel* m, int32_t kind, int32_t layer, const void* data,
+                            int32_t type, int64_t rows, int64_t columns, int32_t threads) {
+  std::lock_guard<std::mutex> lock(m->mutex);
+  return set_tensor(*m, kind, layer, data, type, rows, columns, threads) ? OUTRIDER_OK
+                                                                         : OUTRIDER_INVALID;
+}
+
+int32_t outrider_set_window(OutriderModel* m, int32_t layer, int32_t window) {
+  if (layer < 0 || layer >= m->config.layers || window < 0) {
+    set_error("no such layer or window");
+    return OUTRIDER_INVALID;
+  }
+  m->layers[size_t(layer)].window = window;
+  return OUTRIDER_OK;
+}
+
+int32_t outrider_set_rope(OutriderModel* m, const float* cosine, const float* sine,
+                          int32_t positions) {
+  std::lock_guard<std::mutex> lock(m->mutex);
+  if (positions < 0) return set_error("negative number of positions"), OUTRIDER_INVALID;
+  const size_t n = size_t(positions) * (m->config.rotary_dim / 2);
+  m->cosine.assign(cosine, cosine + n);
+  m->sine.assign(sine, sine + n);
+  m->rope_positions = positions;
+  return OUTRIDER_OK;
+}
+
+int32_t outrider_ready(OutriderModel* m) {
+  auto has = [](unsigned seen, std::initializer_list<int> kinds) {
+    for (int k : kinds)
+      if (!(seen >> k & 1)) return false;
+    return true;
+  };
+  bool good = has(m->seen, {OUTRIDER_EMBED, OUTRIDER_FINAL_NORM, OUTRIDER_HEAD});
+  for (auto& l : m->layers) {
+    good = good && has(l.seen, {OUTRIDER_ATTENTION_NORM, OUTRIDER_Q, OUTRIDER_K, OUTRIDER_V,
+                                OUTRIDER_O, OUTRIDER_MLP_NORM, OUTRIDER_GATE, OUTRIDER_UP,
+                                OUTRIDER_DOWN});
+    if (m->config.qk_norm) good = good && has(l.seen, {OUTRIDER_Q_NORM, OUTRIDER_K_NORM});
+  }
+  if (!good) return set_error("the checkpoint lacks tensors"), OUTRIDER_INVALID;
+  return OUTRIDER_OK;
+}
+
+int32_t outrider_allocate(OutriderModel* m, int32_t blocks, int32_t block_size) {
+  std::lock_guard<std::mutex> lock(m->mutex);
+  if (blocks < 1 || block_size < 1 || int64_t(blocks) * block_size > (int64_t(1) << 30)) {
+    return set_error("a cache needs at least one block of at least one slot"), OUTRIDER_INVALID;
+  }
+  const size_t tiles = (size_t(blocks) * block_size + kLanes - 1) / kLanes;
+  m->layer_stride = tiles * m->tile_stride;
+  m->num_blocks = m->block_size = 0;
+  if (!m->cache.reserve(m->layer_stride * m->layers.size() * 4)) return OUTRIDER_MEMORY;
+  m->num_blocks = blocks;
+  m->block_size = block_size;
+  return OUTRIDER_OK;
+}
+
+int64_t outrider_weight_bytes(const OutriderModel* m) {
+  return int64_t(m->weights.size());
+}
+
+int32_t outrider_copy_slots(OutriderModel* m, const int32_t* source, const int32_t* target,
+                            int32_t count) {
+  std::lock_guard<std::mutex> lock(m->mutex);
+  const int64_t slots = int64_t(m->num_blocks) * m->block_size;
+  for (int32_t i = 0; i < count; ++i) {
+    if (source[i] < 0 || source[i] >= slots || target[i] < 0 || target[i] >= slots) {
+      return set_error("slot out of range"), OUTRIDER_INVALID;
+    }
+  }
+  const int dp = m->dim_p, heads = m->config.kv_heads;
+  const size_t per_slot = size_t(2) * dp;
+  std::vector<float> kept(size_t(count) * heads * per_slot);
+  for (size_t layer = 0; layer < m->layers.size(); ++layer) {
+    for (int pass = 0; pass < 2; ++pass) {
+      for (int32_t i = 0; i < count; ++i) {
+        const int32_t slot = pass ? target[i] : source[i];
+        for (int h = 0; h < heads; ++h) {
+          float* tile = m->cache.floats() + layer * m->layer_stride +
+                        size_t(slot / kLanes) * m->tile_stride + size_t(h) * m->head_tile;
+          float* k = tile + slot % kLanes;
+          float* v = tile + size_t(kLanes + slot % kLanes) * dp;
+          float* keep = kept.data() + (size_t(i) * heads + h) * per_slot;
+          for (int d = 0; d < dp; ++d) {
+            if (pass) {
+              k[d * kLanes] = keep[d];
+              v[d] = keep[dp + d];
+            } else {
+              keep[d] = k[d * kLanes];
+              keep[dp + d] = v[d];
+            }
+          }
+        }
+      }
+    }
+  }
+  return OUTRIDER_OK;
+}
+
+}  // extern "C"

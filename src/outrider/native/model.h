@@ -1,0 +1,119 @@
+// A loaded model: packed weights, the paged cache and the buffers of a step.
+#pragma once
+
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "outrider.h"
+
+namespace outrider {
+
+// Zeroed memory straight from the system, 2 MB aligned, huge pages where they exist.
+class Memory {
+ public:
+  Memory() = default;
+  ~Memory() { release(); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  bool reserve(size_t bytes);  // contents are lost; false: not enough memory
+  void release();
+  char* data() const { return data_; }
+  float* floats() const { return reinterpret_cast<float*>(data_); }
+  size_t size() const { return size_; }
+
+ private:
+  char* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+struct Layer {
+  std::vector<float> attention_norm, mlp_norm, q_norm, k_norm, qkv_bias, o_bias, gate_up_bias, down_bias;
+  Matrix qkv, o, gate_up, down;
+  int window = 0;
+  unsigned seen = 0;  // bit per tensor kind
+};
+
+struct AttentionTask {
+  int32_t seq, first, count;  // flat query range within the sequence
+  int32_t out_shift;          // rows between a query's own row and where its result goes
+};
+
+// Everything about a step that does not depend on the layer.
+struct Plan {
+  std::vector<Segment> segments;
+  std::vector<int32_t> segment_starts;        // [S + 1]
+  std::vector<int32_t> slots;                 // [T] physical slot of every token
+  std::vector<int32_t> depth;                 // [T], trees only
+  std::vector<int32_t> path_data;
+  std::vector<const int32_t*> path;           // [T], trees only
+  std::vector<AttentionTask> tasks, last_tasks;
+  std::vector<int32_t> kept;                  // rows that live on after the last attention
+  std::vector<int32_t> head_rows;             // [R] index into the rows that live on
+  bool tree = false, prune = false;
+  int max_length = 0;                         // context + new tokens
+};
+
+}  // namespace outrider
+
+struct OutriderModel {
+  OutriderConfig config{};
+  const outrider::Kernels* kernels = nullptr;
+  std::mutex mutex;  // one call at a time
+
+  std::vector<outrider::Layer> layers;
+  std::vector<float> final_norm;
+  outrider::Matrix head;
+  outrider::Memory weights;
+  const char* embed = nullptr;
+  int embed_type = 0;
+  unsigned seen = 0;
+
+  std::vector<float> cosine, sine;
+  int rope_positions = 0;
+
+  outrider::Memory cache;
+  int num_blocks = 0, block_size = 0;
+
+  // Derived sizes.
+  int dim_p = 0;            // head_dim rounded up to 16
+  size_t head_tile = 0;     // floats of one head's K and V tile
+  size_t tile_stride = 0;   // floats of one tile of a layer, all heads
+  size_t layer_stride = 0;  // floats of a layer of the cache
+
+  outrider::Plan plan;
+  outrider::Memory buffers;          // shared rows and per-thread scratch of a step
+};
+
+namespace outrider {
+
+bool set_error(const std::string& message);  // always false
+const Kernels* kernels_or_error();
+inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
+int per_line(int32_t type);
+float half_to_float(uint16_t h);
+inline float bf16_to_float(uint16_t h) {
+  const uint32_t b = uint32_t(h) << 16;
+  float x;
+  memcpy(&x, &b, 4);
+  return x;
+}
+
+// Describes n outputs of width k; returns how many bytes the matrix needs.
+size_t describe(Matrix& m, int32_t type, int n, int k);
+
+// Rows of a row-major matrix and where they go: source row r becomes output
+// first + r / run * run_step + r % run (heads are padded, gate and up interleaved).
+struct PackSource {
+  const char* data;
+  int32_t type;
+  int rows, columns;
+  int run;       // consecutive rows that stay together, e.g. a head or a panel
+  int run_step;  // outputs from one run to the next
+  int first;     // output of row 0
+};
+void pack_rows(Matrix& m, const PackSource& source, int threads);
+
+}  // namespace outrider

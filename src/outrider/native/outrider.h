@@ -1,0 +1,117 @@
+// The C interface of the native engine. Every function returns 0 or an error code; the reason is
+// in outrider_error(). Nothing here throws, and no argument can make it read out of bounds as
+// long as the arrays have the lengths their counts say.
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define OUTRIDER_API __attribute__((visibility("default")))
+
+typedef struct OutriderModel OutriderModel;
+
+enum { OUTRIDER_OK = 0, OUTRIDER_INVALID = 1, OUTRIDER_MEMORY = 2, OUTRIDER_ROPE_SHORT = 3 };
+
+// Kinds of tensor for outrider_set_tensor.
+enum {
+  OUTRIDER_EMBED = 0,
+  OUTRIDER_FINAL_NORM = 1,
+  OUTRIDER_HEAD = 2,
+  OUTRIDER_ATTENTION_NORM = 3,
+  OUTRIDER_Q = 4,
+  OUTRIDER_K = 5,
+  OUTRIDER_V = 6,
+  OUTRIDER_O = 7,
+  OUTRIDER_Q_BIAS = 8,
+  OUTRIDER_K_BIAS = 9,
+  OUTRIDER_V_BIAS = 10,
+  OUTRIDER_O_BIAS = 11,
+  OUTRIDER_Q_NORM = 12,
+  OUTRIDER_K_NORM = 13,
+  OUTRIDER_MLP_NORM = 14,
+  OUTRIDER_GATE = 15,
+  OUTRIDER_UP = 16,
+  OUTRIDER_DOWN = 17,
+  OUTRIDER_GATE_BIAS = 18,
+  OUTRIDER_UP_BIAS = 19,
+  OUTRIDER_DOWN_BIAS = 20,
+};
+
+typedef struct {
+  int32_t hidden, layers, heads, kv_heads, head_dim, intermediate, vocab;
+  int32_t num_tokens;   // ids from here on are padding and never drawn
+  int32_t rotary_dim;   // leading dimensions of a head that rotate
+  int32_t weight_type;  // 0 float32, 1 bfloat16, 2 int8, 3 int4
+  int32_t qk_norm;
+  float eps;
+  float attention_scale;
+} OutriderConfig;
+
+typedef struct {
+  const int32_t* tokens;      // [num_tokens]
+  const int32_t* positions;   // [num_tokens]
+  const int32_t* starts;      // [num_seqs + 1]
+  const int32_t* context;     // [num_seqs]
+  const int32_t* tables;      // [num_seqs][table_width]
+  const int32_t* logit_rows;  // [num_rows]
+  const int32_t* parents;     // [num_tokens] or null
+  const int32_t* taps;        // [num_taps]
+  float* const* tap_out;      // [num_taps] -> [num_tokens][hidden]
+  float* logits;              // [num_rows][vocab]
+  int32_t num_tokens, num_seqs, table_width, num_rows, num_taps;
+  int32_t exit_layer;         // -1: all layers
+  int32_t threads;
+} OutriderStep;
+
+typedef struct {
+  const int32_t* num_tokens;    // [num_seqs] tokens to draft
+  const float* temperature;     // [num_seqs]
+  const uint64_t* key;          // [num_seqs] sequence keys
+  int32_t* out;                 // [num_seqs][out_width]
+  int32_t out_width;
+} OutriderDraft;
+
+typedef struct {
+  const float* logits;        // [num_rows][vocab]
+  const float* temperature;   // [num_rows]
+  const int32_t* top_k;       // [num_rows] or null
+  const float* top_p;         // [num_rows] or null
+  const float* min_p;         // [num_rows] or null
+  const uint64_t* key;        // [num_rows] draw keys
+  int32_t* out;               // [num_rows]
+  int32_t num_rows, vocab, num_tokens, threads;
+} OutriderSample;
+
+OUTRIDER_API const char* outrider_error(void);
+OUTRIDER_API const char* outrider_isa(void);  // null: OUTRIDER_ISA names one that cannot run
+OUTRIDER_API int32_t outrider_cores(void);
+OUTRIDER_API uint64_t outrider_struct_sizes(void);  // to catch a stale library
+
+OUTRIDER_API OutriderModel* outrider_new(const OutriderConfig* config);
+OUTRIDER_API void outrider_free(OutriderModel* model);
+// `data` is row-major [rows][columns] of `type` (0 float32, 1 bfloat16, 4 float16). The embedding
+// is kept by reference and must outlive the model; everything else is repacked.
+OUTRIDER_API int32_t outrider_set_tensor(OutriderModel* model, int32_t kind, int32_t layer,
+                                         const void* data, int32_t type, int64_t rows,
+                                         int64_t columns, int32_t threads);
+OUTRIDER_API int32_t outrider_set_window(OutriderModel* model, int32_t layer, int32_t window);
+OUTRIDER_API int32_t outrider_set_rope(OutriderModel* model, const float* cosine,
+                                       const float* sine, int32_t positions);
+OUTRIDER_API int32_t outrider_ready(OutriderModel* model);  // whether every tensor has been set
+OUTRIDER_API int32_t outrider_allocate(OutriderModel* model, int32_t blocks, int32_t block_size);
+OUTRIDER_API int64_t outrider_weight_bytes(const OutriderModel* model);
+OUTRIDER_API int32_t outrider_step(OutriderModel* model, const OutriderStep* step);
+OUTRIDER_API int32_t outrider_draft(OutriderModel* model, const OutriderStep* step,
+                                    const OutriderDraft* draft);
+OUTRIDER_API int32_t outrider_copy_slots(OutriderModel* model, const int32_t* source,
+                                         const int32_t* target, int32_t count);
+OUTRIDER_API int32_t outrider_sample(const OutriderSample* sample);
+// u(0..size-1) and gumbel(0..size-1) of a draw key; either output may be null.
+OUTRIDER_API int32_t outrider_noise(uint64_t key, int32_t size, float* uniform, float* gumbel);
+
+#ifdef __cplusplus
+}
+#endif

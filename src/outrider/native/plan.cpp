@@ -1,0 +1,183 @@
+// Checks a step at the border, once, and works out everything that is the same for all layers.
+#include "plan.h"
+
+#include <algorithm>
+
+namespace outrider {
+namespace {
+
+bool bad(const char* what, int64_t index) {
+  return set_error(std::string(what) + " (at index " + std::to_string(index) + ")");
+}
+
+bool check_tokens(const OutriderModel& m, const OutriderStep& s) {
+  for (int t = 0; t < s.num_tokens; ++t) {
+    if (s.tokens[t] < 0 || s.tokens[t] >= m.config.vocab) return bad("token id out of range", t);
+    if (s.positions[t] < 0) return bad("negative position", t);
+  }
+  for (int r = 0; r < s.num_rows; ++r) {
+    if (s.logit_rows[r] < 0 || s.logit_rows[r] >= s.num_tokens)
+      return bad("logit row out of range", r);
+  }
+  for (int i = 0; i < s.num_taps; ++i) {
+    if (s.taps[i] < 0 || s.taps[i] > m.config.layers) return bad("no such tap", i);
+  }
+  if (s.exit_layer < -1 || s.exit_layer > m.config.layers) return set_error("no such exit layer");
+  return true;
+}
+
+// `extra` slots beyond the new tokens must be reachable too (drafting).
+bool check_sequences(const OutriderModel& m, const OutriderStep& s, const int32_t* extra) {
+  if (s.starts[0] != 0 || s.starts[s.num_seqs] != s.num_tokens)
+    return set_error("starts do not span the tokens");
+  for (int i = 0; i < s.num_seqs; ++i) {
+    const int64_t n = int64_t(s.starts[i + 1]) - s.starts[i];
+    if (n < 0 || s.starts[i] < 0 || s.starts[i + 1] > s.num_tokens)
+      return bad("starts are not in order", i);
+    if (s.context[i] < 0) return bad("negative context", i);
+    if (n == 0) continue;
+    const int64_t end = s.context[i] + n + (extra ? std::max(0, extra[i]) : 0);
+    const int64_t blocks = (end + m.block_size - 1) / m.block_size;
+    if (blocks > s.table_width) return bad("sequence is longer than its block table", i);
+    const int32_t* table = s.tables + int64_t(i) * s.table_width;
+    for (int64_t b = 0; b < blocks; ++b) {
+      if (table[b] < 0 || table[b] >= m.num_blocks) return bad("block out of range", b);
+    }
+    if (s.parents) {
+      for (int64_t j = 0; j < n; ++j) {
+        const int32_t parent = s.parents[s.starts[i] + j];
+        if (parent < -1 || parent >= j) return bad("parent does not precede its child", j);
+      }
+    }
+  }
+  return true;
+}
+
+void add_segments(Plan& p, const OutriderModel& m, const int32_t* table, int length) {
+  for (int slot = 0; slot < length;) {
+    const int offset = slot % m.block_size;
+    const int physical = table[slot / m.block_size] * m.block_size + offset;
+    const int lane = physical % kLanes;
+    const int count = std::min({kLanes - lane, m.block_size - offset, length - slot});
+    // A whole tile is scored without asking how much of it is used.
+    p.segments.push_back({physical / kLanes, int16_t(lane), int16_t(count), slot});
+    slot += count;
+  }
+}
+
+// Paths of the nodes that are not simply the continuation of all nodes before them.
+void add_paths(Plan& p, const OutriderStep& s, int seq) {
+  const int first = s.starts[seq], n = s.starts[seq + 1] - first;
+  int chain = 0;
+  while (chain < n && s.parents[first + chain] == chain - 1) ++chain;
+  for (int j = chain; j < n; ++j) {
+    const int parent = s.parents[first + j];
+    p.depth[size_t(first + j)] = 1 + (parent < 0          ? 0
+                                      : parent < chain    ? parent + 1
+                                                          : p.depth[size_t(first + parent)]);
+    p.tree = true;
+  }
+  for (int j = 0; j < chain; ++j) p.depth[size_t(first + j)] = j + 1;
+}
+
+void fill_paths(Plan& p, const OutriderStep& s) {
+  size_t total = 0;
+  for (int seq = 0; seq < s.num_seqs; ++seq)
+    for (int t = s.starts[seq]; t < s.starts[seq + 1]; ++t)
+      if (p.depth[size_t(t)] != t - s.starts[seq] + 1) total += size_t(p.depth[size_t(t)]);
+  p.path_data.resize(total);
+  int32_t* at = p.path_data.data();
+  for (int seq = 0; seq < s.num_seqs; ++seq) {
+    const int first = s.starts[seq];
+    for (int t = first; t < s.starts[seq + 1]; ++t) {
+      const int depth = p.depth[size_t(t)];
+      if (depth == t - first + 1) continue;  // a chain up to here
+      int node = t - first;
+      for (int i = depth - 1; i >= 0; --i, node = s.parents[first + node]) at[i] = node;
+      p.path[size_t(t)] = at;
+      at += depth;
+    }
+  }
+}
+
+// Cuts the queries of rows from..to-1 (of the sequence) into tiles.
+void add_tasks(std::vector<AttentionTask>& tasks, int seq, int from, int to, int group, int tile,
+               int out_shift) {
+  for (int q = from * group; q < to * group; q += tile) {
+    tasks.push_back({seq, q, std::min(tile, to * group - q), out_shift});
+  }
+}
+
+}  // namespace
+
+bool make_plan(OutriderModel& m, const OutriderStep& s, const int32_t* extra) {
+  Plan& p = m.plan;
+  if (!m.num_blocks) return set_error("allocate the cache before the first step");
+  if (s.num_tokens < 0 || s.num_seqs < 0 || s.num_rows < 0 || s.table_width < 0)
+    return set_error("negative size");
+  if (!check_tokens(m, s) || !check_sequences(m, s, extra)) return false;
+
+  p.segments.clear();
+  p.segment_starts.assign(1, 0);
+  p.tasks.clear();
+  p.last_tasks.clear();
+  p.kept.clear();
+  p.tree = false;
+  p.max_length = 0;
+  p.slots.resize(size_t(s.num_tokens));
+  if (s.parents) p.depth.assign(size_t(s.num_tokens), 0);
+  for (int i = 0; i < s.num_seqs; ++i) {
+    const int n = s.starts[i + 1] - s.starts[i];
+    const int length = n ? s.context[i] + n : 0;
+    p.max_length = std::max(p.max_length, length);
+    const int32_t* table = s.tables + int64_t(i) * s.table_width;
+    add_segments(p, m, table, length);
+    for (int j = 0; j < n; ++j) {
+      const int slot = s.context[i] + j;
+      p.slots[size_t(s.starts[i] + j)] =
+          table[slot / m.block_size] * m.block_size + slot % m.block_size;
+    }
+    p.segment_starts.push_back(int32_t(p.segments.size()));
+    if (s.parents) add_paths(p, s, i);
+  }
+  if (p.tree) {
+    p.path.assign(size_t(s.num_tokens), nullptr);
+    fill_paths(p, s);
+  }
+  const int group = m.config.heads / m.config.kv_heads;
+  // Fewer tiles than threads would leave some of them idle over a long context.
+  const int64_t queries = int64_t(s.num_tokens) * group * m.config.kv_heads;
+  int tile = std::min(m.kernels->max_rows, kMaxQueries);
+  while (tile > 1 && queries < int64_t(tile) * s.threads) --tile;
+  for (int i = 0; i < s.num_seqs; ++i)
+    add_tasks(p.tasks, i, 0, s.starts[i + 1] - s.starts[i], group, tile, 0);
+
+  // After the last layer's attention only the rows with logits matter.
+  const int exit = s.exit_layer < 0 ? m.config.layers : s.exit_layer;
+  bool prune = exit > 0;
+  for (int i = 0; i < s.num_taps; ++i) prune = prune && s.taps[i] != exit;
+  p.head_rows.assign(s.logit_rows, s.logit_rows + s.num_rows);
+  if (prune) {
+    p.kept.assign(s.logit_rows, s.logit_rows + s.num_rows);
+    std::sort(p.kept.begin(), p.kept.end());
+    p.kept.erase(std::unique(p.kept.begin(), p.kept.end()), p.kept.end());
+    prune = int(p.kept.size()) < s.num_tokens;
+  }
+  p.prune = prune;
+  if (!prune) return true;
+  for (auto& row : p.head_rows)
+    row = int32_t(std::lower_bound(p.kept.begin(), p.kept.end(), row) - p.kept.begin());
+  int seq = 0;
+  for (size_t i = 0; i < p.kept.size();) {
+    const int row = p.kept[i];
+    while (row >= s.starts[seq + 1]) ++seq;
+    size_t j = i + 1;
+    while (j < p.kept.size() && p.kept[j] == row + int(j - i) && p.kept[j] < s.starts[seq + 1]) ++j;
+    const int from = row - s.starts[seq];
+    add_tasks(p.last_tasks, seq, from, from + int(j - i), group, tile, int(i) - row);
+    i = j;
+  }
+  return true;
+}
+
+}  // namespace outrider

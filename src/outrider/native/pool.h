@@ -1,0 +1,51 @@
+// One pool of threads for the whole process, and the barrier that cuts a step into phases.
+//
+// Waiting threads spin for a moment, since phases last microseconds, then sleep in the kernel, so
+// that an idle engine costs nothing. Engines take turns: a step owns the pool while it runs.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace outrider {
+
+constexpr int kMaxThreads = 256;
+
+// Waits until `word` differs from `value`.
+void wait_for_change(const std::atomic<uint32_t>& word, uint32_t value);
+void wake_all(std::atomic<uint32_t>& word);
+
+class Team;
+using Job = void (*)(void* context, Team& team, int thread);
+
+// The threads of one running job.
+class Team {
+ public:
+  explicit Team(int size) : size_(size) {}
+  int size() const { return size_; }
+
+  // Ends a phase: every thread arrives, then all go on. Also opens the next phase's queue.
+  void sync();
+
+  // The next task of this phase, or -1. Each thread works through its own share front to back,
+  // so that it streams one region of memory, and then helps the others.
+  int next_task(int thread, int num_tasks);
+
+ private:
+  struct alignas(64) Share {
+    std::atomic<int32_t> taken{0};
+  };
+  struct alignas(64) Word {
+    std::atomic<uint32_t> value{0};
+  };
+  int size_;
+  Word arrived_, phase_;
+  Share shares_[2][kMaxThreads];
+};
+
+// Cores this process may use.
+int available_cores();
+// Runs job(context, team, t) for t in 0..threads-1; thread 0 is the caller.
+void run_on_pool(int threads, Job job, void* context);
+
+}  // namespace outrider

@@ -1,0 +1,211 @@
+// Drawing a token from a row of logits without sorting it.
+//
+// All three filters keep the tokens above some logit, so together they are one threshold. It is
+// found by bisection over the bit patterns of the floats, dropping the side that lost each time.
+#pragma once
+
+namespace outrider {
+namespace {
+
+constexpr float kMaxGumbel = 23.0f;  // -log(2^-33) = 22.87
+constexpr float kNegInf = -__builtin_inff();
+
+// Floats as integers of the same order.
+inline int32_t order_key(float x) {
+  int32_t b;
+  __builtin_memcpy(&b, &x, 4);
+  return b >= 0 ? b : int32_t(0x80000000u - uint32_t(b));
+}
+inline float from_key(int32_t k) {
+  const int32_t b = k >= 0 ? k : int32_t(0x80000000u - uint32_t(k));
+  float x;
+  __builtin_memcpy(&x, &b, 4);
+  return x;
+}
+
+int argmax(const float* x, int n, float* best) {
+  V top = set1(kNegInf);
+  int i = 0;
+  // max(a, b) keeps its second operand when the first is NaN.
+  for (; i + 16 <= n; i += 16) top = max(load(x + i), top);
+  if (i < n) top = max(load_tail(x + i, n - i, kNegInf), top);
+  const float m = horizontal_max(top);
+  *best = m;
+  for (i = 0; i + 16 <= n; i += 16) {
+    const unsigned hit = mask_greater_equal(load(x + i), set1(m));
+    if (hit) return i + __builtin_ctz(hit);
+  }
+  for (; i < n; ++i)
+    if (x[i] >= m) return i;
+  return 0;
+}
+
+int gumbel_argmax(const float* x, int n, int base, float temperature, float floor, uint64_t key,
+                  int index, float* best) {
+  const V t = set1(temperature), low = set1(floor), reach = set1(kMaxGumbel);
+  float top = *best;
+  for (int i = 0; i < n; i += 16) {
+    V z = n - i >= 16 ? load(x + i) : load_tail(x + i, n - i, kNegInf);
+    if (temperature != 1.0f) z = div(z, t);
+    unsigned hit = mask_greater_equal(z, low) & mask_greater_equal(add(z, reach), set1(top));
+    if (n - i < 16) hit &= (1u << (n - i)) - 1;
+    if (!hit) continue;
+    const V u = uniform16(key, uint64_t(base + i));
+    // gumbel <= -log(u) <= -floor(log2 u) log 2: most lanes are settled without a logarithm.
+    const V bound = fma(exponent(u), set1(-0.6931472f), set1(0.01f));
+    hit &= mask_greater_equal(add(z, bound), set1(top));
+    if (!hit) continue;
+    float zs[16], us[16];
+    store(zs, z);
+    store(us, u);
+    for (; hit; hit &= hit - 1) {
+      const int lane = __builtin_ctz(hit);
+      const float v = zs[lane] + gumbel_from_uniform(us[lane]);
+      const int id = base + i + lane;
+      if (v > top || index < 0 || (v == top && id < index)) {
+        top = v;
+        index = id;
+      }
+    }
+  }
+  *best = top;
+  return index;
+}
+
+// Splits z, and e with it unless null, at `pivot`: lanes >= pivot move to the front of their own
+// buffer, the others to z_low and e_low. Buffers have 16 floats to spare. NaNs count as low.
+struct Split {
+  int high, low;
+};
+Split split(float* z, float* e, int n, float pivot, float* z_low, float* e_low) {
+  Split s{0, 0};
+  const V p = set1(pivot);
+  for (int i = 0; i < n; i += 16) {
+    const unsigned all = n - i >= 16 ? 0xffffu : (1u << (n - i)) - 1;
+    const V zi = load(z + i);
+    const unsigned high = mask_greater_equal(zi, p) & all, low = all & ~high;
+    if (e) {
+      const V ei = load(e + i);
+      compress(e + s.high, ei, high);
+      compress(e_low + s.low, ei, low);
+    }
+    s.high += compress(z + s.high, zi, high);
+    s.low += compress(z_low + s.low, zi, low);
+  }
+  return s;
+}
+
+double mass_of(const float* e, int n) {
+  double total = 0;
+  for (int i = 0; i < n; i += 128) {
+    V s = zero();
+    const int end = i + 128 < n ? i + 128 : n;
+    for (int j = i; j < end; j += 16)
+      s = add(s, end - j >= 16 ? load(e + j) : load_tail(e + j, end - j, 0.0f));
+    total += wide_sum(s);
+  }
+  return total;
+}
+
+inline int32_t middle(int32_t lo, int32_t hi) {  // in (lo, hi] for lo < hi
+  return int32_t(int64_t(lo) + (int64_t(hi) - lo + 1) / 2);
+}
+
+inline void exchange(float*& a, float*& b) {
+  float* t = a;
+  a = b;
+  b = t;
+}
+
+// The k-th largest of z[0..n), 1 <= k <= n, none above `highest`. Destroys z and `spare`.
+float kth_largest(float* z, float* spare, int n, int k, float highest) {
+  int32_t lo = order_key(kNegInf), hi = order_key(highest);
+  while (lo < hi) {
+    const int32_t mid = middle(lo, hi);
+    const Split s = split(z, nullptr, n, from_key(mid), spare, nullptr);
+    if (s.high >= k) {
+      lo = mid;
+      n = s.high;
+    } else {
+      hi = mid - 1;
+      k -= s.high;
+      n = s.low;
+      exchange(z, spare);
+    }
+  }
+  return from_key(lo);
+}
+
+// The smallest z that top-p keeps, i.e. with less than `limit` of the mass e strictly above it.
+// Destroys its buffers.
+float nucleus(float* z, float* e, float* z_spare, float* e_spare, int n, double limit,
+              float lowest, float highest) {
+  int32_t lo = order_key(lowest), hi = order_key(highest);
+  double above = 0;
+  float kept = highest;
+  while (lo < hi && n > 0) {
+    const int32_t mid = middle(lo, hi);
+    const Split s = split(z, e, n, from_key(mid), z_spare, e_spare);
+    const double mass = mass_of(e, s.high);
+    if (above + mass >= limit) {  // whatever lies below mid has too much above it
+      lo = mid;
+      n = s.high;
+    } else {
+      for (int i = 0; i < s.high; ++i) kept = z[i] < kept ? z[i] : kept;
+      hi = mid - 1;
+      above += mass;
+      n = s.low;
+      exchange(z, z_spare);
+      exchange(e, e_spare);
+    }
+  }
+  return n > 0 && above < limit ? from_key(lo) : kept;
+}
+
+float floor_of_kept(const float* x, int n, float temperature, int top_k, float top_p, float min_p,
+                    float* scratch) {
+  const bool by_count = top_k > 0 && top_k < n, by_mass = top_p < 1.0f, by_peak = min_p > 0.0f;
+  if (!by_count && !by_mass && !by_peak) return kNegInf;
+  const int size = n + 16;
+  float *z = scratch, *z0 = z + size, *e0 = z0 + size, *z1 = e0 + size, *e1 = z1 + size;
+  const V t = set1(temperature);
+  V top = set1(kNegInf);
+  for (int i = 0; i < n; i += 16) {
+    V zi = n - i >= 16 ? load(x + i) : load_tail(x + i, n - i, kNegInf);
+    if (temperature != 1.0f) zi = div(zi, t);
+    top = max(zi, top);
+    store(z + i, zi);
+    store(z0 + i, zi);
+  }
+  const float highest = horizontal_max(top);
+  if (!(highest > kNegInf)) return kNegInf;
+  float floor = kNegInf;
+  if (by_count) floor = kth_largest(z0, z1, n, top_k, highest);
+  if (!by_mass && !by_peak) return floor;
+  // exp clamps far below the peak; a lane of -inf must weigh nothing.
+  int m = 0;
+  const V cut = set1(floor > highest - 87.0f ? floor : highest - 87.0f);
+  for (int i = 0; i < n; i += 16) {
+    const V zi = load(z + i);
+    unsigned keep = mask_greater_equal(zi, cut);
+    if (n - i < 16) keep &= (1u << (n - i)) - 1;
+    if (!keep) continue;
+    const V ei = exp(sub(zi, set1(highest)));
+    compress(e0 + m, ei, keep);
+    m += compress(z0 + m, zi, keep);
+  }
+  if (by_peak) {  // a token that min-p drops may still take part in top-p's mass
+    float least = highest;
+    for (int i = 0; i < m; ++i)
+      if (e0[i] >= min_p && z0[i] < least) least = z0[i];
+    if (by_mass) {
+      const float in = nucleus(z0, e0, z1, e1, m, double(top_p) * mass_of(e0, m), kNegInf, highest);
+      return in > least ? in : least;
+    }
+    return least;
+  }
+  return nucleus(z0, e0, z1, e1, m, double(top_p) * mass_of(e0, m), kNegInf, highest);
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,380 @@
+// One whole ragged pass in one parallel region: embed, layers, head.
+#include "step.h"
+
+#include <algorithm>
+
+namespace outrider {
+namespace {
+
+constexpr int kSmall = 16;  // up to this many rows every thread prepares its own input
+
+// Rows are padded so that a power-of-two width does not put all rows into the same cache sets.
+ptrdiff_t padded(int n) { return round_up(n, 16) + 16; }
+
+class Worker {
+ public:
+  Worker(Step& st, Team& team, int thread)
+      : m_(*st.m), k_(*st.m->kernels), c_(st.m->config), s_(st.s), b_(st.b),
+        team_(team), thread_(thread), own_(st.b.own[thread]) {}
+
+  void run() {
+    embed();
+    team_.sync();
+    const int exit = s_.exit_layer < 0 ? c_.layers : s_.exit_layer;
+    int rows = s_.num_tokens;
+    tap(0);
+    for (int l = 0; l < exit; ++l) {
+      const bool prune = m_.plan.prune && l + 1 == exit;
+      attention_layer(l, rows, prune);
+      if (prune) rows = int(m_.plan.kept.size());
+      mlp(l, rows);
+      tap(l + 1);
+    }
+    logits();
+  }
+
+ private:
+  template <class F>
+  void my_rows(int rows, F f) {
+    const int end = int(int64_t(rows) * (thread_ + 1) / team_.size());
+    for (int r = int(int64_t(rows) * thread_ / team_.size()); r < end; ++r) f(r);
+  }
+
+  void embed() {
+    const char* table = m_.embed;
+    my_rows(s_.num_tokens, [&](int r) {
+      float* x = b_.x + r * b_.ldx;
+      const size_t at = size_t(s_.tokens[r]) * c_.hidden;
+      if (m_.embed_type == kF32) {
+        memcpy(x, table + at * 4, size_t(c_.hidden) * 4);
+        return;
+      }
+      for (int i = 0; i < c_.hidden; ++i) {
+        uint16_t h;
+        memcpy(&h, table + (at + size_t(i)) * 2, 2);
+        x[i] = m_.embed_type == kBF16 ? bf16_to_float(h) : half_to_float(h);
+      }
+    });
+  }
+
+  void tap(int layer) {
+    for (int i = 0; i < s_.num_taps; ++i) {
+      if (s_.taps[i] != layer) continue;
+      my_rows(s_.num_tokens, [&](int r) {
+        memcpy(s_.tap_out[i] + size_t(r) * c_.hidden, b_.x + r * b_.ldx, size_t(c_.hidden) * 4);
+      });
+    }
+  }
+
+  // The input of a product with `w`: rows of `x` (through `index` unless null), normalised unless
+  // `norm` is null, quantised if the weights are integers. Few rows are cheaper to prepare twice
+  // than to wait for.
+  Rows prepare(const Matrix& w, const float* x, ptrdiff_t ld, int rows, const float* norm,
+               const int32_t* index = nullptr) {
+    const bool integer = w.type >= kI8, small = rows <= kSmall;
+    Rows out;
+    out.rows = rows;
+    out.f = x;
+    out.ld = ld;
+    if (!norm && !integer && !index) return out;
+    float* f = small ? own_.norm : b_.norm;
+    int8_t* q = small ? own_.quant : b_.quant;
+    float* scale = small ? own_.quant_scale : b_.quant_scale;
+    int32_t* sum = small ? own_.quant_sum : b_.quant_sum;
+    auto one = [&](int r) {
+      const float* src = x + (index ? index[r] : r) * ld;
+      if (norm) {
+        float* dst = f + r * b_.ldx;
+        k_.rms_norm(src, norm, w.k, c_.eps, dst);
+        for (int i = w.k; i < int(b_.ldx); ++i) dst[i] = 0;
+        src = dst;
+      }
+      if (integer) {
+        int8_t* dst = q + r * b_.ldquant;
+        k_.quantize(src, w.k, w.group, dst, scale + ptrdiff_t(r) * w.groups,
+                    sum + ptrdiff_t(r) * w.groups);
+        for (int i = w.k; i < w.lines * per_line(w.type); ++i) dst[i] = 0;
+      }
+    };
+    if (small) {
+      for (int r = 0; r < rows; ++r) one(r);
+    } else {
+      my_rows(rows, one);
+      team_.sync();
+    }
+    if (norm) out.f = f, out.ld = b_.ldx;
+    if (integer) out.q = q, out.ldq = b_.ldquant, out.scale = scale, out.sum = sum;
+    return out;
+  }
+
+  // c = x . w for all panels, in tasks of `unit` panels; done(row, rows, panel, panels, c, ldc).
+  template <class F>
+  void product(const Matrix& w, const Rows& x, int unit, F done) {
+    const int tasks = (w.panels + unit - 1) / unit;
+    const ptrdiff_t ldc = unit * kLanes;
+    for (int t; (t = team_.next_task(thread_, tasks)) >= 0;) {
+      const int first = t * unit, panels = std::min(unit, w.panels - first);
+      for (int r = 0; r < x.rows; r += kRowBlock) {
+        Rows part = x;
+        part.rows = std::min(kRowBlock, x.rows - r);
+        part.f = x.f + r * x.ld;
+        if (x.q) {
+          part.q = x.q + r * x.ldq;
+          part.scale = x.scale + ptrdiff_t(r) * w.groups;
+          part.sum = x.sum + ptrdiff_t(r) * w.groups;
+        }
+        k_.gemm(w, part, first, panels, own_.c, ldc);
+        done(r, part.rows, first, panels, own_.c, ldc);
+      }
+    }
+  }
+
+  // As wide as possible, but enough tasks to share out.
+  int unit_for(const Matrix& w, int least) const {
+    int unit = kMaxTask;
+    while (unit > least && w.panels < unit * 4 * team_.size()) unit /= 2;
+    return unit;
+  }
+
+  void attention_layer(int l, int rows, bool prune) {
+    Layer& layer = m_.layers[size_t(l)];
+    const Rows x = prepare(layer.qkv, b_.x, b_.ldx, rows, layer.attention_norm.data());
+    product(layer.qkv, x, m_.dim_p / kLanes,
+            [&](int row, int n, int panel, int, float* c, ptrdiff_t ldc) {
+              const int head = panel * kLanes / m_.dim_p;
+              for (int r = 0; r < n; ++r) finish_head(l, layer, head, row + r, c + r * ldc);
+            });
+    team_.sync();
+    attend(l, layer, prune);
+    team_.sync();
+    if (prune) rows = int(m_.plan.kept.size());
+    const Rows a = prepare(layer.o, b_.att, b_.ldatt, rows, nullptr);
+    add_product(layer.o, a, layer.o_bias);
+    team_.sync();
+  }
+
+  void add_product(const Matrix& w, const Rows& x, const std::vector<float>& bias) {
+    product(w, x, unit_for(w, 1),
+            [&](int row, int n, int panel, int panels, float* c, ptrdiff_t ldc) {
+              const int first = panel * kLanes;
+              const int width = std::min(panels * kLanes, c_.hidden - first);
+              for (int r = 0; r < n; ++r) {
+                if (!bias.empty()) k_.add(c + r * ldc, bias.data() + first, width);
+                k_.add(b_.x + (row + r) * b_.ldx + first, c + r * ldc, width);
+              }
+            });
+  }
+
+  // Bias, norm and rotation of one head of one row, then into the query buffer or the cache.
+  void finish_head(int l, const Layer& layer, int head, int row, float* c) {
+    const int dim = c_.head_dim, dp = m_.dim_p;
+    if (!layer.qkv_bias.empty()) k_.add(c, layer.qkv_bias.data() + size_t(head) * dp, dim);
+    const bool is_q = head < c_.heads, is_k = !is_q && head < c_.heads + c_.kv_heads;
+    if (is_q || is_k) {
+      if (c_.qk_norm) {
+        k_.rms_norm(c, is_q ? layer.q_norm.data() : layer.k_norm.data(), dim, c_.eps, c);
+      }
+      rotate(c, s_.positions[row]);
+    }
+    if (is_q) {
+      memcpy(b_.q + row * b_.ldq + ptrdiff_t(head) * dp, c, size_t(dp) * 4);
+      return;
+    }
+    const int kv_head = (head - c_.heads) % c_.kv_heads;
+    const int slot = m_.plan.slots[size_t(row)];
+    float* tile = m_.cache.floats() + size_t(l) * m_.layer_stride +
+                  size_t(slot / kLanes) * m_.tile_stride + size_t(kv_head) * m_.head_tile;
+    if (is_k) {
+      float* k = tile + slot % kLanes;
+      for (int d = 0; d < dim; ++d) k[d * kLanes] = c[d];
+    } else {
+      memcpy(tile + size_t(kLanes + slot % kLanes) * dp, c, size_t(dim) * 4);
+    }
+  }
+
+  void rotate(float* v, int position) const {
+    const int half = c_.rotary_dim / 2;
+    const float* cosine = m_.cosine.data() + size_t(position) * half;
+    const float* sine = m_.sine.data() + size_t(position) * half;
+    for (int i = 0; i < half; ++i) {
+      const float a = v[i], b = v[i + half];
+      v[i] = a * cosine[i] - b * sine[i];
+      v[i + half] = b * cosine[i] + a * sine[i];
+    }
+  }
+
+  void attend(int l, const Layer& layer, bool prune) {
+    const Plan& p = m_.plan;
+    const auto& tasks = prune ? p.last_tasks : p.tasks;
+    const int group = c_.heads / c_.kv_heads, count = int(tasks.size());
+    Attention a{};
+    a.ldq = b_.ldq;
+    a.group = group;
+    a.dim = c_.head_dim;
+    a.dim_p = m_.dim_p;
+    a.scale = c_.attention_scale;
+    a.window = layer.window;
+    a.tile_stride = m_.tile_stride;
+    a.block_size = m_.block_size;
+    a.ldo = b_.ldatt;
+    a.scratch = own_.attention;
+    a.score_ld = round_up(p.max_length, 16) + 32;
+    for (int t; (t = team_.next_task(thread_, count * c_.kv_heads)) >= 0;) {
+      const int head = t / count;
+      const AttentionTask& task = tasks[size_t(t % count)];
+      const int seq = task.seq, first = s_.starts[seq];
+      a.q = b_.q + first * b_.ldq + ptrdiff_t(head) * group * m_.dim_p;
+      a.first = task.first;
+      a.count = task.count;
+      a.context = s_.context[seq];
+      a.new_tokens = s_.starts[seq + 1] - first;
+      a.depth = p.tree ? p.depth.data() + first : nullptr;
+      a.path = p.tree ? p.path.data() + first : nullptr;
+      a.segments = p.segments.data() + p.segment_starts[size_t(seq)];
+      a.num_segments = p.segment_starts[size_t(seq) + 1] - p.segment_starts[size_t(seq)];
+      a.kv = m_.cache.floats() + size_t(l) * m_.layer_stride + size_t(head) * m_.head_tile;
+      a.table = s_.tables + int64_t(seq) * s_.table_width;
+      a.out = b_.att + (first + task.out_shift) * b_.ldatt + ptrdiff_t(head) * group * c_.head_dim;
+      k_.attention(a);
+    }
+    // Nobody reads the residual during attention, so its rows can close ranks here.
+    if (prune && thread_ == 0) {
+      for (size_t i = 0; i < p.kept.size(); ++i) {
+        if (p.kept[i] == int32_t(i)) continue;
+        memcpy(b_.x + ptrdiff_t(i) * b_.ldx, b_.x + p.kept[i] * b_.ldx, size_t(c_.hidden) * 4);
+      }
+    }
+  }
+
+  void mlp(int l, int rows) {
+    Layer& layer = m_.layers[size_t(l)];
+    const Rows x = prepare(layer.gate_up, b_.x, b_.ldx, rows, layer.mlp_norm.data());
+    product(layer.gate_up, x, unit_for(layer.gate_up, 2),
+            [&](int row, int n, int panel, int panels, float* c, ptrdiff_t ldc) {
+              for (int r = 0; r < n; ++r) {
+                if (!layer.gate_up_bias.empty()) {
+                  k_.add(c + r * ldc, layer.gate_up_bias.data() + panel * kLanes, panels * kLanes);
+                }
+                float* h = b_.hidden + (row + r) * b_.ldh + panel / 2 * kLanes;
+                for (int p = 0; p < panels; p += 2) {
+                  const float* gate = c + r * ldc + p * kLanes;
+                  k_.silu_mul(gate, gate + kLanes, kLanes, h + p / 2 * kLanes);
+                }
+              }
+            });
+    team_.sync();
+    const Rows h = prepare(layer.down, b_.hidden, b_.ldh, rows, nullptr);
+    add_product(layer.down, h, layer.down_bias);
+    team_.sync();
+  }
+
+  void logits() {
+    if (s_.num_rows == 0) return;
+    const Rows x = prepare(m_.head, b_.x, b_.ldx, s_.num_rows, m_.final_norm.data(),
+                           m_.plan.head_rows.data());
+    product(m_.head, x, unit_for(m_.head, 1),
+            [&](int row, int n, int panel, int panels, float* c, ptrdiff_t ldc) {
+              const int first = panel * kLanes;
+              const int width = std::min(panels * kLanes, c_.vocab - first);
+              for (int r = 0; r < n; ++r) {
+                memcpy(s_.logits + size_t(row + r) * c_.vocab + first, c + r * ldc,
+                       size_t(width) * 4);
+              }
+            });
+  }
+
+  OutriderModel& m_;
+  const Kernels& k_;
+  const OutriderConfig& c_;
+  const OutriderStep& s_;
+  Buffers& b_;
+  Team& team_;
+  int thread_;
+  Buffers::Private& own_;
+};
+
+void step_job(void* context, Team& team, int thread) {
+  run_part(*static_cast<Step*>(context), team, thread);
+}
+
+int32_t run_step(OutriderModel& m, const OutriderStep& s) {
+  std::lock_guard<std::mutex> lock(m.mutex);
+  if (!make_plan(m, s, nullptr)) return OUTRIDER_INVALID;
+  if (!rope_reaches(m, s, nullptr)) return OUTRIDER_ROPE_SHORT;
+  if (s.num_tokens == 0) return OUTRIDER_OK;
+  Step step{&m, s, {}};
+  step.s.threads = std::clamp(s.threads, 1, kMaxThreads);
+  if (!lay_out(step, s.num_tokens, m.plan.max_length)) return OUTRIDER_MEMORY;
+  run_on_pool(step.s.threads, step_job, &step);
+  return OUTRIDER_OK;
+}
+
+}  // namespace
+
+bool lay_out(Step& st, int rows, int length) {
+  OutriderModel& m = *st.m;
+  const auto& c = m.config;
+  Buffers& b = st.b;
+  const int width = std::max({c.hidden, c.heads * c.head_dim, c.intermediate});
+  b.ldx = padded(c.hidden);
+  b.ldq = padded(c.heads * m.dim_p);
+  b.ldatt = padded(c.heads * c.head_dim);
+  b.ldh = padded(c.intermediate);
+  b.ldquant = round_up(width, 128) + 64;
+  b.groups = (width + 63) / 64;
+  const int unit = std::max(kMaxTask * kLanes, m.dim_p);
+  const int small = std::min(rows, kSmall);
+  const size_t score_ld = size_t(round_up(length, 16) + 32);
+  const bool integer = c.weight_type >= kI8;
+  struct Field {
+    void** at;
+    size_t bytes;
+  };
+  std::vector<Field> fields;
+  auto want = [&](auto*& p, size_t bytes) {
+    fields.push_back({reinterpret_cast<void**>(&p), (bytes + 127) / 64 * 64});
+  };
+  const size_t n = size_t(rows), g = size_t(b.groups);
+  want(b.x, n * b.ldx * 4);
+  want(b.q, n * b.ldq * 4);
+  want(b.att, n * b.ldatt * 4);
+  want(b.hidden, n * b.ldh * 4);
+  want(b.norm, n * b.ldx * 4);
+  want(b.quant, integer ? n * b.ldquant : 0);
+  want(b.quant_scale, integer ? n * g * 4 : 0);
+  want(b.quant_sum, integer ? n * g * 4 : 0);
+  for (int t = 0; t < st.s.threads; ++t) {
+    auto& own = b.own[t];
+    want(own.c, size_t(std::min(rows, kRowBlock)) * unit * 4);
+    want(own.attention, kMaxQueries * (score_ld + 2 * size_t(m.dim_p)) * 4);
+    want(own.norm, size_t(small) * b.ldx * 4);
+    want(own.quant, integer ? size_t(small) * b.ldquant : 0);
+    want(own.quant_scale, integer ? small * g * 4 : 0);
+    want(own.quant_sum, integer ? small * g * 4 : 0);
+  }
+  size_t total = 0;
+  for (auto& f : fields) total += f.bytes;
+  if (m.buffers.size() < total + 4096 && !m.buffers.reserve(total + total / 4)) return false;
+  char* p = m.buffers.data();
+  for (auto& f : fields) {
+    *f.at = p;
+    p += f.bytes;
+  }
+  return true;
+}
+
+void run_part(Step& step, Team& team, int thread) { Worker(step, team, thread).run(); }
+
+bool rope_reaches(const OutriderModel& m, const OutriderStep& s, const int32_t* extra) {
+  for (int i = 0; i < s.num_seqs; ++i)
+    for (int t = s.starts[i]; t < s.starts[i + 1]; ++t)
+      if (int64_t(s.positions[t]) + (extra ? std::max(0, extra[i]) : 0) >= m.rope_positions)
+        return set_error("a position lies beyond the rotary table");
+  return true;
+}
+
+}  // namespace outrider
+
+extern "C" int32_t outrider_step(OutriderModel* m, const OutriderStep* s) {
+  return outrider::guarded([&] { return outrider::run_step(*m, *s); });
+}
