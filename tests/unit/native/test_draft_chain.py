@@ -1,0 +1,153 @@
+"""Drafting in one native call against the same loop written in Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from native_models import ISAS, ODD, batch_of, needs_native, random_tokens
+from outrider import native
+from outrider.contracts import Stream
+from outrider.model.driver import Driver
+from outrider.model.native_decoder import NativeDecoder
+from outrider.noise import draw_key, gumbel, sequence_key
+from tiny_models import write
+
+pytestmark = needs_native
+VOCAB = ODD["vocab_size"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("draft"), transformers.LlamaConfig(**ODD))
+
+
+def by_hand(
+    model: NativeDecoder, tokens: list[int], count: int, temperature: float, seed: int
+) -> list[int]:
+    """Forward, draw with torch's noise, feed back, repeat."""
+    driver = Driver(model)
+    drafted: list[int] = []
+    new = tokens
+    for _ in range(count):
+        logits_V = driver.forward({"a": new}).logits["a"][-1]
+        driver.keep("a", range(len(new)))
+        if temperature:
+            key = draw_key(seed, 0, len(tokens) + len(drafted), Stream.TARGET)
+            logits_V = logits_V / temperature + gumbel([key], VOCAB, torch.device("cpu"))[0]
+        new = [int(logits_V.argmax())]
+        drafted += new
+    return drafted
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_ragged_drafts(
+    isa: str, threads: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_ISA", isa)
+    model = NativeDecoder.load(folder, threads=threads)
+    prompts = {
+        "a": random_tokens(9, VOCAB, 1),
+        "b": random_tokens(1, VOCAB, 2),
+        "c": random_tokens(30, VOCAB, 3),
+        "d": random_tokens(4, VOCAB, 4),
+    }
+    counts, temperatures, seeds = [5, 3, 0, 8], [0.0, 1.0, 1.0, 0.7], [1, 2, 3, 4]
+    expected = [
+        by_hand(model, prompt, count, temperature, seed)
+        for prompt, count, temperature, seed in zip(
+            prompts.values(), counts, temperatures, seeds, strict=True
+        )
+    ]
+    driver = Driver(model, seed=2)
+    batch = driver.batch({name: [*p, *[0] * 8] for name, p in prompts.items()})  # room for drafts
+    tables = batch.tables_SW
+    batch = driver.batch(prompts)
+    batch.tables_SW = tables
+    keys = [sequence_key(seed, 0, Stream.TARGET) for seed in seeds]
+    got = model.draft_chain(
+        batch,
+        np.array(counts, np.int32),
+        np.array(temperatures, np.float32),
+        np.array(keys, np.uint64),
+    )
+    assert got == expected
+
+
+def test_the_cache_goes_on_from_the_draft(folder: Path) -> None:
+    """What drafting wrote is what plain steps would have written."""
+    model = NativeDecoder.load(folder)
+    model.allocate(8, 16)
+    prompt = random_tokens(20, VOCAB)
+    one = (np.array([4], np.int32), np.zeros(1, np.float32), np.zeros(1, np.uint64))
+    [drafted] = model.draft_chain(batch_of(prompt, context=0, width=8), *one)
+    after = model.forward(batch_of([drafted[3]], context=23, width=8)).logits_RV.clone()
+    model.allocate(8, 16)
+    whole = model.forward(batch_of([*prompt, *drafted], context=0, width=8)).logits_RV
+    assert torch.equal(after[0], whole[-1])
+
+
+def test_padded_vocabulary_is_never_drafted(tmp_path: Path) -> None:
+    from outrider.testing import write_tiny_llama
+
+    folder = write_tiny_llama(tmp_path, vocab_size=80, num_tokens=65)
+    model = NativeDecoder.load(folder)
+    model.allocate(40, 16)
+    for seed in range(6):
+        [drafted] = model.draft_chain(
+            batch_of([1, 2, 3], context=0, width=40),
+            np.array([60], np.int32),
+            np.array([8.0], np.float32),
+            np.array([seed], np.uint64),
+        )
+        assert len(drafted) == 60
+        assert max(drafted) < 65
+
+
+def test_misuse(folder: Path) -> None:
+    model = NativeDecoder.load(folder)
+    model.allocate(2, 4)
+    key = np.zeros(1, np.uint64)
+    batch = batch_of([1, 2, 3], context=0, width=2)
+
+    def draft(count: int, temperature: float = 0.0) -> list[list[int]]:
+        return model.draft_chain(
+            batch, np.array([count], np.int32), np.array([temperature], np.float32), key
+        )
+
+    assert len(draft(6)[0]) == 6  # slots 3..7 for five of them; the last is not fed back
+    with pytest.raises(ValueError, match="block table"):
+        draft(7)
+    with pytest.raises(ValueError, match="temperature"):
+        draft(1, -1.0)
+    with pytest.raises(ValueError, match="temperature"):
+        draft(1, float("nan"))
+    assert draft(0) == [[]]
+    batch.parents_T = np.array([-1, -1, 0], np.int32)
+    with pytest.raises(ValueError, match="chain"):
+        draft(2)
+    batch.parents_T = np.array([-1, 0, 1], np.int32)
+    assert len(draft(2)[0]) == 2
+    batch.tokens_T = batch.tokens_T[:0]
+    with pytest.raises(ValueError, match="fit together"):
+        draft(2)
+    empty = batch_of([], context=3, width=2)
+    with pytest.raises(ValueError, match="start from"):
+        model.draft_chain(empty, np.array([1], np.int32), np.zeros(1, np.float32), key)
+
+
+def test_drafting_past_the_rotary_table(folder: Path) -> None:
+    model = NativeDecoder.load(folder)
+    model.allocate(40, 16)
+    batch = batch_of([1, 2], context=0, width=40)
+    batch.positions_T = np.array([253, 254], np.int32)
+    [drafted] = model.draft_chain(
+        batch, np.array([20], np.int32), np.zeros(1, np.float32), np.zeros(1, np.uint64)
+    )
+    assert len(drafted) == 20
+    assert native.num_threads() >= 1
