@@ -19,8 +19,8 @@ from outrider.layout import Slice, pack
 from outrider.sampling import RowParams, SamplingParams, law_of
 from outrider.testing import write_tiny_llama
 
-V = 6
-LENGTH = 3
+V = 4
+LENGTH = 5
 NUM_SEQUENCES = 20_000
 PROMPT = [1, 2, 3, 1, 2]
 PARAMS = SamplingParams(
@@ -94,7 +94,7 @@ def p_value(engine: Engine, speculation: Speculation) -> float:
     ("verifier", "proposer", "k"),
     [
         ("token", "draft-model", 2),
-        ("block", "draft-model", 2),
+        ("block", "draft-model", 3),
         ("tree", "ngram", 2),
         ("coupled", "draft-model", 2),
     ],

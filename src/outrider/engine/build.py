@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
+from outrider import native
 from outrider.contracts import Model, Proposer, ProposerContext
 from outrider.control.fixed import FixedController
 from outrider.engine.engine import Engine
@@ -34,6 +37,7 @@ class EngineConfig:
     device: str = "cpu"
     dtype: str = "auto"
     backend: Literal["auto", "native", "torch", "transformers"] = "auto"
+    threads: int | None = None  # of the CPU; None: one per core
     block_size: int = 16
     kv_tokens: int | None = None  # capacity of the KV cache, in tokens
     prefix_caching: bool = True
@@ -41,8 +45,8 @@ class EngineConfig:
     max_step_tokens: int = 512
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_sequences", "max_step_tokens"):
-            if getattr(self, name) < 1:
+        for name in ("block_size", "max_sequences", "max_step_tokens", "threads"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.kv_tokens is not None and self.kv_tokens < self.block_size:
             raise ConfigError(f"kv_tokens must be at least one block ({self.block_size})")
@@ -71,6 +75,9 @@ class ProposerSet(Mapping[str, Proposer]):
 
 def build(config: EngineConfig) -> Engine:
     """Loads the models and puts the engine together; raises ConfigError or ModelError."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+        native.set_threads(config.threads)
     target = load_model(
         config.model, device=config.device, dtype=config.dtype, backend=config.backend
     )

@@ -16,7 +16,7 @@ import torch
 from outrider.contracts import DraftsInOneCall, Draw, Model, Proposal, SequenceView, Stream
 from outrider.kv.cache import KVCache
 from outrider.layout import Slice, pack
-from outrider.noise import mix, sequence_key
+from outrider.noise import draw_key, mix, sequence_key
 from outrider.sampling import RowParams, draw_tokens, law_of, true_vocabulary
 
 CATCH_UP_TOKENS = 512  # most tokens of one catch-up pass
@@ -129,9 +129,7 @@ class AutoregressiveDrafter:
                 view = views[i]
                 if view.edits is not None:
                     view.edits.apply(logits[row], view.tokens, chains[i])
-                stream = Stream.TARGET if view.draw is Draw.COUPLED else Stream.DRAFT
-                position = len(view.tokens) + len(chains[i])
-                keys.append(mix(sequence_key(view.seed, view.sample_index, stream) + position))
+                keys.append(_draw_key(view, len(chains[i])))
             rows = RowParams.of([views[i].params for i in active], [1] * len(active))
             tokens = draw_tokens(logits, rows, keys)
             if any(views[i].draw is Draw.SAMPLED for i in active):
@@ -155,3 +153,16 @@ class AutoregressiveDrafter:
             )
             for view, chain, law in zip(views, chains, laws, strict=True)
         ]
+
+
+def _draw_key(view: SequenceView, depth: int) -> int:
+    """The noise of the draft `depth` tokens after the last committed one.
+
+    Coupled drafts share the target's noise, which belongs to the position. Sampled ones must
+    not: the block and tree rules look at drafts behind the last token they keep, so the next
+    step, which drafts the same positions again, needs fresh noise.
+    """
+    start = len(view.tokens)
+    if view.draw is Draw.COUPLED:
+        return draw_key(view.seed, view.sample_index, start + depth, Stream.TARGET)
+    return mix(draw_key(view.seed, view.sample_index, start, Stream.DRAFT) + depth)
