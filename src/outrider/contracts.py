@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from outrider.kv.cache import KVCache
-    from outrider.sampling import LogitEdits, RowParams, SamplingParams
+    from outrider.sampling import LogitEdits, SamplingParams
 
 IntArray = npt.NDArray[np.int32]
 
@@ -164,15 +164,14 @@ class DraftsInOneCall(Protocol):
         self,
         batch: StepBatch,
         num_tokens_S: IntArray,
-        params_S: RowParams,
+        temperature_S: npt.NDArray[np.float32],
         key_S: npt.NDArray[np.uint64],
     ) -> list[list[int]]:
         """Forward `batch` (logits for each sequence's last token), draw, feed back, repeat.
 
         Sequence s drafts `num_tokens_S[s]` tokens; the i-th is drawn at absolute position
         `last position + 1 + i` with the noise of `outrider.noise` under the *sequence* key
-        `key_S[s]`, after temperature and filters of `params_S` (temperature 0: argmax). The block
-        tables already reach far enough.
+        `key_S[s]` (temperature 0: argmax). The block tables already reach far enough.
         """
         ...
 

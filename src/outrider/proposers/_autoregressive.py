@@ -102,12 +102,13 @@ class AutoregressiveDrafter:
             fed = self._states[view.id].num_fed
             slices.append(Slice(view.tokens[fed:], fed, self._kv.table(view.id), Proposal()))
         if isinstance(self._model, DraftsInOneCall) and all(
-            view.draw is Draw.COUPLED and view.edits is None for view in views
+            view.draw is Draw.COUPLED and view.edits is None and not view.params.filters
+            for view in views
         ):
             chains = self._model.draft_chain(
                 pack(slices),
                 np.array(budgets, np.int32),
-                RowParams.of([view.params for view in views], [1] * len(views)),
+                np.array([view.params.temperature for view in views], np.float32),
                 np.array(
                     [sequence_key(v.seed, v.sample_index, Stream.TARGET) for v in views], np.uint64
                 ),
