@@ -24,7 +24,9 @@ DEBUG_VARIABLE = "OUTRIDER_DEBUG"
 
 def run(app: typer.Typer, args: Sequence[str]) -> int:
     """Runs the app and returns the process's exit code; prints at most one line of error."""
-    logging.basicConfig(format="outrider: %(message)s", level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLine())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode still gets the text
@@ -46,6 +48,19 @@ def run(app: typer.Typer, args: Sequence[str]) -> int:
         if hasattr(error, "format_message"):  # a usage error of typer's
             return _fail(_usage(error), getattr(error, "exit_code", 2))
         return _bug(error)
+
+
+class OneLine(logging.Formatter):
+    """A warning in one line; the traceback that came with it only when debugging."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = f"outrider: {' '.join(record.getMessage().split())}"
+        if record.exc_info is None or record.exc_info[1] is None:
+            return text
+        error = record.exc_info[1]
+        if debugging():
+            return f"{text}\n{self.formatException(record.exc_info)}"
+        return f"{text} ({type(error).__name__}: {' '.join(str(error).split())})"
 
 
 def debugging() -> bool:

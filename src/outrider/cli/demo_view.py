@@ -16,6 +16,7 @@ from rich.text import Text
 from outrider.cli.race import Lane, Outcome, Totals
 from outrider.cli.report import printable
 from outrider.cli.trace import Kind, Spelling, judged
+from outrider.statistics import SpeculationStats
 
 FRAME_S = 1 / 15  # between two drawings
 TABLE_LINES = 11  # of the table beside its rows, the panes' borders and the verdict
@@ -172,7 +173,7 @@ def outcome_table(outcomes: Sequence[Outcome], totals: Totals | None) -> Table:
             f"{totals.plain_tokens_per_s:.0f}",
             f"{totals.tokens_per_s:.0f}",
             f"{totals.speedup:.2f}×",
-            f"{totals.stats.acceptance_length:.2f}",
+            length(totals.stats),
             f"{totals.stats.tokens_per_pass:.2f}",
             identical(outcomes),
         ]
@@ -195,7 +196,7 @@ def outcome_table(outcomes: Sequence[Outcome], totals: Totals | None) -> Table:
             f"{len(o.plain.tokens) / o.plain_s:.0f}",
             f"{o.num_tokens / o.speculative_s:.0f}",
             f"{o.speedup:.2f}×",
-            f"{stats.acceptance_length:.2f}",
+            length(stats),
             f"{stats.tokens_per_pass:.2f}",
             identical([o]),
         )
@@ -204,3 +205,7 @@ def outcome_table(outcomes: Sequence[Outcome], totals: Totals | None) -> Table:
 
 def identical(outcomes: Sequence[Outcome]) -> str:
     return "yes" if all(o.first_difference is None for o in outcomes) else "NO"
+
+
+def length(stats: SpeculationStats) -> str:
+    return f"{stats.acceptance_length:.2f}" if stats.num_proposals else "no drafts"

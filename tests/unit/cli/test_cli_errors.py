@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from outrider.cli.app import app
-from outrider.cli.border import run
+from outrider.cli.border import OneLine, run
 from outrider.testing import write_tiny_llama, write_tiny_tokenizer
 
 from .calling import Command, Ran
@@ -152,3 +154,25 @@ def test_a_bug_is_one_line_and_a_hint(
     monkeypatch.setenv("OUTRIDER_DEBUG", "")  # restored after the test, as --debug sets it
     assert run(app, ["--debug", "generate", "-p", "x"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_drafter_that_fails_costs_one_line_and_no_output(
+    command: Command, pair: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of\nideas")
+
+    args = ["generate", *pair, "-p", "hello", "-m", "12"]
+    plain = command(*args, "-k", "0").out
+    monkeypatch.setattr("outrider.proposers.draft_model.DraftModelProposer.propose", broken)
+    # Capturing logs, pytest stands where the command's own handler would be.
+    record = logging.LogRecord("outrider", logging.WARNING, "", 0, "it failed", (), None)
+    try:
+        broken()
+    except RuntimeError:
+        record.exc_info = sys.exc_info()
+    assert OneLine().format(record) == "outrider: it failed (RuntimeError: out of ideas)"
+    ran = command(*args)
+    assert ran.code == 0
+    assert ran.out == plain
+    assert "nothing was drafted" in ran.err
