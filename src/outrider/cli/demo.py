@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from outrider.cli import flags
 from outrider.cli.console import busy, print_json, stderr, stdout
@@ -141,8 +142,8 @@ def race_rounds(
     total: Totals | None = None
     try:
         for title, text, temperature in rounds:
-            title = f"{title}, T={temperature:g}" if temperature else f"{title}, greedy"
-            view.begin(title, text)
+            heat = f"T={temperature:g}" if temperature else "greedy"
+            view.begin(f"{title}, {heat}", text)
             asked = replace(params, temperature=temperature)
             outcomes.append(race(pair, title, text, asked, view.watch))
             view.finished(outcomes[-1])
@@ -168,8 +169,9 @@ def conclude(outcomes: Sequence[Outcome], console: Console, engine: Engine) -> N
             for result in (outcome.plain, outcome.speculative)
         )
         console.print(
-            f"outputs identical: [bold red]NO[/bold red], {outcome.title} differs first at token "
-            f"{at}: plain {plain!r}, speculative {ours!r}"
+            f"outputs identical: [bold red]NO[/bold red], {outcome.title} at "
+            f"T={outcome.temperature:g} differs first at token {at}:",
+            Text(f"plain {plain!r}, speculative {ours!r}"),
         )
 
 

@@ -167,9 +167,9 @@ def outcome_table(outcomes: Sequence[Outcome], totals: Totals | None) -> Table:
         collapse_padding=True,
         show_footer=totals is not None,
     )
-    footer = ["all", "", "", "", "", "", ""]
+    footer = ["all"] + [""] * 7
     if totals is not None:
-        footer[1:] = [
+        footer[2:] = [
             f"{totals.plain_tokens_per_s:.0f}",
             f"{totals.tokens_per_s:.0f}",
             f"{totals.speedup:.2f}×",
@@ -179,6 +179,7 @@ def outcome_table(outcomes: Sequence[Outcome], totals: Totals | None) -> Table:
         ]
     names = (
         "prompt",
+        "T",
         "plain\ntok/s",
         "speculative\ntok/s",
         "speedup",
@@ -188,11 +189,17 @@ def outcome_table(outcomes: Sequence[Outcome], totals: Totals | None) -> Table:
     )
     for name, foot in zip(names, footer, strict=True):
         justify = "left" if name == "prompt" else "right"
-        table.add_column(name, Text(foot, "bold"), justify=justify)  # type: ignore[arg-type]
+        table.add_column(
+            name,
+            Text(foot, "bold"),
+            justify=justify,  # type: ignore[arg-type]
+            overflow="fold",
+        )
     for o in outcomes:
         stats = o.speculative.stats
         table.add_row(
             o.title,
+            f"{o.temperature:g}",
             f"{len(o.plain.tokens) / o.plain_s:.0f}",
             f"{o.num_tokens / o.speculative_s:.0f}",
             f"{o.speedup:.2f}×",
