@@ -222,6 +222,7 @@ class ProposerContext:
     drafter: str | None  # folder or name of the draft model or head the user chose
     load_drafter: Callable[[str], Model]  # loads and checks that it shares the target's vocabulary
     make_kv: Callable[[Model], KVCache]  # allocates the model's KV store and its bookkeeping
+    proposer: Callable[[str], Proposer]  # another one of this engine: built once, shared
     options: Mapping[str, object] = field(default_factory=dict)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -32,6 +33,7 @@ class EngineConfig:
     model: str = "bundled"
     draft_model: str | None = None  # bundled target: the bundled draft
     proposer: str | None = None  # draft-model where there is a draft model, else n-gram
+    proposer_options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # by name
     num_draft_tokens: int = 4  # 0: plain decoding
     verifier: str = "coupled"
     device: str = "cpu"
@@ -57,13 +59,22 @@ class EngineConfig:
 class ProposerSet(Mapping[str, Proposer]):
     """Proposers by name, each built when a request first asks for it."""
 
-    def __init__(self, context: ProposerContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        make_context: Callable[..., ProposerContext],
+        options: Mapping[str, Mapping[str, object]],
+    ) -> None:
+        for name in options:
+            proposer_class(name)  # raises with a suggestion
+        self._make_context = make_context
+        self._options = options
         self._built: dict[str, Proposer] = {}
 
     def __getitem__(self, name: str) -> Proposer:
         if name not in self._built:
-            self._built[name] = proposer_class(name).build(self._context)
+            options = self._options.get(name, {})
+            context = self._make_context(proposer=self.__getitem__, options=options)
+            self._built[name] = proposer_class(name).build(context)
         return self._built[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -110,11 +121,14 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         return load_model(name, device=config.device, dtype=config.dtype, backend=config.backend)
 
     kv = make_kv(target)
-    proposers = ProposerSet(
-        ProposerContext(
-            target=target, drafter=draft_model, load_drafter=load_drafter, make_kv=make_kv
-        )
+    context = partial(
+        ProposerContext,
+        target=target,
+        drafter=draft_model,
+        load_drafter=load_drafter,
+        make_kv=make_kv,
     )
+    proposers = ProposerSet(context, config.proposer_options)
     name = config.proposer or ("draft-model" if draft_model is not None else "ngram")
     verifiers = {known: make_verifier(known) for known in VERIFIERS}
     if config.verifier not in verifiers:
