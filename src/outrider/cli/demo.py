@@ -34,7 +34,7 @@ PROMPTS = (
         'class Stack:\n    """Last in, first out."""\n\n    def __init__(self):\n',
     ),
     (
-        "command line",
+        "argparse",
         "import argparse\n\n\ndef main():\n    parser = argparse.ArgumentParser("
         'description="Count words.")\n',
     ),

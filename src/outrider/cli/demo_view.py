@@ -19,7 +19,7 @@ from outrider.cli.trace import Kind, Spelling, judged
 from outrider.statistics import SpeculationStats
 
 FRAME_S = 1 / 15  # between two drawings
-TABLE_LINES = 11  # of the table beside its rows, the panes' borders and the verdict
+TABLE_LINES = 12  # of the table beside its rows, the panes' borders and the verdict
 SIDE_BY_SIDE_COLUMNS = 76  # narrower terminals get one pane above the other
 
 
@@ -68,8 +68,8 @@ class Stage:
             panes.add_column(ratio=1)
             panes.add_column(ratio=1)
             panes.add_row(*(self._pane(lane, width // 2 - 4, rows) for lane in self._pair))
-            return Group(panes, table)
-        return Group(*(self._pane(lane, width - 4, rows // 2) for lane in self._pair), table)
+            return Group(panes, "", table)
+        return Group(*(self._pane(lane, width - 4, rows // 2) for lane in self._pair), "", table)
 
     def _pane(self, lane: Lane, width: int, rows: int) -> Panel:
         text = Text()
@@ -164,6 +164,7 @@ def outcome_table(outcomes: Sequence[Outcome], totals: Totals | None) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
+        show_edge=False,
         collapse_padding=True,
         show_footer=totals is not None,
     )
