@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from exactness.same_tokens import assert_same, run
+from exactness.same_tokens import assert_same, run, seeded
+from outrider import native
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine, Result
 from outrider.engine.request import Speculation
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
 
+PROPOSERS = ["draft-model", "ngram", "prediction"]
 MAX_TOKENS = 24
 PARAMS = {
     "greedy": SamplingParams(max_tokens=MAX_TOKENS),
@@ -92,22 +94,28 @@ def engine_for(
     return build(config)
 
 
+@pytest.fixture(
+    scope="module",
+    params=[
+        "torch",
+        pytest.param(
+            "native",
+            marks=pytest.mark.skipif(not native.available(), reason="no compiler on this machine"),
+        ),
+    ],
+)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def plain(pair: tuple[Path, Path]) -> dict[str, list[Result]]:
+def plain(pair: tuple[Path, Path], backend: str) -> dict[str, list[Result]]:
     """The oracle: every prompt alone, one token a pass, no drafts."""
-    engine = engine_for(pair)
+    engine = engine_for(pair, backend=backend)
     return {
-        name: [
-            run(engine, [prompt], params_for(params, i))[0] for i, prompt in enumerate(prompts())
-        ]
+        name: [run(engine, [prompt], seeded(params, i))[0] for i, prompt in enumerate(prompts())]
         for name, params in PARAMS.items()
     }
-
-
-def params_for(params: SamplingParams, index: int) -> SamplingParams:
-    from exactness.same_tokens import seeded
-
-    return seeded(params, index)
 
 
 def predictions(results: list[Result]) -> list[list[int]]:
@@ -123,20 +131,25 @@ def predictions(results: list[Result]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
-@pytest.mark.parametrize("proposer", ["draft-model", "ngram", "prediction"])
+@pytest.mark.parametrize("proposer", PROPOSERS)
 def test_speculation_is_invisible(
-    pair: tuple[Path, Path], plain: dict[str, list[Result]], proposer: str, k: int
+    pair: tuple[Path, Path], plain: dict[str, list[Result]], backend: str, proposer: str, k: int
 ) -> None:
     num_accepted = num_preemptions = 0
     for step_tokens, kv_tokens in itertools.product([8, 512], [160, 2048]):
         engine = engine_for(
-            pair, proposer=proposer, k=k, max_step_tokens=step_tokens, kv_tokens=kv_tokens
+            pair,
+            proposer=proposer,
+            k=k,
+            backend=backend,
+            max_step_tokens=step_tokens,
+            kv_tokens=kv_tokens,
         )
         for batch, (name, params) in itertools.product([1, 3, 8], PARAMS.items()):
             expected = plain[name][:batch]
             results = run(engine, prompts()[:batch], params, predictions=predictions(expected))
             label = f"{proposer} K={k} batch={batch} step={step_tokens} kv={kv_tokens} {name}"
-            assert_same(engine, results, expected, params, label)
+            assert_same(engine, results, expected, params, label, bitwise=backend == "native")
             num_accepted += sum(r.stats.num_accepted for r in results)
             assert engine.parts.kv.usage == 0, f"{label}: KV blocks leaked"
             engine.parts.kv.check()
@@ -146,7 +159,7 @@ def test_speculation_is_invisible(
 
 
 def test_every_request_chooses_for_itself(
-    pair: tuple[Path, Path], plain: dict[str, list[Result]]
+    pair: tuple[Path, Path], plain: dict[str, list[Result]], backend: str
 ) -> None:
     """One batch in which proposers, K and off are mixed."""
     choices = [
@@ -159,7 +172,7 @@ def test_every_request_chooses_for_itself(
         Speculation(proposer="ngram", num_draft_tokens=2),
         Speculation(proposer="draft-model", num_draft_tokens=7),
     ]
-    engine = engine_for(pair, proposer="draft-model", k=4, max_step_tokens=40)
+    engine = engine_for(pair, proposer="draft-model", k=4, backend=backend, max_step_tokens=40)
     for name, params in PARAMS.items():
         results = run(engine, prompts(), params, choices, predictions(plain[name]))
         assert_same(engine, results, plain[name], params, f"mixed {name}")
