@@ -20,13 +20,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from outrider import native
-from outrider.contracts import Proposal, SequenceView, Stream
+from outrider.contracts import Laws, Proposal, SequenceView, Stream
 from outrider.errors import RequestError
 from outrider.noise import gumbel, mix, sequence_key
 
@@ -282,12 +283,14 @@ class RowLaws:
         num_tokens: int,
         stream: Stream = Stream.TARGET,
     ) -> None:
-        counts = [len(p.tokens) + 1 for p in proposals]
+        self._views = views
+        self._proposals = proposals
+        self._stream = stream
         self.starts: list[int] = []
         row = 0
-        for count in counts:
+        for proposal in proposals:
             self.starts.append(row)
-            row += count
+            row += len(proposal.tokens) + 1
         logits_RV = true_vocabulary(logits_RV, num_tokens)
         self._raw_RV = logits_RV
         if any(edit is not None for edit in edits):
@@ -301,22 +304,37 @@ class RowLaws:
                         path = [proposal.tokens[i] for i in path_to(proposal, node)]
                         edit.apply(logits_RV[start + 1 + node], view.tokens, path)
         self._logits_RV = logits_RV
-        self._rows = RowParams.of([view.params for view in views], counts)
-        self._keys_R: list[int] = []
-        for view, proposal in zip(views, proposals, strict=True):
-            base = sequence_key(view.seed, view.sample_index, stream) + len(view.tokens)
-            self._keys_R.extend(mix(base + depth) for depth in depths(proposal))
-        self._draws: list[int] | None = None
-        self._law_RV: torch.Tensor | None = None
+
+    # Computed on demand: a greedy step needs none of the first three.
+
+    @cached_property
+    def _rows(self) -> RowParams:
+        counts = [len(proposal.tokens) + 1 for proposal in self._proposals]
+        return RowParams.of([view.params for view in self._views], counts)
+
+    @cached_property
+    def _keys_R(self) -> list[int]:
+        keys: list[int] = []
+        for view, proposal in zip(self._views, self._proposals, strict=True):
+            base = sequence_key(view.seed, view.sample_index, self._stream) + len(view.tokens)
+            keys.extend(mix(base + depth) for depth in depths(proposal))
+        return keys
+
+    @cached_property
+    def _law_RV(self) -> torch.Tensor:
+        return law_of(self._logits_RV, self._rows)
+
+    @cached_property
+    def _draws(self) -> list[int]:
+        if not any(view.params.temperature for view in self._views):
+            greedy: list[int] = self._logits_RV.argmax(dim=-1).tolist()
+            return greedy
+        return draw_tokens(self._logits_RV, self._rows, self._keys_R)
 
     def draw(self) -> list[int]:
-        if self._draws is None:
-            self._draws = draw_tokens(self._logits_RV, self._rows, self._keys_R)
         return self._draws
 
     def probs(self, start: int, stop: int) -> torch.Tensor:
-        if self._law_RV is None:  # all rows at once: one pass over the vocabulary, not one per call
-            self._law_RV = law_of(self._logits_RV, self._rows)
         return self._law_RV[start:stop]
 
     def logprobs(self, row: int) -> torch.Tensor:
@@ -332,13 +350,23 @@ class RowLaws:
         best = scaled.topk(2).values[0]
         return float(best[0] - best[1])
 
-    def select(self, indices: Sequence[int]) -> RowLaws:
-        """The same rows seen by a subset of the sequences; draws are shared."""
-        other = RowLaws.__new__(RowLaws)
-        for name in ("_raw_RV", "_logits_RV", "_law_RV", "_rows", "_keys_R", "_draws"):
-            setattr(other, name, getattr(self, name))
-        other.starts = [self.starts[i] for i in indices]
-        return other
+    def select(self, indices: Sequence[int]) -> Laws:
+        """The same laws for a subset of the sequences."""
+        return _Selected(self, [self.starts[i] for i in indices])
+
+
+@dataclass(slots=True)
+class _Selected:
+    """contracts.Laws for some of the sequences of a step; rows keep their numbers."""
+
+    whole: RowLaws
+    starts: list[int]
+
+    def draw(self) -> list[int]:
+        return self.whole.draw()
+
+    def probs(self, start: int, stop: int) -> torch.Tensor:
+        return self.whole.probs(start, stop)
 
 
 def depths(proposal: Proposal) -> list[int]:
