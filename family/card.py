@@ -1,0 +1,139 @@
+"""Write the model cards of the family: `python family/card.py` reads provenance and hashes, writes README.md files.
+
+A card says what a model was trained on, how, with what result, and the SHA-256 of every file; the hashes are
+also written to family/hashes.json, against which a test checks the shipped folders.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+BUNDLED = HERE.parent / "src" / "outrider" / "bundled"
+RECIPES = {
+    "target": "Llama-shaped, {size}. Next-token loss plus 0.15 times the loss of two early exits a step (layers "
+    "1-6 in turn, through the model's own norm and head) and layer dropout rising to 5 %, so that its first "
+    "layers can draft for it. Muon for the matrices, AdamW for the rest, sequences of 2048.",
+    "draft": "Llama-shaped, {size}. Distilled from the target: forward KL whose weight gives way to the total "
+    "variation over the run (0 to 90 %), half of each batch text, half the target's own generations "
+    "(16.8 M tokens; 60 % at temperature 1, 30 % at 0.7, 10 % greedy). Muon and AdamW, sequences of 2048.",
+}
+RECIPES["mid"] = RECIPES["draft"]
+SIZES = {
+    "target": "512 wide, 7 layers, 8 heads over 4 kv heads",
+    "mid": "256 wide, 4 layers, 4 heads over 2 kv heads",
+    "draft": "192 wide, 2 layers, 3 heads over 1 kv head",
+}
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+        if path.name != "README.md"
+    }
+
+
+def data_section(corpus: dict[str, Any]) -> str:
+    packages = corpus["packages"]
+    trained = [package for package in packages if package["role"] == "train"]
+    heldout = [package for package in packages if package["role"] == "heldout"]
+    licences = Counter(package["licence"] for package in trained)
+    chars = sum(package["num_chars"] for package in trained)
+    return (
+        f"Python source of {len(trained)} packages (the standard library among them), {chars / 1e6:.0f} M "
+        f"characters, pinned by version and SHA-256 in `family/packages.txt` and cleaned by `family/fetch.py`: "
+        f"no tests, vendored, generated or minified files, no copyleft notices, exact and near copies dropped, at "
+        f"most {corpus['package_cap'] / 1e6:.1f} M characters a package. Licences: "
+        + ", ".join(f"{name} {count}" for name, count in licences.most_common())
+        + ". Never trained on, used to measure: "
+        + ", ".join(f"{package['name']} {package['version']}" for package in heldout)
+        + "."
+    )
+
+
+def results_section(name: str, record: dict[str, Any]) -> str:
+    results = record["results"]
+    lines = [
+        f"Held-out loss {results['heldout_nats']:.3f} nats a token (3.4 characters a token).",
+        "",
+    ]
+    if name == "target":
+        lines += [
+            "| drafter: first layers | alpha (T=1) | greedy agreement | acceptance length, K=4 |"
+        ]
+        lines += ["|---|---|---|---|"]
+        rows = results["exits"].items()
+    else:
+        lines += [
+            "| on | alpha (T=1) | greedy agreement | acceptance length, K=4 |",
+            "|---|---|---|---|",
+        ]
+        labels = {
+            "heldout_text": "held-out packages",
+            "own_samples": "target's own samples, T=1",
+            "own_greedy": "target's own greedy text",
+        }
+        rows = [(label, results[key]) for key, label in labels.items()]
+    for label, figures in rows:
+        lines.append(
+            f"| {label} | {figures['alpha']:.3f} | {figures['agreement']:.3f} "
+            f"| {figures['greedy_acceptance_length']:.2f} |"
+        )
+    lines += [
+        "",
+        "alpha is the mean of sum min(p, q) over positions; acceptance length is for greedy decoding and",
+    ]
+    lines += [
+        "counts the correction or bonus token. Own text continues prompts from held-out packages."
+    ]
+    return "\n".join(lines)
+
+
+def write_card(name: str, models: Path, corpus: dict[str, Any], sample: str) -> dict[str, str]:
+    folder = BUNDLED / name
+    record = json.loads((models / f"{name}.json").read_text())
+    hashes = file_hashes(folder)
+    run, machine = record["run"], record["environment"]
+    millions = record["results"]["num_parameters"] / 1e6
+    parts = [
+        "---\nlicense: apache-2.0\nlanguage: en\ntags: [code, python, speculative-decoding]\n---",
+        f"# outrider-{name}: {millions:.1f} M parameters",
+        "A small model of Python source, shipped so that speculative decoding can be tried offline on a CPU. It "
+        "writes plausible Python; it knows little and must not be relied on for facts or correct programs.",
+        "## Data\n\n" + data_section(corpus),
+        "## Recipe\n\n"
+        + RECIPES[name].format(size=SIZES[name])
+        + f" {run['tokens'] / 1e6:.0f} M tokens in {run['num_steps']} steps, {run['seconds'] / 60:.1f} minutes on "
+        f"one {machine['device']} (torch {machine['torch']}). Command: `python family/{record['command']}`.",
+        "## Measured\n\n" + results_section(name, record),
+    ]
+    if sample:
+        parts.append("## Samples\n\n" + sample)
+    table = "\n".join(f"| {file} | `{digest}` |" for file, digest in hashes.items())
+    parts.append("## Hashes (SHA-256)\n\n| file | hash |\n|---|---|\n" + table)
+    (folder / "README.md").write_text("\n\n".join(parts) + "\n")
+    return hashes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--models", type=Path, default=HERE / ".work" / "models")
+    parser.add_argument("--corpus", type=Path, default=HERE / ".work" / "corpus.json")
+    options = parser.parse_args()
+    corpus = json.loads(options.corpus.read_text())
+    samples = HERE / "samples.md"
+    hashes = {}
+    for name in RECIPES:
+        text = samples.read_text() if name == "target" and samples.exists() else ""
+        hashes[name] = write_card(name, options.models, corpus, text)
+    (HERE / "hashes.json").write_text(json.dumps(hashes, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

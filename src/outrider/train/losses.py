@@ -1,0 +1,75 @@
+"""Distillation losses between a drafter's law q and the target's law p.
+
+The acceptance probability of one drafted token under the ratio rule is sum_v min(p, q) = 1 - TV(p, q), so the
+total variation is the loss matched to the goal; forward KL is steadier far from the target. All functions
+take logits, work in fp32 and return one value per row, so that callers choose their own weighting.
+
+Shapes: N rows (positions), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from outrider.errors import UnknownName
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def forward_kl(q_logits_NV: Tensor, p_logits_NV: Tensor) -> Tensor:
+    """KL(p || q): cover everything the target might say."""
+    log_p_NV = p_logits_NV.float().log_softmax(-1)
+    log_q_NV = q_logits_NV.float().log_softmax(-1)
+    return (log_p_NV.exp() * (log_p_NV - log_q_NV)).sum(-1)
+
+
+def reverse_kl(q_logits_NV: Tensor, p_logits_NV: Tensor) -> Tensor:
+    """KL(q || p): say only what the target would say."""
+    return forward_kl(p_logits_NV, q_logits_NV)
+
+
+def jsd(q_logits_NV: Tensor, p_logits_NV: Tensor) -> Tensor:
+    """Jensen-Shannon divergence: KL to the even mixture, averaged over both sides; at most log 2."""
+    p_NV = p_logits_NV.float().softmax(-1)
+    q_NV = q_logits_NV.float().softmax(-1)
+    mixture_NV = (0.5 * (p_NV + q_NV)).clamp_min(1e-20).log()
+    from_p_N = (p_NV * (p_NV.clamp_min(1e-20).log() - mixture_NV)).sum(-1)
+    from_q_N = (q_NV * (q_NV.clamp_min(1e-20).log() - mixture_NV)).sum(-1)
+    return 0.5 * (from_p_N + from_q_N)
+
+
+def tvd(q_logits_NV: Tensor, p_logits_NV: Tensor) -> Tensor:
+    """Total variation: one minus the probability that the ratio rule accepts a token drawn from q."""
+    p_NV = p_logits_NV.float().softmax(-1)
+    q_NV = q_logits_NV.float().softmax(-1)
+    return 0.5 * (p_NV - q_NV).abs().sum(-1)
+
+
+LOSSES: dict[str, Loss] = {
+    "forward-kl": forward_kl,
+    "reverse-kl": reverse_kl,
+    "jsd": jsd,
+    "tvd": tvd,
+}
+
+
+def get_loss(name: str) -> Loss:
+    """The loss called `name`; raises UnknownName with the known names."""
+    if name not in LOSSES:
+        raise UnknownName("loss", name, LOSSES)
+    return LOSSES[name]
+
+
+@torch.no_grad()
+def acceptance(q_logits_NV: Tensor, p_logits_NV: Tensor) -> Tensor:
+    """alpha at temperature 1, per row: sum over the vocabulary of min(p, q)."""
+    return 1.0 - tvd(q_logits_NV, p_logits_NV)
+
+
+@torch.no_grad()
+def greedy_agreement(q_logits_NV: Tensor, p_logits_NV: Tensor) -> Tensor:
+    """1 where both sides have the same most likely token, per row."""
+    return (q_logits_NV.argmax(-1) == p_logits_NV.argmax(-1)).float()

@@ -1,0 +1,112 @@
+"""Making, loading, compiling and saving the Hugging Face models that are trained here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.errors import ModelError
+
+MAX_SHARD = "12MB"
+
+
+def llama(
+    *,
+    hidden_size: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    intermediate_size: int,
+    vocab_size: int,
+    max_positions: int = 2048,
+    eos_token_id: int = 0,
+    seed: int = 0,
+) -> Any:
+    """A fresh Llama-shaped model with tied embeddings, head_dim 64, in fp32; the same for the same seed."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        head_dim=64,
+        intermediate_size=intermediate_size,
+        vocab_size=vocab_size,
+        max_position_embeddings=max_positions,
+        rope_theta=10000.0,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        bos_token_id=eos_token_id,
+        eos_token_id=eos_token_id,
+        attn_implementation="sdpa",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)
+
+
+def load_model(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Any:
+    """A causal language model from a local folder or hub name."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=dtype, attn_implementation="sdpa"
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot load {folder}: {str(error).splitlines()[0]}") from None
+
+
+def load_tokenizer(folder: str | Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"no tokenizer in {folder}: {str(error).splitlines()[0]}") from None
+
+
+def compile_layers(model: Any) -> None:
+    """Compile each decoder layer in place; one compilation serves all layers of a model."""
+    for layer in model.model.layers:
+        layer.compile()
+
+
+def hidden_states(model: Any, tokens_BL: Tensor) -> Tensor:
+    """The normalised last hidden state, [B, L, H]."""
+    output: Tensor = model.base_model(input_ids=tokens_BL, use_cache=False).last_hidden_state
+    return output
+
+
+def num_parameters(module: nn.Module) -> int:
+    """Parameters, tied ones counted once."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def save_model(model: Any, folder: Path, tokenizer: Any = None) -> None:
+    """Write a Hugging Face folder in bf16, atomically; `model` keeps its own type."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    names = set(dict(model.named_parameters()))
+    state = {
+        name: value.detach().to(torch.bfloat16).cpu().contiguous()
+        for name, value in model.state_dict().items()
+        if name in names
+    }
+    dtype = model.config.dtype
+    model.config.dtype = torch.bfloat16
+    try:
+        model.save_pretrained(partial, state_dict=state, max_shard_size=MAX_SHARD)
+    finally:
+        model.config.dtype = dtype
+    if tokenizer is not None:
+        tokenizer.save_pretrained(partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(partial, folder)

@@ -1,0 +1,227 @@
+"""The training loop every recipe runs in.
+
+Deterministic from a seed: the rows of a batch and all noise of a loss are functions of (seed, step). A run
+of a given length is therefore the same whether or not it was killed and resumed. Checkpoints are written to a
+temporary file and renamed, so the last complete one always survives.
+
+With `minutes` instead of `num_steps` the first steps are timed and the length is then fixed once; it is stored
+in the checkpoint and the provenance file, and giving it as `num_steps` repeats the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from outrider.errors import ConfigError
+from outrider.train.data import BatchSource
+from outrider.train.optim import OptimConfig, Optimisers, schedule_factor
+from outrider.train.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+# Steps before the clock starts (compilation, caches), and steps that are timed to size a run.
+_SETTLE_STEPS, _TIMED_STEPS = 5, 20
+
+
+class Recipe(Protocol):
+    """What is trained. `module` holds every trainable parameter."""
+
+    module: nn.Module
+
+    def loss(self, tokens_BL: Tensor, step: int, done: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """Scalar loss and figures to show; `done` is the share of the run behind us, in [0, 1]."""
+
+    def save(self, folder: Path) -> None:
+        """Write the trained model as a folder that can be loaded for inference."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    num_steps: int | None = None
+    minutes: float | None = None
+    rows_per_step: int = 64
+    accumulation: int = 1
+    seed: int = 0
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    checkpoint_every_s: float = 60.0
+    log_every: int = 20
+    bf16: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.num_steps is None) == (self.minutes is None):
+            raise ConfigError("give either num_steps or minutes")
+        if self.rows_per_step % self.accumulation:
+            raise ConfigError("rows_per_step must be a multiple of accumulation")
+
+
+@dataclass
+class Report:
+    """What a run did: one curve row per `log_every` steps."""
+
+    num_steps: int
+    seconds: float
+    tokens: int
+    curve: list[dict[str, float]]
+
+
+def train(
+    recipe: Recipe,
+    source: BatchSource,
+    config: TrainConfig,
+    *,
+    checkpoint: Path | None = None,
+    title: str = "training",
+) -> Report:
+    """Run `recipe` to the end, resuming from `checkpoint` if that file exists."""
+    run = _Run(recipe, source, config, checkpoint)
+    run.resume()
+    with Progress(title) as progress:
+        while run.num_steps is None or run.step < run.num_steps:
+            run.advance(progress)
+    run.write_checkpoint()
+    return Report(num_steps=run.step, seconds=run.seconds, tokens=run.tokens, curve=run.curve)
+
+
+class _Run:
+    """The state of one run; everything in `state()` is what a checkpoint holds."""
+
+    def __init__(
+        self, recipe: Recipe, source: BatchSource, config: TrainConfig, checkpoint: Path | None
+    ):
+        self.recipe, self.source, self.config, self.path = recipe, source, config, checkpoint
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.world = dist.get_world_size() if dist.is_initialized() else 1
+        if config.rows_per_step % (config.accumulation * self.world):
+            raise ConfigError("rows_per_step must be a multiple of accumulation x processes")
+        self.optimisers = Optimisers(recipe.module.named_parameters(), config.optim)
+        self.device = self.optimisers.parameters[0].device
+        self.step = 0
+        self.tokens = 0
+        self.num_steps = config.num_steps
+        self.curve: list[dict[str, float]] = []
+        self.seconds = 0.0
+        self._began = self._saved = time.monotonic()
+        self._timed_from = 0.0
+
+    def advance(self, progress: Progress) -> None:
+        """One optimiser step."""
+        config, step = self.config, self.step
+        done = 0.0 if self.num_steps is None else step / self.num_steps
+        rows_BL = self.source.rows(step, config.rows_per_step)
+        mine_BL = rows_BL.tensor_split(self.world)[self.rank].to(self.device)
+        sums: dict[str, Tensor] = {}
+        for part_BL in mine_BL.tensor_split(config.accumulation):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
+                loss, figures = self.recipe.loss(part_BL, step, done)
+            (loss / config.accumulation).backward()
+            for name, value in {"loss": loss, **figures}.items():
+                part = value.detach().float() / config.accumulation
+                sums[name] = sums[name] + part if name in sums else part
+        if self.world > 1:
+            self._average(sums)
+        sums["gradient_norm"] = self.optimisers.step(
+            schedule_factor(config.optim, step, self.num_steps)
+        )
+        self.tokens += rows_BL.numel()
+        self.step += 1
+        self._after(sums, progress)
+
+    def _average(self, sums: dict[str, Tensor]) -> None:
+        for parameter in self.optimisers.parameters:
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= self.world
+        for value in sums.values():
+            dist.all_reduce(value)
+            value /= self.world
+
+    def _after(self, sums: dict[str, Tensor], progress: Progress) -> None:
+        if self.num_steps is None:
+            self._fix_length()
+        last = self.num_steps is not None and self.step >= self.num_steps
+        if self.step % self.config.log_every == 0 or last:
+            row = {name: float(value) for name, value in sums.items()}
+            if not math.isfinite(row["loss"]):
+                raise ConfigError(f"the loss is {row['loss']} at step {self.step}: lower the rate")
+            self.seconds = time.monotonic() - self._began
+            self.curve.append(
+                {"step": self.step, "tokens": self.tokens, "seconds": round(self.seconds, 2), **row}
+            )
+            progress.update(self.step, self.num_steps, self.curve[-1])
+        if time.monotonic() - self._saved > self.config.checkpoint_every_s:
+            self.write_checkpoint()
+
+    def _fix_length(self) -> None:
+        """Turn `minutes` into a number of steps, from the speed of the first ones."""
+        assert self.config.minutes is not None
+        if self.step not in (_SETTLE_STEPS, _SETTLE_STEPS + _TIMED_STEPS):
+            return
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now = time.monotonic()
+        if self.step == _SETTLE_STEPS:
+            self._timed_from = now
+            return
+        step_s = (now - self._timed_from) / _TIMED_STEPS
+        left_s = self.config.minutes * 60 - (now - self._began)
+        num_steps = self.step + max(0, int(left_s / step_s))
+        if self.world > 1:
+            agreed = torch.tensor(num_steps, device=self.device)
+            dist.broadcast(agreed, 0)
+            num_steps = int(agreed)
+        self.num_steps = max(self.step, num_steps)
+        logger.info("%.1f ms a step: %d steps", 1e3 * step_s, self.num_steps)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "tokens": self.tokens,
+            "num_steps": self.num_steps,
+            "seconds": self.seconds,
+            "curve": self.curve,
+            "seed": self.config.seed,
+            "optim_config": repr(asdict(self.config.optim)),
+            "module": self.recipe.module.state_dict(),
+            "optimisers": self.optimisers.state_dict(),
+        }
+
+    def write_checkpoint(self) -> None:
+        """Atomic: a reader sees the old file or the new one, never a part."""
+        self._saved = time.monotonic()
+        if self.path is None or self.rank != 0:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".partial")
+        with partial.open("wb") as stream:
+            torch.save(self.state(), stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(partial, self.path)
+
+    def resume(self) -> None:
+        """Continue from the checkpoint, if there is one; it must belong to the same seed and rates."""
+        if self.path is None or not self.path.exists():
+            return
+        state = torch.load(self.path, map_location=self.device, weights_only=True)
+        same = (self.config.seed, repr(asdict(self.config.optim)))
+        if (state["seed"], state["optim_config"]) != same:
+            raise ConfigError(
+                f"{self.path} is of a run with other options; remove it to start afresh"
+            )
+        self.recipe.module.load_state_dict(state["module"])
+        self.optimisers.load_state_dict(state["optimisers"])
+        self.step, self.tokens = state["step"], state["tokens"]
+        self.curve, self.seconds = state["curve"], state["seconds"]
+        self.num_steps = self.config.num_steps or state["num_steps"]
+        self._began -= self.seconds
+        logger.info("resumed at step %d", self.step)
