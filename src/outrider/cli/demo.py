@@ -23,20 +23,27 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example: outrider demo --prompt 'def is_prime(n):' --temperature 0.7"
 
-# (title, text): Python the bundled models have not seen, in shapes they know.
+# (title, text): everyday Python. The last one is sampled, the others are greedy.
 PROMPTS = (
     (
-        "binary search",
-        'def binary_search(items, target):\n    """Return the index of target, or -1."""\n',
+        "a point",
+        'class Point:\n    """A point in the plane."""\n\n    def __init__(self, x, y):\n'
+        "        self.x = x\n",
     ),
     (
-        "a stack",
-        'class Stack:\n    """Last in, first out."""\n\n    def __init__(self):\n',
+        "read JSON",
+        "import json\nfrom pathlib import Path\n\n\ndef load_config(path):\n"
+        '    """Read the configuration from a JSON file."""\n',
     ),
     (
-        "argparse",
-        "import argparse\n\n\ndef main():\n    parser = argparse.ArgumentParser("
-        'description="Count words.")\n',
+        "retry",
+        "import time\n\n\ndef retry(function, attempts=3, delay=1.0):\n"
+        '    """Call function until it succeeds."""\n    for attempt in range(attempts):\n',
+    ),
+    (
+        "a client",
+        'class Client:\n    """Talks to the server."""\n\n'
+        "    def __init__(self, host, port, timeout=None):\n",
     ),
 )
 Round = tuple[str, str, float]  # title, prompt, temperature
@@ -107,12 +114,13 @@ def demo(
 
 def plan(prompt: str | None, temperature: float | None) -> list[Round]:
     """Greedy rounds and one sampled round; or only what the user asked for."""
-    prompts = [("your prompt", prompt)] if prompt is not None else list(PROMPTS)
+    if prompt is not None:
+        heats = [0.0, SAMPLED] if temperature is None else [temperature]
+        return [("your prompt", prompt, heat) for heat in heats]
     if temperature is not None:
-        return [(title, text, temperature) for title, text in prompts]
-    rounds = [(title, text, 0.0) for title, text in prompts]
-    title, text = prompts[-1]
-    return [*rounds, (title, text, SAMPLED)]
+        return [(title, text, temperature) for title, text in PROMPTS]
+    rounds = [(title, text, 0.0) for title, text in PROMPTS[:-1]]
+    return [*rounds, (*PROMPTS[-1], SAMPLED)]
 
 
 def show(

@@ -66,7 +66,7 @@ Proposer = Annotated[
     str | None,
     _option(
         SPECULATION,
-        "Who drafts: draft-model, ngram, prediction.",
+        "Who drafts; a wrong name lists the right ones.",
         "--proposer",
         metavar="NAME",
         show_default="draft-model where there is one, else ngram",

@@ -57,7 +57,7 @@ def generate(
     guess = read_text("prediction", prediction, prediction_file)
     proposer = choose_proposer(proposer, draft_model, guess)
     with busy(f"loading {model}"):
-        from outrider.cli.run import Run, use_threads
+        from outrider.cli.run import Run
         from outrider.llm import LLM
         from outrider.sampling import SamplingParams
 
@@ -77,7 +77,6 @@ def generate(
             ignore_eos=ignore_eos,
             logprobs=logprobs,
         )
-        use_threads(threads)
         llm = LLM(
             model,
             draft_model=draft_model,
@@ -87,6 +86,7 @@ def generate(
             device=device,
             dtype=dtype,
             backend=backend,
+            threads=threads,
         )
     run = Run(
         llm.engine,
@@ -123,6 +123,6 @@ def choose_proposer(proposer: str | None, draft_model: str | None, guess: str | 
     if guess is None and proposer == "prediction":
         raise ConfigError("proposer 'prediction' needs one: pass --prediction TEXT")
     chosen = "prediction" if guess is not None else proposer
-    if draft_model is not None and chosen in ("ngram", "prediction"):
+    if draft_model is not None and chosen in ("ngram", "prediction", "suffix"):
         raise ConfigError(f"proposer {chosen!r} uses no draft model: leave out --draft-model")
     return chosen

@@ -5,12 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import torch
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from outrider import native
 from outrider.cli import report, trace
 from outrider.cli.console import stderr, stdout
 from outrider.engine.engine import Completion, Engine, Result
@@ -104,10 +102,3 @@ class Run:
             token = trace.cell(self._spell(entry.token))
             table.add_row(Text(token), f"{entry.logprob:.3f}", Text("  ".join(others)))
         return table
-
-
-def use_threads(count: int | None) -> None:
-    """Bounds both thread pools of the process: the native engine's and torch's."""
-    if count is not None:
-        native.set_threads(count)
-        torch.set_num_threads(count)

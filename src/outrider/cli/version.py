@@ -6,6 +6,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
+from outrider import __version__
+
 # extra -> the modules it brings
 OPTIONAL_PARTS = {
     "server": ("fastapi", "uvicorn", "prometheus_client"),
@@ -20,7 +22,7 @@ def version_text() -> str:
     present = [name for name, modules in OPTIONAL_PARTS.items() if all(map(find_spec, modules))]
     absent = [name for name in OPTIONAL_PARTS if name not in present]
     lines = [
-        f"outrider {_version_of('outrider')}",
+        f"outrider {__version__}",
         f"python   {platform.python_version()}, torch {_version_of('torch')}, "
         f"transformers {_version_of('transformers')}",
         f"kernels  {_kernels()}",

@@ -47,7 +47,7 @@ def test_lines_where_there_is_no_terminal(command: Command, pair: list[str]) -> 
 
 def test_the_rounds_are_greedy_and_then_one_is_sampled() -> None:
     rounds = demo.plan(None, None)
-    assert [heat for _, _, heat in rounds] == [0.0] * len(demo.PROMPTS) + [0.7]
+    assert [heat for _, _, heat in rounds] == [0.0] * (len(demo.PROMPTS) - 1) + [0.7]
     assert [heat for _, _, heat in demo.plan(None, 0.3)] == [0.3] * len(demo.PROMPTS)
 
 
