@@ -15,6 +15,7 @@ _PROPOSERS = {
     "draft-model": "outrider.proposers.draft_model:DraftModelProposer",
     "ngram": "outrider.proposers.ngram:NgramProposer",
     "prediction": "outrider.proposers.prediction:PredictionProposer",
+    "suffix": "outrider.proposers.suffix:SuffixProposer",
 }
 
 

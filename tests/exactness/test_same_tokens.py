@@ -17,7 +17,10 @@ from outrider.engine.request import Speculation
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
 
-PROPOSERS = ["draft-model", "ngram", "prediction"]
+DRAFTS = [
+    *itertools.product(["draft-model", "ngram", "prediction"], [1, 2, 4, 8]),
+    *itertools.product(["suffix"], [3, 10]),
+]
 MAX_TOKENS = 24
 PARAMS = {
     "greedy": SamplingParams(max_tokens=MAX_TOKENS),
@@ -130,8 +133,7 @@ def predictions(results: list[Result]) -> list[list[int]]:
     return guesses
 
 
-@pytest.mark.parametrize("k", [1, 2, 4, 8])
-@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize(("proposer", "k"), DRAFTS)
 def test_speculation_is_invisible(
     pair: tuple[Path, Path], plain: dict[str, list[Result]], backend: str, proposer: str, k: int
 ) -> None:
@@ -169,7 +171,7 @@ def test_every_request_chooses_for_itself(
         Speculation(proposer="prediction", num_draft_tokens=5),
         Speculation(proposer="draft-model", num_draft_tokens=1),
         Speculation(proposer="draft-model", num_draft_tokens=0),
-        Speculation(proposer="ngram", num_draft_tokens=2),
+        Speculation(proposer="suffix", num_draft_tokens=6),
         Speculation(proposer="draft-model", num_draft_tokens=7),
     ]
     engine = engine_for(pair, proposer="draft-model", k=4, backend=backend, max_step_tokens=40)

@@ -1,6 +1,7 @@
 """Proposers of one engine: options by name, built once, shared with those made of others."""
 
 from __future__ import annotations
+
 import pytest
 
 from outrider.engine.build import EngineConfig, build
