@@ -1,4 +1,6 @@
-"""Rebuild the bundled family on one GPU in under 30 minutes: `python family/fetch.py && python family/build.py`.
+"""Rebuild the bundled family on one GPU in under 30 minutes.
+
+    python family/fetch.py && python family/build.py
 
 Stages, in order, each of which can be run alone with --stage once those before it have run:
 
@@ -7,8 +9,9 @@ Stages, in order, each of which can be run alone with --stage once those before 
     target     25M, next-token loss with early exits and layer dropout
     draft mid  2.4M and 5M, distilled from the target on text and on the target's own generations
 
-`--minutes` gives the length of one training stage; `--tiny` shrinks everything for a smoke test on a CPU.
-Results: --out/{target,draft,mid} as Hugging Face folders, one provenance JSON each, beside family/.work.
+`--minutes` gives the length of one training stage; `--tiny` shrinks everything for a smoke test on
+a CPU. Results: --out/{target,draft,mid} as Hugging Face folders, one provenance JSON each, beside
+family/.work.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ from outrider.train.trainer import Report, TrainConfig, train
 HERE = Path(__file__).parent
 VOCABULARY = 8192
 END = "<|endoftext|>"
-# Newlines; words with the space before them; single digits; underscores; punctuation; indentation in one piece.
+# Newlines; words with the space before them; single digits; underscores; punctuation; indentation
+# in one piece.
 PIECES = r"\n+| ?\p{L}+|\p{N}|_+| ?[^\s\p{L}\p{N}_]+| +|\s"
 SHAPES: dict[str, dict[str, int]] = {
     "target": {"hidden_size": 512, "num_layers": 7, "num_heads": 8, "num_kv_heads": 4,
@@ -74,7 +78,7 @@ class Build:
         return self.work / f"{name}{'-tiny' if self.tiny else ''}.ckpt"
 
     def tokens(self, part: str) -> torch.Tensor:
-        """The token stream of "train" or "heldout", encoded on first use and kept under the work folder."""
+        """The token stream of "train" or "heldout", encoded on first use and kept."""
         if part not in self._tokens:
             path = self.work / f"{part}{'-tiny' if self.tiny else ''}.npy"
             if not path.exists():
@@ -164,9 +168,8 @@ def build_tokenizer(build: Build) -> None:
     ).save_pretrained(build.work / "tokenizer")
     sample = "".join(documents[1::40])
     num_tokens = len(tokenizer.encode(sample).ids)
-    print(
-        f"tokenizer: {tokenizer.get_vocab_size()} entries, {len(sample) / num_tokens:.2f} chars/token"
-    )
+    ratio = len(sample) / num_tokens
+    print(f"tokenizer: {tokenizer.get_vocab_size()} entries, {ratio:.2f} characters a token")
 
 
 def build_target(build: Build) -> None:

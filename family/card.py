@@ -1,7 +1,7 @@
-"""Write the model cards of the family: `python family/card.py` reads provenance and hashes, writes README.md files.
+"""Write the model cards of the family: `python family/card.py`.
 
-A card says what a model was trained on, how, with what result, and the SHA-256 of every file; the hashes are
-also written to family/hashes.json, against which a test checks the shipped folders.
+A card says what a model was trained on, how, with what result, and the SHA-256 of every file; the
+hashes are also written to family/hashes.json, against which a test checks the shipped folders.
 """
 
 from __future__ import annotations
@@ -16,12 +16,18 @@ from typing import Any
 HERE = Path(__file__).parent
 BUNDLED = HERE.parent / "src" / "outrider" / "bundled"
 RECIPES = {
-    "target": "Llama-shaped, {size}. Next-token loss plus 0.15 times the loss of two early exits a step (layers "
-    "1-6 in turn, through the model's own norm and head) and layer dropout rising to 5 %, so that its first "
-    "layers can draft for it. Muon for the matrices, AdamW for the rest, sequences of 2048.",
-    "draft": "Llama-shaped, {size}. Distilled from the target: forward KL whose weight gives way to the total "
-    "variation over the run (0 to 90 %), half of each batch text, half the target's own generations "
-    "(16.8 M tokens; 60 % at temperature 1, 30 % at 0.7, 10 % greedy). Muon and AdamW, sequences of 2048.",
+    "target": (
+        "Llama-shaped, {size}. Next-token loss plus 0.15 times the loss of two early exits a step "
+        "(layers 1-6 in turn, through the model's own norm and head) and layer dropout rising to "
+        "5 %, so that its first layers can draft for it. Muon for the matrices, AdamW for the "
+        "rest, sequences of 2048."
+    ),
+    "draft": (
+        "Llama-shaped, {size}. Distilled from the target: forward KL whose weight gives way to the "
+        "total variation over the run (0 to 90 %), half of each batch text, half the target's own "
+        "generations (16.8 M tokens; 60 % at temperature 1, 30 % at 0.7, 10 % greedy). Muon and "
+        "AdamW, sequences of 2048."
+    ),
 }
 RECIPES["mid"] = RECIPES["draft"]
 SIZES = {
@@ -46,10 +52,11 @@ def data_section(corpus: dict[str, Any]) -> str:
     licences = Counter(package["licence"] for package in trained)
     chars = sum(package["num_chars"] for package in trained)
     return (
-        f"Python source of {len(trained)} packages (the standard library among them), {chars / 1e6:.0f} M "
-        f"characters, pinned by version and SHA-256 in `family/packages.txt` and cleaned by `family/fetch.py`: "
-        f"no tests, vendored, generated or minified files, no copyleft notices, exact and near copies dropped, at "
-        f"most {corpus['package_cap'] / 1e6:.1f} M characters a package. Licences: "
+        f"Python source of {len(trained)} packages (the standard library among them), "
+        f"{chars / 1e6:.0f} M characters, pinned by version and SHA-256 in `family/packages.txt` "
+        "and cleaned by `family/fetch.py`: no tests, vendored, generated or minified files, no "
+        "copyleft notices, exact and near copies dropped, at most "
+        f"{corpus['package_cap'] / 1e6:.1f} M characters a package. Licences: "
         + ", ".join(f"{name} {count}" for name, count in licences.most_common())
         + ". Never trained on, used to measure: "
         + ", ".join(f"{package['name']} {package['version']}" for package in heldout)
@@ -87,11 +94,10 @@ def results_section(name: str, record: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "alpha is the mean of sum min(p, q) over positions; acceptance length is for greedy decoding and",
+        "alpha is the mean of sum min(p, q) over positions; acceptance length is for greedy",
     ]
-    lines += [
-        "counts the correction or bonus token. Own text continues prompts from held-out packages."
-    ]
+    lines += ["decoding and counts the correction or bonus token. Own text continues prompts from"]
+    lines += ["held-out packages."]
     return "\n".join(lines)
 
 
@@ -104,13 +110,15 @@ def write_card(name: str, models: Path, corpus: dict[str, Any], sample: str) -> 
     parts = [
         "---\nlicense: apache-2.0\nlanguage: en\ntags: [code, python, speculative-decoding]\n---",
         f"# outrider-{name}: {millions:.1f} M parameters",
-        "A small model of Python source, shipped so that speculative decoding can be tried offline on a CPU. It "
-        "writes plausible Python; it knows little and must not be relied on for facts or correct programs.",
+        "A small model of Python source, shipped so that speculative decoding can be tried offline "
+        "on a CPU. It writes plausible Python; it knows little and must not be relied on for facts "
+        "or correct programs.",
         "## Data\n\n" + data_section(corpus),
         "## Recipe\n\n"
         + RECIPES[name].format(size=SIZES[name])
-        + f" {run['tokens'] / 1e6:.0f} M tokens in {run['num_steps']} steps, {run['seconds'] / 60:.1f} minutes on "
-        f"one {machine['device']} (torch {machine['torch']}). Command: `python family/{record['command']}`.",
+        + f" {run['tokens'] / 1e6:.0f} M tokens in {run['num_steps']} steps, "
+        f"{run['seconds'] / 60:.1f} minutes on one {machine['device']} (torch {machine['torch']}). "
+        f"Command: `python family/{record['command']}`.",
         "## Measured\n\n" + results_section(name, record),
     ]
     if sample:

@@ -1,10 +1,10 @@
 """Training data: text files, JSONL, corpus shards or stored generations -> token ids -> batches.
 
-Everything that can be wrong with the data is found here, before any training: empty files, JSON that is
-neither chat nor completion, a tokenizer whose ids do not fit the model, too little text.
+Everything that can be wrong with the data is found here, before any training: empty files, JSON
+that is neither chat nor completion, a tokenizer whose ids do not fit the model, too little text.
 
-A batch is a function of (seed, step) alone, so a resumed run sees exactly the rows it would have seen.
-Shapes: B rows, L positions.
+A batch is a function of (seed, step) alone, so a resumed run sees exactly the rows it would have
+seen. Shapes: B rows, L positions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Tokenizer(Protocol):
 def read_documents(paths: Iterable[Path], tokenizer: Any = None) -> list[str]:
     """Documents of text, `.jsonl` and `.xz` (NUL-separated) files, in the order given.
 
-    `tokenizer` renders chat messages; without a chat template their contents are joined by blank lines.
+    `tokenizer` renders chat messages; without a chat template their contents are joined by blank
+    lines.
     """
     documents: list[str] = []
     for path in paths:
@@ -83,7 +84,7 @@ def _json_document(line: str, where: str, tokenizer: Any) -> str:
         if isinstance(row.get("messages"), list):
             return _chat_document(row["messages"], where, tokenizer)
         if isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str):
-            return row["prompt"] + row["completion"]
+            return str(row["prompt"] + row["completion"])
         for key in ("text", "prompt", "completion"):
             if isinstance(row.get(key), str):
                 return str(row[key])
@@ -118,7 +119,7 @@ def encode(documents: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> I
             highest = max(highest, int(parts[-1].max()))
     if highest >= vocab_size:
         raise DataError(
-            f"token id {highest} is outside the model's vocabulary of {vocab_size}: wrong tokenizer?"
+            f"token id {highest} is outside the vocabulary of {vocab_size}: wrong tokenizer?"
         )
     tokens = np.concatenate(parts)
     return tokens.astype(np.uint16) if vocab_size <= 1 << 16 else tokens
@@ -136,7 +137,7 @@ class BatchSource(Protocol):
 
 
 class Shuffle:
-    """An endless sequence of indices below `size`: every one once per epoch, in an order set by the seed."""
+    """Endless indices below `size`: every one once per epoch, in an order set by the seed."""
 
     def __init__(self, size: int, seed: int) -> None:
         self.size, self.seed = size, seed
@@ -156,7 +157,7 @@ class Shuffle:
 
 
 class Windows:
-    """Windows of `length` tokens of one stream; their borders move by a part of a window each epoch."""
+    """Windows of `length` tokens of one stream; their borders move each epoch."""
 
     def __init__(self, tokens: Tensor, length: int, seed: int = 0) -> None:
         num_windows = (len(tokens) - length) // length

@@ -1,8 +1,9 @@
 """Distillation losses between a drafter's law q and the target's law p.
 
-The acceptance probability of one drafted token under the ratio rule is sum_v min(p, q) = 1 - TV(p, q), so the
-total variation is the loss matched to the goal; forward KL is steadier far from the target. All functions
-take logits, work in fp32 and return one value per row, so that callers choose their own weighting.
+The acceptance probability of one drafted token under the ratio rule is sum_v min(p, q) = 1 - TV(p,
+q), so the total variation is the loss matched to the goal; forward KL is steadier far from the
+target. All functions take logits, work in fp32 and return one value per row, so that callers choose
+their own weighting.
 
 Shapes: N rows (positions), V vocabulary.
 """
@@ -32,7 +33,7 @@ def reverse_kl(q_logits_NV: Tensor, p_logits_NV: Tensor) -> Tensor:
 
 
 def jsd(q_logits_NV: Tensor, p_logits_NV: Tensor) -> Tensor:
-    """Jensen-Shannon divergence: KL to the even mixture, averaged over both sides; at most log 2."""
+    """Jensen-Shannon: KL to the even mixture, averaged over both sides; at most log 2."""
     p_NV = p_logits_NV.float().softmax(-1)
     q_NV = q_logits_NV.float().softmax(-1)
     mixture_NV = (0.5 * (p_NV + q_NV)).clamp_min(1e-20).log()
@@ -42,7 +43,7 @@ def jsd(q_logits_NV: Tensor, p_logits_NV: Tensor) -> Tensor:
 
 
 def tvd(q_logits_NV: Tensor, p_logits_NV: Tensor) -> Tensor:
-    """Total variation: one minus the probability that the ratio rule accepts a token drawn from q."""
+    """Total variation: one minus the chance that the ratio rule accepts a draw from q."""
     p_NV = p_logits_NV.float().softmax(-1)
     q_NV = q_logits_NV.float().softmax(-1)
     return 0.5 * (p_NV - q_NV).abs().sum(-1)
@@ -61,6 +62,23 @@ def get_loss(name: str) -> Loss:
     if name not in LOSSES:
         raise UnknownName("loss", name, LOSSES)
     return LOSSES[name]
+
+
+def distil(
+    q_NW: Tensor, p_NV: Tensor, tvd_share: Tensor, ids_W: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(loss, alpha) per row: (1 - tvd_share) forward KL + tvd_share total variation.
+
+    With `ids_W` the drafter knows only those target ids: the KL is to the target's law renormalised
+    on them, the total variation (and alpha) to the whole law.
+    """
+    p_full_NV = p_NV.float().softmax(-1)
+    p_known_NW = p_full_NV if ids_W is None else p_full_NV[:, ids_W]
+    log_q_NW = q_NW.float().log_softmax(-1)
+    alpha_N = torch.minimum(p_known_NW, log_q_NW.exp()).sum(-1)
+    goal_NW = p_known_NW / p_known_NW.sum(-1, keepdim=True).clamp_min(1e-9)
+    kl_N = (goal_NW * (goal_NW.clamp_min(1e-20).log() - log_q_NW)).sum(-1)
+    return (1 - tvd_share) * kl_N + tvd_share * (1 - alpha_N), alpha_N.detach()
 
 
 @torch.no_grad()

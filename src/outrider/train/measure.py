@@ -1,8 +1,8 @@
 """How well a drafter agrees with its target on given rows: the figures of every model card.
 
-alpha is the ratio rule's acceptance at temperature 1 (sum of min(p, q), averaged over positions); agreement is
-the share of positions with the same most likely token. Acceptance length counts the correction or bonus
-token and is what K greedy drafts would give at every position of the rows.
+alpha is the ratio rule's acceptance at temperature 1 (sum of min(p, q), averaged over positions);
+agreement is the share of positions with the same most likely token. Acceptance length counts the
+correction or bonus token and is what K greedy drafts would give at every position of the rows.
 Shapes: B rows, L positions, V vocabulary.
 """
 
@@ -67,7 +67,7 @@ def measure(
     """Compare two laws at every position of `rows_BL` after the first `skip` of each row."""
     alpha_sum = agreement_sum = length_sum = 0.0
     num_positions = num_starts = 0
-    for part_BL in rows_BL.split(rows_per_pass):
+    for part_BL in torch.split(rows_BL, rows_per_pass):
         p_BLV, q_BLV = target(part_BL)[:, skip:], draft(part_BL)[:, skip:]
         for p_LV, q_LV in zip(p_BLV, q_BLV, strict=True):
             alpha_sum += acceptance(q_LV, p_LV).sum().item()
@@ -92,7 +92,7 @@ def measure(
 def cross_entropy(logits: Logits, rows_BL: Tensor, *, rows_per_pass: int = 4) -> float:
     """Mean next-token loss in nats."""
     total, count = 0.0, 0
-    for part_BL in rows_BL.split(rows_per_pass):
+    for part_BL in torch.split(rows_BL, rows_per_pass):
         output_BLV = logits(part_BL)[:, :-1].float()
         total += F.cross_entropy(
             output_BLV.flatten(0, 1), part_BL[:, 1:].flatten(), reduction="sum"

@@ -27,7 +27,7 @@ def llama(
     eos_token_id: int = 0,
     seed: int = 0,
 ) -> Any:
-    """A fresh Llama-shaped model with tied embeddings, head_dim 64, in fp32; the same for the same seed."""
+    """A fresh Llama-shaped model, tied embeddings, head_dim 64, fp32; set by the seed."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

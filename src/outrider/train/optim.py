@@ -1,8 +1,8 @@
 """Optimiser and learning-rate schedule.
 
-Weight matrices of the layers are trained with Muon (momentum, then the nearest orthogonal matrix by a
-Newton-Schulz iteration); embeddings, heads, norms and biases with AdamW. `muon=False` gives plain AdamW for
-every parameter.
+Weight matrices of the layers are trained with Muon (momentum, then the nearest orthogonal matrix by
+a Newton-Schulz iteration); embeddings, heads, norms and biases with AdamW. `muon=False` gives plain
+AdamW for every parameter.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from outrider.errors import ConfigError
 
-# Coefficients of the quintic iteration: they drive singular values to about 1 in five steps rather than
-# exactly to 1 in many.
+# Coefficients of the quintic iteration: they drive singular values to about 1 in five steps rather
+# than exactly to 1 in many.
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
@@ -42,7 +42,7 @@ class OptimConfig:
 
 
 def schedule_factor(config: OptimConfig, step: int, num_steps: int | None) -> float:
-    """Learning-rate factor of step `step` (from 0); `num_steps` is None while the length is unknown."""
+    """Rate factor of step `step` (from 0); `num_steps` is None while it is unknown."""
     warmup = min(1.0, (step + 1) / (config.warmup_steps + 1))
     if config.schedule == "constant" or num_steps is None:
         return warmup
@@ -65,11 +65,12 @@ def orthogonalise(update_GRC: Tensor) -> Tensor:
     for _ in range(5):
         gram_GRR = x_GRC @ x_GRC.mT
         x_GRC = a * x_GRC + (b * gram_GRR + c * gram_GRR @ gram_GRR) @ x_GRC
-    return x_GRC.mT if tall else x_GRC
+    result: Tensor = x_GRC.mT if tall else x_GRC
+    return result
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum with orthogonalised updates for 2-d weights; matrices of one shape are treated as a batch."""
+    """Momentum with orthogonalised updates for matrices; those of one shape form a batch."""
 
     def __init__(
         self, params: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float
@@ -156,7 +157,7 @@ class Optimisers:
         ]
 
     def step(self, factor: float) -> Tensor:
-        """One update at `factor` times the base rates; clears gradients. Returns the gradient norm."""
+        """One update at `factor` times the base rates; clears gradients, returns their norm."""
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
         for optimiser, rates in zip(self.optimisers, self._base, strict=True):
             for group, rate in zip(optimiser.param_groups, rates, strict=True):

@@ -38,7 +38,7 @@ class Progress:
         return self
 
     def update(self, step: int, num_steps: int | None, row: dict[str, float]) -> None:
-        """Show `row`'s figures at `step` of `num_steps` (None while the length is being measured)."""
+        """Show `row`'s figures at `step` of `num_steps` (None while that is measured)."""
         figures = " ".join(f"{name} {row[name]:.4f}" for name in SHOWN if name in row)
         if self._bar is not None:
             total = num_steps or step

@@ -1,10 +1,11 @@
 """The target's own text in bulk: many rows at once, static KV, one CUDA graph per context bucket.
 
-On-policy data is what a drafter meets in use: contexts the target itself has written. The loop below decodes a
-Llama-shaped model with every buffer allocated up front, so that on a GPU a step is one graph replay. Other
-architectures go through transformers' own `generate`.
+On-policy data is what a drafter meets in use: contexts the target itself has written. The loop
+below decodes a Llama-shaped model with every buffer allocated up front, so that on a GPU a step is
+one graph replay. Other architectures go through transformers' own `generate`.
 
-Shapes: B rows, T positions, K kv heads, G query heads per kv head, D head size, H hidden, V vocabulary.
+Shapes: B rows, T positions, K kv heads, G query heads per kv head, D head size, H hidden, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ _BUCKET = 256
 def generate_rows(
     model: Any, prompts_BP: Tensor, length: int, temperature_B: Tensor, seed: int
 ) -> Tensor:
-    """Continue each prompt to `length` tokens (end-of-text included and passed over), int64 [B, length].
+    """Continue each prompt to `length` tokens, past any end-of-text; int64 [B, length].
 
-    `temperature_B` may differ by row; 0 is greedy. Same result for the same seed on the same device.
+    `temperature_B` may differ by row; 0 is greedy. Same result for the same seed on the same
+    device.
     """
     if model.config.model_type == "llama":
         return _StaticDecoder(model, prompts_BP, length, temperature_B).run(seed)
@@ -74,7 +76,7 @@ class _StaticDecoder:
                 self._step(context)
             return
         before = self.position_1.clone()
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self._step(context)
@@ -114,7 +116,7 @@ class _StaticDecoder:
         num_rows, size = hidden_BH.shape
         normed_BH = F.rms_norm(hidden_BH, (size,), layer.input_layernorm.weight, self.eps)
         heads = F.linear(normed_BH, self.qkv[index]).view(num_rows, -1, self.D)
-        query, key, value = heads.split([self.K * self.G, self.K, self.K], dim=1)
+        query, key, value = torch.split(heads, [self.K * self.G, self.K, self.K], dim=1)
         cos_D = self.cos_TD.index_select(0, self.position_1)
         sin_D = self.sin_TD.index_select(0, self.position_1)
         query, key = _rotate(query, cos_D, sin_D), _rotate(key, cos_D, sin_D)
@@ -141,7 +143,7 @@ def _rotate(x_BND: Tensor, cos_1D: Tensor, sin_1D: Tensor) -> Tensor:
 def _generate_any(
     model: Any, prompts_BP: Tensor, length: int, temperature_B: Tensor, seed: int
 ) -> Tensor:
-    """Through transformers, one call per temperature; rows that end early are filled with end-of-text."""
+    """Through transformers, one call per temperature; short rows end in end-of-text."""
     torch.manual_seed(seed)
     device = next(model.parameters()).device
     end = model.config.eos_token_id

@@ -1,11 +1,12 @@
 """The training loop every recipe runs in.
 
-Deterministic from a seed: the rows of a batch and all noise of a loss are functions of (seed, step). A run
-of a given length is therefore the same whether or not it was killed and resumed. Checkpoints are written to a
-temporary file and renamed, so the last complete one always survives.
+Deterministic from a seed: the rows of a batch and all noise of a loss are functions of (seed,
+step). A run of a given length is therefore the same whether or not it was killed and resumed.
+Checkpoints are written to a temporary file and renamed, so the last complete one always survives.
 
-With `minutes` instead of `num_steps` the first steps are timed and the length is then fixed once; it is stored
-in the checkpoint and the provenance file, and giving it as `num_steps` repeats the run.
+With `minutes` instead of `num_steps` the first steps are timed and the length is then fixed once;
+it is stored in the checkpoint and the provenance file, and giving it as `num_steps` repeats the
+run.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class _Run:
         for part_BL in mine_BL.tensor_split(config.accumulation):
             with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
                 loss, figures = self.recipe.loss(part_BL, step, done)
-            (loss / config.accumulation).backward()
+            torch.autograd.backward(loss / config.accumulation)
             for name, value in {"loss": loss, **figures}.items():
                 part = value.detach().float() / config.accumulation
                 sums[name] = sums[name] + part if name in sums else part
@@ -209,7 +210,7 @@ class _Run:
         os.replace(partial, self.path)
 
     def resume(self) -> None:
-        """Continue from the checkpoint, if there is one; it must belong to the same seed and rates."""
+        """Continue from the checkpoint, if any; it must be of the same seed and rates."""
         if self.path is None or not self.path.exists():
             return
         state = torch.load(self.path, map_location=self.device, weights_only=True)

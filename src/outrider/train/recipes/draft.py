@@ -1,8 +1,9 @@
-"""A draft model distilled from the target: a small model that imitates the target's law, not the text.
+"""A draft model distilled from the target: it imitates the target's law, not the text.
 
-The loss is a mixture of a steady divergence (forward KL by default) and the total variation, whose weight rises
-over the run: acceptance is one minus the total variation, but its gradient is weak far from the target.
-Rows may be text or the target's own generations; the target's law is computed on the fly either way.
+The loss is a mixture of a steady divergence (forward KL by default) and the total variation, whose
+weight rises over the run: acceptance is one minus the total variation, but its gradient is weak far
+from the target. Rows may be text or the target's own generations; the target's law is computed on
+the fly either way.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from outrider.train.models import compile_layers, hidden_states, save_model
 @dataclass(frozen=True, kw_only=True)
 class DraftConfig:
     loss: str = "forward-kl"
-    # Share of the total variation in the loss at the end of the run (0 at the start, linear between).
+    # Share of the total variation in the loss at the end of the run (0 at the start, linear
+    # between).
     tvd_share: float = 0.9
     # Positions per slice of the loss: the fp32 laws of a whole batch need not fit in memory.
     slice_rows: int = 1 << 15
@@ -51,8 +53,8 @@ class DraftRecipe:
         weight = torch.tensor(self.config.tvd_share * done, device=tokens_BL.device)
         totals = torch.zeros(3, device=tokens_BL.device)
         for q_NH, p_NH in zip(
-            draft_NH.split(self.config.slice_rows),
-            target_NH.split(self.config.slice_rows),
+            torch.split(draft_NH, self.config.slice_rows),
+            torch.split(target_NH, self.config.slice_rows),
             strict=True,
         ):
             totals = totals + self._distil(q_NH, p_NH, weight)

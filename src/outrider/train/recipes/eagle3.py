@@ -1,0 +1,97 @@
+"""An EAGLE-3 head, trained the way it will be used: on its own outputs.
+
+Unroll step 0 reads the target's fused features at every position t; step j reads the head's own
+output of step j - 1. A draft that started at t sees the true features up to t and then only its own
+j positions, so the keys of step 0 are masked causally and those of later steps on the diagonal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ConfigError
+from outrider.model.head_layers import KeyValue, join
+from outrider.model.heads import Eagle3Config, Eagle3Head
+from outrider.train.recipes.heads import Depth, FrozenTarget, HeadConfig, HeadRecipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3RecipeConfig(HeadConfig):
+    num_unroll: int = 4
+    draft_vocab_size: int | None = None
+    taps: tuple[int, ...] | None = None
+    intermediate_size: int | None = None
+
+
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """Low, middle and high; vLLM's (2, L/2, L - 3) where a target is deep enough for it."""
+    if num_layers >= 12:
+        return (2, num_layers // 2, num_layers - 3)
+    return tuple(sorted({max(1, num_layers // 3), max(1, num_layers // 2 + 1), num_layers - 1}))
+
+
+def frequent_ids(tokens: Tensor, vocab_size: int, size: int) -> Tensor:
+    """The `size` most frequent ids of a text, ascending; ties go to the lower id."""
+    counts_V = torch.bincount(tokens.flatten().long(), minlength=vocab_size)
+    order = torch.sort(counts_V, descending=True, stable=True).indices
+    return order[:size].sort().values
+
+
+class Eagle3Recipe(HeadRecipe):
+    def __init__(self, target: FrozenTarget, config: Eagle3RecipeConfig, text: Tensor) -> None:
+        """`text` is a token stream: its most frequent ids become the draft vocabulary."""
+        shape = target.model.config
+        size = config.draft_vocab_size or shape.vocab_size
+        if size > shape.vocab_size:
+            raise ConfigError(
+                f"a draft vocabulary of {size} exceeds the target's {shape.vocab_size}"
+            )
+        head = Eagle3Head(
+            Eagle3Config(
+                hidden_size=shape.hidden_size,
+                vocab_size=shape.vocab_size,
+                draft_vocab_size=size,
+                taps=config.taps or default_taps(shape.num_hidden_layers),
+                num_attention_heads=shape.num_attention_heads,
+                num_key_value_heads=shape.num_key_value_heads,
+                head_dim=shape.hidden_size // shape.num_attention_heads,
+                intermediate_size=config.intermediate_size or shape.intermediate_size,
+                max_position_embeddings=shape.max_position_embeddings,
+                rms_norm_eps=shape.rms_norm_eps,
+            )
+        )
+        ids_W = frequent_ids(text, shape.vocab_size, size)
+        head.set_target_ids(ids_W)
+        weight_VH = target.head.weight.detach()
+        with torch.no_grad():
+            head.lm_head.weight.copy_(weight_VH[ids_W.to(weight_VH.device)])
+        super().__init__(head.to(weight_VH.device), target, config)
+        self.head, self.num_unroll = head, config.num_unroll
+
+    def depths(self, tokens_BL: Tensor, step: int) -> Iterator[Depth]:
+        num_starts = tokens_BL.shape[1] - 1 - self.num_unroll
+        if num_starts < 1:
+            raise ConfigError(f"rows of {tokens_BL.shape[1]} are too short for the unroll")
+        states = self.target.states(tokens_BL)
+        hidden = self.head.fuse(self.target.taps(tokens_BL, self.head.taps)[:, :num_starts])
+        device = tokens_BL.device
+        starts = torch.arange(num_starts, device=device)
+        causal = starts[:, None] >= starts
+        diagonal = starts[:, None] == starts
+        ids_W = self.head.target_ids
+        seen: list[KeyValue] = []
+        for ahead in range(self.num_unroll):
+            following_BT = tokens_BL[:, 1 + ahead : 1 + ahead + num_starts]
+            mask = torch.cat([causal] + [diagonal] * ahead, dim=1)[None, None]
+            past = join(seen) if seen else None
+            hidden, q_BTW, own = self.head(
+                self.target.embed(following_BT), hidden, (starts + ahead)[None], past, mask
+            )
+            seen.append(own)
+            p_BTH = states[-1][:, 1 + ahead : 1 + ahead + num_starts]
+            p_NV = self.target.logits(p_BTH.flatten(0, 1))
+            yield Depth(q_NW=q_BTW.flatten(0, 1), p_NV=p_NV, ids_W=ids_W)

@@ -1,0 +1,169 @@
+"""What the recipes of all drafting heads have in common.
+
+A head drafts several tokens ahead; for each depth a recipe yields what the head says and what the
+target says at the same places. Loss and measurement are then the same for every kind: the mixture
+of `losses.distil`, weighted by depth.
+
+Shapes: B rows, L positions, N compared places, H hidden, V vocabulary, W draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.model.heads import Head
+from outrider.train.losses import distil
+from outrider.train.models import compile_layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """Options of every head recipe."""
+
+    # Weight of depth k is decay^k; later guesses are rarely reached.
+    decay: float = 0.8
+    tvd_share: float = 0.9
+    seed: int = 0
+    compiled: bool = False
+
+
+@dataclass
+class Depth:
+    """One depth: both sides' logits at the same N places, starts in the same order.
+
+    `ids_W` maps the drafter's columns to target ids where its vocabulary is reduced.
+    """
+
+    q_NW: Tensor
+    p_NV: Tensor
+    ids_W: Tensor | None = None
+    confidence_N: Tensor | None = None
+
+
+class FrozenTarget:
+    """The target as a source of features; computed once per batch for all heads that ask."""
+
+    def __init__(self, model: Any, *, compiled: bool = False) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.head = model.get_output_embeddings()
+        self.embed = model.get_input_embeddings()
+        self._seen: Tensor | None = None
+        self._states: tuple[Tensor, ...] = ()
+        if compiled:
+            compile_layers(model)
+
+    @torch.no_grad()
+    def states(self, tokens_BL: Tensor) -> tuple[Tensor, ...]:
+        """Hidden states by tap; the last one is after the final norm, ready for the head."""
+        if self._seen is not tokens_BL:
+            output = self.model.base_model(
+                input_ids=tokens_BL, use_cache=False, output_hidden_states=True
+            )
+            self._seen, self._states = tokens_BL, output.hidden_states
+        return self._states
+
+    def taps(self, tokens_BL: Tensor, taps: tuple[int, ...]) -> Tensor:
+        """[B, L, T, H]"""
+        states = self.states(tokens_BL)
+        return torch.stack([states[tap] for tap in taps], dim=2)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        output: Tensor = self.head(hidden)
+        return output
+
+
+class HeadRecipe:
+    """Base of the head recipes; subclasses say what is compared at each depth."""
+
+    def __init__(self, head: Head, target: FrozenTarget, config: HeadConfig) -> None:
+        self.module = head
+        self.target, self.config = target, config
+        self._distil = torch.compile(distil) if config.compiled else distil
+
+    def depths(self, tokens_BL: Tensor, step: int) -> Iterator[Depth]:
+        """What to compare on these rows, nearest depth first."""
+        raise NotImplementedError
+
+    def loss(self, tokens_BL: Tensor, step: int, done: float) -> tuple[Tensor, dict[str, Tensor]]:
+        share = torch.tensor(self.config.tvd_share * done, device=tokens_BL.device)
+        loss = torch.zeros((), device=tokens_BL.device)
+        alphas, total = [], 0.0
+        for index, depth in enumerate(self.depths(tokens_BL, step)):
+            weight = self.config.decay**index
+            total += weight
+            row_N, alpha_N = self._distil(depth.q_NW, depth.p_NV, share, depth.ids_W)
+            loss = loss + weight * row_N.mean()
+            if depth.confidence_N is not None:
+                loss = loss + weight * confidence_loss(depth.confidence_N, alpha_N)
+            alphas.append(alpha_N.mean())
+        survival = torch.stack(alphas).cumprod(0)
+        return loss / total, {"alpha": alphas[0], "length": 1 + survival.sum()}
+
+    @torch.no_grad()
+    def measure(self, rows_BL: Tensor, *, rows_per_pass: int = 8) -> dict[str, Any]:
+        """alpha and greedy agreement by depth, and the greedy acceptance length, on whole rows.
+
+        Later depths are fed the rows' own tokens, so the greedy length is exact where the rows are
+        the target's greedy text, and the alphas are those of drafts that have been accepted so far.
+        """
+        alphas: list[list[Tensor]] = []
+        same: list[list[Tensor]] = []
+        for number, part_BL in enumerate(torch.split(rows_BL, rows_per_pass)):
+            for index, depth in enumerate(self.depths(part_BL, number)):
+                if index == len(alphas):
+                    alphas.append([])
+                    same.append([])
+                _, alpha_N = distil(depth.q_NW, depth.p_NV, torch.zeros(()), depth.ids_W)
+                best_N = depth.q_NW.argmax(-1)
+                best_N = best_N if depth.ids_W is None else depth.ids_W[best_N]
+                alphas[index].append(alpha_N)
+                same[index].append((best_N == depth.p_NV.argmax(-1)).float())
+        same_KN = torch.stack([torch.cat(parts) for parts in same])
+        alpha_K = [torch.cat(parts).mean().item() for parts in alphas]
+        return {
+            "alpha": alpha_K[0],
+            "agreement": same_KN[0].mean().item(),
+            "alpha_by_depth": alpha_K,
+            "agreement_by_depth": same_KN.mean(1).tolist(),
+            "greedy_acceptance_length": 1 + same_KN.cumprod(0).sum(0).mean().item(),
+            "num_draft_tokens": len(alpha_K),
+            "num_positions": same_KN.shape[1],
+        }
+
+    def save(self, folder: Path) -> None:
+        self.module.save(folder)
+
+
+def confidence_loss(confidence_N: Tensor, alpha_N: Tensor) -> Tensor:
+    """Cross-entropy of the predicted acceptance against the true one."""
+    guess_N = confidence_N.float().clamp(1e-6, 1 - 1e-6)
+    goal_N = alpha_N.detach()
+    return -(goal_N * guess_N.log() + (1 - goal_N) * (1 - guess_N).log()).mean()
+
+
+class Together:
+    """Several recipes in one run, on the same batches; their parameters are disjoint."""
+
+    def __init__(self, recipes: dict[str, HeadRecipe]) -> None:
+        self.recipes = recipes
+        self.module = torch.nn.ModuleDict({name: r.module for name, r in recipes.items()})
+
+    def loss(self, tokens_BL: Tensor, step: int, done: float) -> tuple[Tensor, dict[str, Tensor]]:
+        total = torch.zeros((), device=tokens_BL.device)
+        figures: dict[str, Tensor] = {}
+        for name, recipe in self.recipes.items():
+            loss, own = recipe.loss(tokens_BL, step, done)
+            total = total + loss
+            figures |= {f"{name}_{key}": value for key, value in {"loss": loss, **own}.items()}
+        return total, figures
+
+    def save(self, folder: Path) -> None:
+        for name, recipe in self.recipes.items():
+            recipe.save(folder / name)

@@ -1,0 +1,66 @@
+"""Medusa heads: each guesses one token further ahead from the last hidden state (Medusa-1).
+
+The target stays frozen. Head h at position t is compared with the target's own law for token t + 2
++ h, given the text in between: no reruns are needed, the target has seen the whole row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ConfigError
+from outrider.model.heads import MedusaConfig, MedusaHeads
+from outrider.train.recipes.heads import Depth, FrozenTarget, HeadConfig, HeadRecipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaRecipeConfig(HeadConfig):
+    num_heads: int = 4
+    num_hidden_layers: int = 1
+    original_lm_head: bool = True
+    # Positions of a row that are trained on in one step; neighbours say much the same.
+    positions_per_row: int = 128
+
+
+class MedusaRecipe(HeadRecipe):
+    def __init__(self, target: FrozenTarget, config: MedusaRecipeConfig) -> None:
+        shape = target.model.config
+        heads = MedusaHeads(
+            MedusaConfig(
+                hidden_size=shape.hidden_size,
+                vocab_size=shape.vocab_size,
+                num_heads=config.num_heads,
+                num_hidden_layers=config.num_hidden_layers,
+                original_lm_head=config.original_lm_head,
+            )
+        )
+        if not config.original_lm_head:
+            for head in heads.lm_heads:
+                head.load_state_dict({"weight": target.head.weight.detach().float()})
+        super().__init__(heads.to(target.head.weight.device), target, config)
+        self.heads, self.positions_per_row = heads, config.positions_per_row
+
+    def depths(self, tokens_BL: Tensor, step: int) -> Iterator[Depth]:
+        hidden_BLH = self.target.states(tokens_BL)[-1]
+        num_heads = self.heads.config.num_heads
+        usable = tokens_BL.shape[1] - 1 - num_heads
+        if usable < 1:
+            raise ConfigError(f"rows of {tokens_BL.shape[1]} are too short for {num_heads} heads")
+        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + step)
+        starts = torch.randperm(usable, generator=generator)[: self.positions_per_row]
+        starts = starts.to(tokens_BL.device)
+        guesses = self.heads(hidden_BLH[:, starts].to(self._dtype()))
+        for index in range(num_heads):
+            head = self.heads.output_head(index, self.target.head)
+            q_NV = head(guesses[index].flatten(0, 1))
+            p_NV = self.target.logits(hidden_BLH[:, starts + 1 + index].flatten(0, 1))
+            yield Depth(q_NW=q_NV, p_NV=p_NV)
+
+    def _dtype(self) -> torch.dtype:
+        """The target's output head must accept what the Medusa blocks return."""
+        weight: Tensor = self.target.head.weight
+        return weight.dtype
