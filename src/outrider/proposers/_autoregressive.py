@@ -1,106 +1,53 @@
-"""The loop every autoregressive drafter shares: catch up on the committed text, then draft K.
+"""The loop every autoregressive drafter shares: feed the committed text, then draft K tokens.
 
-The drafter keeps its own KV. It feeds what the target committed since it last looked (one token
-after a rejection, two after a full accept: its own last draft was never fed) and then its own
-tokens. What the target refused is rolled back as soon as the verdict is known.
+The last draft is never fed: after a full accept it is committed text like any other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from outrider.contracts import DraftsInOneCall, Draw, Model, Proposal, SequenceView, Stream
-from outrider.kv.cache import KVCache
+from outrider.contracts import DraftsInOneCall, Draw, Proposal, SequenceView, Stream
 from outrider.layout import Slice, pack
 from outrider.noise import draw_key, mix, sequence_key
+from outrider.proposers._draft_memory import DraftMemory
 from outrider.sampling import RowParams, draw_tokens, law_of, true_vocabulary
-
-CATCH_UP_TOKENS = 512  # most tokens of one catch-up pass
-
-
-@dataclass(slots=True)
-class _State:
-    num_fed: int  # tokens of the sequence whose K/V the drafter holds
-    start: int = 0  # where the last draft began
-    drafted: list[int] = field(default_factory=list)  # drafted tokens that were fed
 
 
 class AutoregressiveDrafter:
-    def __init__(self, model: Model, kv: KVCache, num_tokens: int, name: str) -> None:
+    def __init__(self, memory: DraftMemory, num_tokens: int, name: str) -> None:
         """`num_tokens`: the target's true vocabulary, which q is a law over."""
-        self._model = model
-        self._kv = kv
+        self._memory = memory
+        self._model = memory.model
         self._num_tokens = num_tokens
         self._name = name
-        self._states: dict[int, _State] = {}
 
     def draft(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
+        """A chain for each view; empty where the drafter's KV or positions are used up."""
         proposals = [Proposal(source=self._name) for _ in views]
         active: list[int] = []
+        lengths: list[int] = []
+        slices: list[Slice] = []
         for i, (view, budget) in enumerate(zip(views, budgets, strict=True)):
-            last = min(len(view.tokens) + budget - 1, self._model.spec.max_positions)
-            if last >= len(view.tokens) and self._catch_up(view, last):
+            length = min(budget, self._memory.room(view))
+            slice_ = self._memory.catch_up(view, length - 1) if length > 0 else None
+            if slice_ is not None:
                 active.append(i)
-        if not active:
-            return proposals
-        room = [
-            min(budgets[i], self._model.spec.max_positions - len(views[i].tokens) + 1)
-            for i in active
-        ]
-        drawn = self._draft_chains([views[i] for i in active], room)
-        for i, proposal in zip(active, drawn, strict=True):
-            proposals[i] = proposal
-            state = self._states[views[i].id]
-            state.start = len(views[i].tokens)
-            state.drafted = proposal.tokens[:-1]
-            state.num_fed = state.start + len(state.drafted)
+                lengths.append(length)
+                slices.append(slice_)
+        if active:
+            drawn = self._draft_chains([views[i] for i in active], lengths, slices)
+            for i, proposal in zip(active, drawn, strict=True):
+                proposals[i] = proposal
+                self._memory.drafted(views[i], proposal.tokens[:-1])
         return proposals
 
-    def rollback(self, view: SequenceView) -> None:
-        """Drop the K/V of drafted tokens that were not committed."""
-        state = self._states.get(view.id)
-        if state is None:
-            return
-        agreed = 0
-        for drafted, committed in zip(state.drafted, view.tokens[state.start :], strict=False):
-            if drafted != committed:
-                break
-            agreed += 1
-        state.num_fed = min(state.num_fed, state.start + agreed)
-        state.start, state.drafted = state.num_fed, []
-        self._kv.commit(view.id, view.tokens, state.num_fed)
-
-    def release(self, sequence_id: int) -> None:
-        if self._states.pop(sequence_id, None) is not None:
-            self._kv.free(sequence_id)
-
-    def _catch_up(self, view: SequenceView, num_slots: int) -> bool:
-        """Feed all committed tokens but the last chunk; False when the drafter's KV is full."""
-        state = self._states.get(view.id)
-        if state is None:
-            state = _State(self._kv.match(view.id, view.tokens, view.salt))
-            self._states[view.id] = state
-        if not self._kv.reserve(view.id, num_slots):
-            self.release(view.id)
-            return False
-        while len(view.tokens) - state.num_fed > CATCH_UP_TOKENS:
-            stop = state.num_fed + CATCH_UP_TOKENS
-            chunk = Slice(
-                view.tokens[state.num_fed : stop], state.num_fed, self._kv.table(view.id), None
-            )
-            self._model.forward(pack([chunk]))
-            state.num_fed = stop
-        return True
-
-    def _draft_chains(self, views: list[SequenceView], budgets: list[int]) -> list[Proposal]:
-        slices = []
-        for view in views:
-            fed = self._states[view.id].num_fed
-            slices.append(Slice(view.tokens[fed:], fed, self._kv.table(view.id), Proposal()))
+    def _draft_chains(
+        self, views: list[SequenceView], budgets: list[int], slices: list[Slice]
+    ) -> list[Proposal]:
         if isinstance(self._model, DraftsInOneCall) and all(
             view.draw is Draw.COUPLED and view.edits is None and not view.params.filters
             for view in views
@@ -130,7 +77,7 @@ class AutoregressiveDrafter:
                 view = views[i]
                 if view.edits is not None:
                     view.edits.apply(logits[row], view.tokens, chains[i])
-                keys.append(_draw_key(view, len(chains[i])))
+                keys.append(draft_key(view, len(chains[i]), len(chains[i])))
             rows = RowParams.of([views[i].params for i in active], [1] * len(active))
             tokens = draw_tokens(logits, rows, keys)
             if any(views[i].draw is Draw.SAMPLED for i in active):
@@ -156,14 +103,14 @@ class AutoregressiveDrafter:
         ]
 
 
-def _draw_key(view: SequenceView, depth: int) -> int:
-    """The noise of the draft `depth` tokens after the last committed one.
+def draft_key(view: SequenceView, depth: int, node: int) -> int:
+    """The noise of one draw: `depth` tokens after the last committed one, the step's `node`-th.
 
     Coupled drafts share the target's noise, which belongs to the position. Sampled ones must
-    not: the block and tree rules look at drafts behind the last token they keep, so the next
-    step, which drafts the same positions again, needs fresh noise.
+    not: the block and tree rules look at drafts beside and behind those they keep, so every node
+    and, since the next step drafts the same positions again, every step needs fresh noise.
     """
     start = len(view.tokens)
     if view.draw is Draw.COUPLED:
         return draw_key(view.seed, view.sample_index, start + depth, Stream.TARGET)
-    return mix(draw_key(view.seed, view.sample_index, start, Stream.DRAFT) + depth)
+    return mix(draw_key(view.seed, view.sample_index, start, Stream.DRAFT) + node)

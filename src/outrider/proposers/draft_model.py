@@ -6,7 +6,6 @@ from collections.abc import Sequence as Seq
 
 from outrider.contracts import (
     Draw,
-    Model,
     Needs,
     Observation,
     Proposal,
@@ -14,8 +13,8 @@ from outrider.contracts import (
     SequenceView,
 )
 from outrider.errors import ConfigError
-from outrider.kv.cache import KVCache
 from outrider.proposers._autoregressive import AutoregressiveDrafter
+from outrider.proposers._draft_memory import DraftMemory
 
 
 class DraftModelProposer:
@@ -24,8 +23,9 @@ class DraftModelProposer:
     trees = False
     needs = Needs()
 
-    def __init__(self, model: Model, *, kv: KVCache, num_tokens: int) -> None:
-        self._drafter = AutoregressiveDrafter(model, kv, num_tokens, self.name)
+    def __init__(self, memory: DraftMemory, num_tokens: int) -> None:
+        self.memory = memory  # other proposers of the same model share it
+        self._drafter = AutoregressiveDrafter(memory, num_tokens, self.name)
 
     @classmethod
     def build(cls, context: ProposerContext) -> DraftModelProposer:
@@ -35,14 +35,15 @@ class DraftModelProposer:
                 "(draft_model= in Python)"
             )
         model = context.load_drafter(context.drafter)
-        return cls(model, kv=context.make_kv(model), num_tokens=context.target.spec.num_tokens)
+        memory = DraftMemory(model, context.make_kv(model))
+        return cls(memory, context.target.spec.num_tokens)
 
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
         return self._drafter.draft(views, budgets)
 
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
         for view in views:
-            self._drafter.rollback(view)
+            self.memory.settle(view)
 
     def release(self, sequence_id: int) -> None:
-        self._drafter.release(sequence_id)
+        self.memory.release(sequence_id)

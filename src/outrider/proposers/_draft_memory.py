@@ -1,0 +1,90 @@
+"""A draft model and what its own KV holds of each sequence.
+
+Every drafter with a model works in the same rhythm: feed what the target committed since it last
+looked, feed some of its own drafts on top, and when the verdict is known keep the K/V of those
+that were committed. What was not fed (a last draft, a step that somebody else drafted) is simply
+committed text that is fed next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from outrider.contracts import Model, Proposal, SequenceView
+from outrider.kv.cache import KVCache
+from outrider.layout import Slice, pack
+
+CATCH_UP_TOKENS = 512  # most tokens of one catch-up pass
+
+
+@dataclass(slots=True)
+class _State:
+    num_fed: int  # committed tokens whose K/V the drafter holds
+    drafted: list[int] = field(default_factory=list)  # drafts whose K/V lies behind them
+    parents: Seq[int] = ()
+
+
+class DraftMemory:
+    def __init__(self, model: Model, kv: KVCache) -> None:
+        self.model = model
+        self.kv = kv
+        self._states: dict[int, _State] = {}
+
+    def room(self, view: SequenceView) -> int:
+        """How many tokens deep a draft may be before the model's positions run out."""
+        return self.model.spec.max_positions - len(view.tokens) + 1
+
+    def catch_up(self, view: SequenceView, num_drafts: int) -> Slice | None:
+        """Feeds the committed text but for its last chunk, and reserves room for drafts.
+
+        Returns that chunk, which the caller must feed: it asks for the logits of the last token.
+        None when the drafter's KV is full: the sequence is forgotten then.
+        """
+        tokens = view.tokens
+        state = self._states.get(view.id)
+        if state is None:
+            state = _State(self.kv.match(view.id, tokens, view.salt))
+            self._states[view.id] = state
+        if not self.kv.reserve(view.id, len(tokens) + num_drafts):
+            self.release(view.id)
+            return None
+        table = self.kv.table(view.id)
+        while len(tokens) - state.num_fed > CATCH_UP_TOKENS:
+            stop = state.num_fed + CATCH_UP_TOKENS
+            self.model.forward(
+                pack([Slice(tokens[state.num_fed : stop], state.num_fed, table, None)])
+            )
+            state.num_fed = stop
+        return Slice(tokens[state.num_fed :], state.num_fed, table, Proposal())
+
+    def drafted(
+        self, view: SequenceView, tokens: list[int], parents: Seq[int] | None = None
+    ) -> None:
+        """Says that all committed tokens were fed, and then these drafts, in this order."""
+        state = self._states[view.id]
+        state.num_fed = len(view.tokens)
+        state.drafted = tokens
+        state.parents = range(-1, len(tokens) - 1) if parents is None else parents
+
+    def settle(self, view: SequenceView) -> None:
+        """Keeps the K/V of the drafts that were committed and drops the rest."""
+        state = self._states.get(view.id)
+        if state is None:
+            return
+        path: list[int] = []
+        last, end = -1, state.num_fed
+        for node, (token, parent) in enumerate(zip(state.drafted, state.parents, strict=True)):
+            if parent == last and end < len(view.tokens) and token == view.tokens[end]:
+                path.append(node)
+                last, end = node, end + 1
+        source, target = self.kv.compact(view.id, state.num_fed, path)
+        if len(source):
+            self.model.copy_slots(source, target)
+        state.num_fed = end
+        state.drafted, state.parents = [], ()
+        self.kv.commit(view.id, view.tokens, end)
+
+    def release(self, sequence_id: int) -> None:
+        if self._states.pop(sequence_id, None) is not None:
+            self.kv.free(sequence_id)
