@@ -21,6 +21,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import torch
 
+    from outrider.events import StepTiming
     from outrider.kv.cache import KVCache
     from outrider.sampling import LogitEdits, SamplingParams
 
@@ -263,20 +264,34 @@ class Verifier(Protocol):
     ) -> list[Verdict]: ...
 
 
-class Controller(Protocol):
-    """Chooses K, per sequence and step; 0 is plain decoding."""
+class ControlledView(SequenceView, Protocol):
+    """What a controller sees of a sequence besides."""
 
-    def budget(self, views: Seq[SequenceView], limits: Seq[int]) -> list[int]:
-        """A budget for each view, at most its limit."""
+    proposer: str | None  # who drafts for it; None: nobody, or nobody any more
+    adaptive: bool  # its K is the controller's choice, not the request's own
+
+
+class Controller(Protocol):
+    """Chooses K, per sequence and step; 0 is plain decoding.
+
+    A budget may depend on finished steps, load and costs, never on the draft it is for: whether a
+    token is submitted must be settled before it is drawn, or ratio rules are biased.
+    """
+
+    def budget(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> list[int]:
+        """A budget for each view, at most its limit; `num_tokens` has the pass without drafts."""
         ...
 
     def update(
         self,
-        views: Seq[SequenceView],
+        views: Seq[ControlledView],
         proposals: Seq[Proposal],
         verdicts: Seq[Verdict],
-        draft_s: float,
-        verify_s: float,
+        timing: StepTiming,
     ) -> None:
-        """What the step's drafts were worth and what they cost."""
+        """What the step's drafts were worth and what it cost; the views of the last `budget`."""
+        ...
+
+    def release(self, sequence_id: int) -> None:
+        """Forget a sequence: finished, cancelled or preempted. Unknown ids are fine."""
         ...

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from outrider.contracts import Proposal, SequenceView, Verdict
+from outrider.contracts import ControlledView, Proposal, Verdict
+from outrider.events import StepTiming
 
 
 class FixedController:
-    def budget(self, views: Seq[SequenceView], limits: Seq[int]) -> list[int]:
+    def budget(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> list[int]:
         return list(limits)
 
     def update(
         self,
-        views: Seq[SequenceView],
+        views: Seq[ControlledView],
         proposals: Seq[Proposal],
         verdicts: Seq[Verdict],
-        draft_s: float,
-        verify_s: float,
+        timing: StepTiming,
     ) -> None:
+        pass
+
+    def release(self, sequence_id: int) -> None:
         pass

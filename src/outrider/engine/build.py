@@ -11,7 +11,8 @@ import torch
 
 from outrider import native
 from outrider.contracts import Model, Proposer, ProposerContext
-from outrider.control.fixed import FixedController
+from outrider.control import DEFAULT_NUM_DRAFT_TOKENS, NumDraftTokens
+from outrider.control.adaptive import AdaptiveController
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.engine.scheduler import Scheduler, SchedulerConfig
@@ -34,7 +35,7 @@ class EngineConfig:
     draft_model: str | None = None  # bundled target: the bundled draft
     proposer: str | None = None  # draft-model where there is a draft model, else n-gram
     proposer_options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # by name
-    num_draft_tokens: int = 4  # 0: plain decoding
+    num_draft_tokens: NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS  # 0: plain decoding
     verifier: str = "coupled"
     device: str = "cpu"
     dtype: str = "auto"
@@ -52,8 +53,9 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.kv_tokens is not None and self.kv_tokens < self.block_size:
             raise ConfigError(f"kv_tokens must be at least one block ({self.block_size})")
-        if self.num_draft_tokens < 0:
-            raise ConfigError(f"num_draft_tokens must be 0 or more, not {self.num_draft_tokens}")
+        wanted = self.num_draft_tokens
+        if wanted != "auto" and not (isinstance(wanted, int) and wanted >= 0):
+            raise ConfigError(f"num_draft_tokens must be 'auto', 0 or more, not {wanted!r}")
 
 
 class ProposerSet(Mapping[str, Proposer]):
@@ -98,7 +100,7 @@ def build(config: EngineConfig) -> Engine:
 def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engine:
     """An engine around a target that is already loaded."""
     spec = target.spec
-    if config.num_draft_tokens >= spec.max_positions:
+    if config.num_draft_tokens != "auto" and config.num_draft_tokens >= spec.max_positions:
         raise ConfigError(
             f"num_draft_tokens must be below the context of {spec.max_positions} tokens, "
             f"not {config.num_draft_tokens}"
@@ -133,7 +135,7 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
     verifiers = {known: make_verifier(known) for known in VERIFIERS}
     if config.verifier not in verifiers:
         make_verifier(config.verifier)  # raises with a suggestion
-    if config.num_draft_tokens > 0:
+    if config.num_draft_tokens != 0:
         proposer = proposers[name]
         exact_pairing(proposer.draws, proposer.trees, verifiers[config.verifier])
     else:
@@ -144,7 +146,7 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         limit,
         SchedulerConfig(max_sequences=config.max_sequences, max_step_tokens=config.max_step_tokens),
     )
-    parts = Parts(target, kv, scheduler, FixedController(), proposers, verifiers)
+    parts = Parts(target, kv, scheduler, AdaptiveController(), proposers, verifiers)
     default = Speculation(
         proposer=name if config.num_draft_tokens else None,
         num_draft_tokens=config.num_draft_tokens,

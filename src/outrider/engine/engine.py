@@ -115,10 +115,10 @@ class Engine:
         spec, params, speculation = self.parts.target.spec, request.params, request.speculation
         if speculation.verifier not in self.parts.verifiers:
             raise UnknownName("verifier", speculation.verifier, self.parts.verifiers)
-        limit = self.parts.scheduler.max_positions
-        if not 0 <= speculation.num_draft_tokens < limit:
+        limit, wanted = self.parts.scheduler.max_positions, speculation.num_draft_tokens
+        if wanted != "auto" and not (isinstance(wanted, int) and 0 <= wanted < limit):
             raise RequestError(
-                f"num_draft_tokens must be in 0..{limit - 1}, not {speculation.num_draft_tokens}",
+                f"num_draft_tokens must be 'auto' or in 0..{limit - 1}, not {wanted!r}",
                 "num_draft_tokens",
             )
         verifier = self.parts.verifiers[speculation.verifier]

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 
 from outrider.contracts import Draw
+from outrider.control import DEFAULT_NUM_DRAFT_TOKENS, MAX_AUTO_DRAFT_TOKENS, NumDraftTokens
 from outrider.engine.stops import StopScanner
 from outrider.model.tokenizer import TextStream
 from outrider.sampling import LogitEdits, SamplingParams
@@ -18,7 +19,7 @@ class Speculation:
     """Who drafts for a request, how much, and by which rule it is verified."""
 
     proposer: str | None = None  # None: plain decoding
-    num_draft_tokens: int = 4  # 0: plain decoding
+    num_draft_tokens: NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS  # 0: plain decoding
     verifier: str = "coupled"
 
 
@@ -65,6 +66,11 @@ class Sequence:
         self.prediction = request.prediction
         self.salt = request.salt
         self.proposer = request.speculation.proposer  # None once switched off
+        num_draft_tokens = request.speculation.num_draft_tokens
+        self.adaptive = num_draft_tokens == "auto"
+        self.max_draft_tokens = (
+            MAX_AUTO_DRAFT_TOKENS if num_draft_tokens == "auto" else num_draft_tokens
+        )
         self.finish_ids = finish_ids
         self.edits = edits
         self.text = text

@@ -124,7 +124,7 @@ class Scheduler:
                 s.params.max_tokens - s.num_output_tokens, self.max_positions - len(s.tokens)
             )
             share = free_tokens // (len(ready) - i)
-            wanted = s.request.speculation.num_draft_tokens if s.proposer is not None else 0
+            wanted = s.max_draft_tokens if s.proposer is not None else 0
             line.draft_limit = max(0, min(wanted, left - 1, share))
             free_tokens -= line.draft_limit
 

@@ -66,7 +66,8 @@ def run_step(parts: Parts) -> StepReport | None:
     ready = [line for line in lines if line.is_last_chunk]
     sequences = [line.sequence for line in ready]
 
-    proposals = _draft(parts, ready)
+    num_pending = sum(line.num_tokens for line in lines)
+    proposals = _draft(parts, ready, num_pending)
     drafted = perf_counter()
 
     batch = _layout(parts, lines, proposals)
@@ -92,18 +93,18 @@ def run_step(parts: Parts) -> StepReport | None:
         )
     ]
     _observe(parts, lines, batch, proposals, verdicts, output.taps)
-    parts.controller.update(sequences, proposals, verdicts, drafted - started, verified - drafted)
-    for sequence in sequences:
-        if sequence.finish_reason is not None:
-            parts.scheduler.remove(sequence)
-            release_drafts(parts, sequence)
     timing = StepTiming(
         draft_s=drafted - started,
         verify_s=verified - drafted,
         other_s=perf_counter() - verified,
         num_sequences=len(lines),
-        num_tokens=sum(line.num_tokens for line in lines) + sum(map(len, proposals)),
+        num_tokens=num_pending + sum(map(len, proposals)),
     )
+    parts.controller.update(sequences, proposals, verdicts, timing)
+    for sequence in sequences:
+        if sequence.finish_reason is not None:
+            parts.scheduler.remove(sequence)
+            release_drafts(parts, sequence)
     return StepReport(events, timing)
 
 
@@ -115,11 +116,12 @@ def _by_proposer(sequences: list[Sequence]) -> dict[str, list[int]]:
     return groups
 
 
-def _draft(parts: Parts, ready: list[Scheduled]) -> list[Proposal]:
+def _draft(parts: Parts, ready: list[Scheduled], num_pending: int) -> list[Proposal]:
     """A proposal per ready line; empty where there is no budget, no proposer or no KV left."""
     sequences = [line.sequence for line in ready]
     proposals = [Proposal() for _ in ready]
-    budgets = parts.controller.budget(sequences, [line.draft_limit for line in ready])
+    limits = [line.draft_limit for line in ready]
+    budgets = parts.controller.budget(sequences, limits, num_pending)
     for name, members in _by_proposer(sequences).items():
         members = [i for i in members if budgets[i] > 0]
         if not members:
@@ -268,3 +270,4 @@ def _observe(
 def release_drafts(parts: Parts, sequence: Sequence) -> None:
     if sequence.proposer is not None:
         parts.proposers[sequence.proposer].release(sequence.id)
+        parts.controller.release(sequence.id)

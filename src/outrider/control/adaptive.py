@@ -1,0 +1,295 @@
+"""Chooses K for every sequence at every step, so that the batch emits most tokens per second.
+
+    rate = (R + sum of expected accepted drafts) / (overhead + t_draft + t_verify)
+
+R sequences emit one token each whatever is drafted; node k of a draft adds its survival S_k. All
+nodes of all sequences are ranked by survival, and the best prefix of that ranking is taken. Every
+prefix is looked at, not only up to the first that falls: costs have cliffs and plateaus. None at
+all is plain decoding. What other sequences prefill in the same pass has to be paid anyhow and does
+not count.
+
+Three things keep it honest. A new choice must beat the old one by `HYSTERESIS`. A sequence that is
+off drafts two tokens now and then, paid from a purse that fills with `PROBE_SHARE` of all time, so
+it finds out when drafts are good again and a drafter that never is costs no more than that. And
+while speculation wins by little, a plain step now and then keeps its price up to date.
+
+Choices depend on finished steps only: the ratio rules stay exact. Requests with a K of their own
+are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from outrider.contracts import ControlledView, Proposal, Verdict
+from outrider.control.cost import Costs, batch_bucket, context_bucket
+from outrider.control.survival import OWN_DECAY, Prior, Survival
+from outrider.events import StepTiming
+
+HYSTERESIS = 1.03
+PROBE_SHARE = 0.015  # of all time that may go into finding out whether to speculate again
+PROBE_TOKENS = 2
+FADE_STEPS = 16  # how often a sequence that is off comes closer to the prior
+PLAIN_EVERY = 100  # steps without a plain one ...
+PLAIN_BELOW = 1.5  # ... while speculation is estimated to win by less than this factor
+LEAST_SURVIVAL = 0.02  # nodes below it pay nowhere
+SMOOTHING = 0.1  # of the small constant times
+
+
+class _Source:
+    """One proposer: what its drafts are worth in general. The rest is scratch of one step."""
+
+    __slots__ = ("deepest", "name", "num_sequences", "prior", "row", "scale")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.prior = Prior()
+        self.num_sequences = 0
+        self.deepest = 0
+        self.row: list[float] = []
+        self.scale = 1.0
+
+
+class _Track:
+    """One sequence."""
+
+    __slots__ = ("budget", "idle", "source", "survival")
+
+    def __init__(self, source: _Source) -> None:
+        self.source = source
+        self.survival = Survival(source.prior)
+        self.budget = -1  # the last choice; -1: none yet
+        self.idle = 1  # steps since its last draft: its drafter has to catch up
+
+
+class AdaptiveController:
+    """contracts.Controller. `costs` is refreshed by every step."""
+
+    def __init__(self, costs: Costs | None = None) -> None:
+        self.costs = costs or Costs.guess()
+        self._sources: dict[str, _Source] = {}
+        self._tracks: dict[int, _Track] = {}
+        self._asked: list[tuple[int, _Track, int]] = []  # (index of the view, track, budget)
+        self._bucket = 0
+        self._plain_s = 0.0  # what this step would have taken without drafts
+        self._probed = False
+        self._purse_s = 0.0
+        self._probe_s = 0.0  # what a probe really took lately
+        self._since_plain = 0
+
+    def release(self, sequence_id: int) -> None:
+        self._tracks.pop(sequence_id, None)
+
+    # --- before the draft ---------------------------------------------------------------------
+
+    def budget(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> list[int]:
+        budgets = list(limits)
+        self._asked.clear()
+        mine = [i for i, view in enumerate(views) if view.adaptive and limits[i] > 0]
+        if not mine:
+            return budgets
+        tracks = [self._track(views[i]) for i in mine]
+        most = [min(limits[i], len(t.survival.curve)) for i, t in zip(mine, tracks, strict=True)]
+        fixed = sum(limits) - sum([limits[i] for i in mine])
+        step = _Step(self.costs, views, tracks, num_tokens + fixed, sum(most))
+        self._bucket, self._plain_s = step.bucket, step.plain_s
+
+        chosen, rate = step.best(most)
+        if all(track.budget >= 0 for track in tracks):
+            kept = [min(track.budget, limit) for track, limit in zip(tracks, most, strict=True)]
+            if kept != chosen and rate < HYSTERESIS * step.rate(kept):
+                chosen = kept
+        for track, k in zip(tracks, chosen, strict=True):
+            track.budget = k
+        if self._since_plain >= PLAIN_EVERY and rate * step.plain_s < PLAIN_BELOW * len(views):
+            chosen = [0] * len(mine)
+        else:
+            self._probe(step, chosen, most)
+        for i, track, k in zip(mine, tracks, chosen, strict=True):
+            budgets[i] = k
+            self._asked.append((i, track, k))
+        return budgets
+
+    def _track(self, view: ControlledView) -> _Track:
+        track = self._tracks.get(view.id)
+        if track is None:
+            name = view.proposer or ""
+            source = self._sources.get(name)
+            if source is None:
+                source = self._sources[name] = _Source(name)
+            track = self._tracks[view.id] = _Track(source)
+        return track
+
+    def _probe(self, step: _Step, chosen: list[int], most: list[int]) -> None:
+        """Lets the sequence that has been off longest draft a little, if the purse allows."""
+        self._probed = False
+        if 0 not in chosen or self._purse_s <= 0.0:
+            return
+        off = [order for order, k in enumerate(chosen) if k == 0]
+        order = max(off, key=lambda o: step.tracks[o].idle)
+        k = min(PROBE_TOKENS, most[order])
+        extra_s = step.extra_s(chosen, order, k)
+        perfect_pays = k * step.plain_s > extra_s * step.num_sequences
+        if perfect_pays and self._purse_s >= max(extra_s, self._probe_s):
+            chosen[order] = k
+            self._probed = True
+
+    # --- after the verdict --------------------------------------------------------------------
+
+    def update(
+        self,
+        views: Seq[ControlledView],
+        proposals: Seq[Proposal],
+        verdicts: Seq[Verdict],
+        timing: StepTiming,
+    ) -> None:
+        if not self._asked:
+            return
+        steady = True
+        longest = num_drafting = 0
+        source: _Source | None = None
+        for i, track, k in self._asked:
+            if k == 0:
+                track.idle += 1
+                if track.idle % FADE_STEPS == 0:
+                    track.survival.fade(OWN_DECAY**FADE_STEPS)
+                continue
+            proposal = proposals[i]
+            steady = steady and track.idle == 0 and (source is None or source is track.source)
+            source = track.source
+            track.idle = 0
+            longest = max(longest, k)
+            num_drafting += 1
+            track.survival.observe(
+                k, len(proposal.tokens), verdicts[i].path, proposal.parents is not None
+            )
+        num_nodes = sum([len(proposal.tokens) for proposal in proposals])
+        self._learn_costs(len(views), num_nodes, timing)
+        if source is not None and steady and len(self._asked) == len(views):
+            drafting_s = timing.draft_s - self.costs.plan_s
+            table = self.costs.draft(source.name)
+            table.refresh(batch_bucket(num_drafting), longest, drafting_s)
+        self._settle(timing)
+
+    def _learn_costs(self, num_sequences: int, num_nodes: int, timing: StepTiming) -> None:
+        costs = self.costs
+        if timing.num_tokens == num_sequences + num_nodes:  # nobody prefilled
+            costs.verify.refresh(self._bucket, timing.num_tokens, timing.verify_s)
+        other_s = timing.other_s + costs.plan_s
+        costs.overhead_s += SMOOTHING * (other_s - costs.overhead_s)
+        if num_nodes:
+            self._since_plain += 1
+        else:
+            self._since_plain = 0
+            if not any(k for _, _, k in self._asked):
+                costs.plan_s += SMOOTHING * (timing.draft_s - costs.plan_s)
+
+    def _settle(self, timing: StepTiming) -> None:
+        """Fills the purse, and takes from it what a probe really cost."""
+        total_s = timing.draft_s + timing.verify_s + timing.other_s
+        self._purse_s += PROBE_SHARE * total_s
+        if self._probed:
+            extra_s = max(0.0, total_s - self._plain_s)
+            self._purse_s -= extra_s
+            self._probe_s += 0.5 * (extra_s - self._probe_s)
+        self._purse_s = min(self._purse_s, 2.0 * max(total_s, self._probe_s))
+
+
+class _Step:
+    """The arithmetic of one step's choice: rates of allocations under the tables as they are."""
+
+    __slots__ = ("bucket", "num_sequences", "plain_s", "row", "scale", "sources", "start", "tracks")
+
+    def __init__(
+        self,
+        costs: Costs,
+        views: Seq[ControlledView],
+        tracks: list[_Track],
+        num_tokens: int,
+        most: int,
+    ) -> None:
+        """`num_tokens`: of the pass before any draft of ours; `most`: drafts at most."""
+        self.tracks = tracks
+        self.num_sequences = len(views)
+        self.start = num_tokens
+        context = len(views[0].tokens)
+        if len(views) > 1:
+            context = sum([len(view.tokens) for view in views]) // len(views)
+        self.bucket = context_bucket(context)
+        self.row = costs.verify.row(self.bucket, num_tokens + most)
+        self.scale = costs.verify.scale
+        self.plain_s = costs.overhead_s + self.scale * self.row[len(views)]
+        self.sources: list[_Source] = []
+        for track in tracks:
+            source = track.source
+            if source not in self.sources:
+                self.sources.append(source)
+                source.num_sequences = 0
+            source.num_sequences += 1
+        for source in self.sources:
+            table = costs.draft(source.name)
+            deepest = len(source.prior.rates)
+            source.row = table.row(batch_bucket(source.num_sequences), deepest)
+            source.scale = table.scale
+
+    def best(self, most: list[int]) -> tuple[list[int], float]:
+        """The allocation with the highest rate, and that rate."""
+        row, scale, n = self.row, self.scale, self.start
+        tokens, spent_s = float(self.num_sequences), self.plain_s
+        best, best_rate = 0, tokens / spent_s
+        ranked = self._ranked(most)
+        for source in self.sources:
+            source.deepest = 0
+        for count, (survival, minus_depth, order) in enumerate(ranked, 1):
+            track = self.tracks[order]
+            source, fill = track.source, track.survival.fill
+            tokens += fill * survival
+            n += 1
+            spent_s += fill * scale * (row[n] - row[n - 1])
+            if -minus_depth > source.deepest:  # drafted in step: the first to go deeper pays
+                drafts = source.row
+                spent_s += source.scale * (drafts[-minus_depth] - drafts[-minus_depth - 1])
+                source.deepest = -minus_depth
+            if tokens > best_rate * spent_s:
+                best, best_rate = count, tokens / spent_s
+        chosen = [0] * len(self.tracks)
+        for _, _, order in ranked[:best]:
+            chosen[order] += 1
+        return chosen, best_rate
+
+    def _ranked(self, most: list[int]) -> list[tuple[float, int, int]]:
+        """(survival, -depth, order of the track), best first; a node stands behind its parents."""
+        ranked = []
+        for order, (track, limit) in enumerate(zip(self.tracks, most, strict=True)):
+            for k, survival in enumerate(track.survival.curve[:limit], 1):
+                if survival < LEAST_SURVIVAL:
+                    break
+                ranked.append((survival, -k, order))
+        if len(self.tracks) > 1:
+            ranked.sort(reverse=True)
+        return ranked
+
+    def rate(self, budgets: list[int]) -> float:
+        """Tokens per second of any allocation."""
+        n, spent_s = self.start, self.plain_s
+        tokens = float(self.num_sequences)
+        for source in self.sources:
+            source.deepest = 0
+        for track, k in zip(self.tracks, budgets, strict=True):
+            if k:
+                fill = track.survival.fill
+                tokens += fill * sum(track.survival.curve[:k])
+                spent_s += fill * self.scale * (self.row[n + k] - self.row[n])
+                n += k
+                track.source.deepest = max(track.source.deepest, k)
+        for source in self.sources:
+            spent_s += source.scale * source.row[source.deepest]
+        return tokens / spent_s
+
+    def extra_s(self, budgets: list[int], order: int, k: int) -> float:
+        """What `k` drafts of one more sequence add."""
+        source = self.tracks[order].source
+        already = [b for b, t in zip(budgets, self.tracks, strict=True) if t.source is source]
+        n = self.start + sum(budgets)
+        drafts = source.row[max(k, *already)] - source.row[max(already)]
+        return self.scale * (self.row[n + k] - self.row[n]) + source.scale * drafts

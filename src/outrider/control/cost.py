@@ -1,0 +1,199 @@
+"""What a step costs on this machine: t_verify[tokens, context] and t_draft[batch, K], in seconds.
+
+Tables start from a measurement (`outrider.engine.calibrate`) or, without one, from a guess of the
+usual shape, and follow what the engine's own steps take. A step teaches two things at once: how
+fast the machine is now (one factor for the whole table) and what its own cell costs.
+
+Contexts and batch sizes fall into buckets that double; counts (tokens of a pass, drafts per
+sequence) have a cell each, so a cliff between four and five tokens stays a cliff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+FIRST_CONTEXT = 512  # contexts below it share a bucket
+NUM_CONTEXT_BUCKETS = 10  # up to 256k
+NUM_BATCH_BUCKETS = 11  # up to 1024
+LOCAL_RATE = 0.1  # of a cell's error that one step corrects
+SCALE_RATE = 0.01  # of the whole table's, once it is known
+MOST_ERROR = 2.0  # a step that took longer than this was disturbed
+
+# A guess until something is measured: verification nearly free, a draft a tenth of a pass.
+GUESS_PASS_S = 1e-3
+GUESS_TOKEN = 0.03
+GUESS_DRAFT = 0.1
+
+
+def context_bucket(context: int) -> int:
+    return min((context // FIRST_CONTEXT).bit_length(), NUM_CONTEXT_BUCKETS - 1)
+
+
+def bucket_context(bucket: int) -> float:
+    """The middle of a bucket."""
+    return FIRST_CONTEXT / 2 if bucket == 0 else 0.75 * FIRST_CONTEXT * 2**bucket
+
+
+def batch_bucket(batch: int) -> int:
+    return min((batch - 1).bit_length(), NUM_BATCH_BUCKETS - 1)
+
+
+class CostTable:
+    """Seconds per (bucket, count): `scale * row(bucket, most)[count]`."""
+
+    __slots__ = ("_num_seen", "_rows", "scale")
+
+    def __init__(self, rows: Sequence[Sequence[float]], *, measured: bool) -> None:
+        """Every row has at least two cells, from count 0 on. A guess's scale is learnt at once."""
+        self._rows = [list(row) for row in rows]
+        self._num_seen = 10 if measured else 0
+        self.scale = 1.0
+
+    @property
+    def rows(self) -> list[list[float]]:
+        """The table as it stands now, scale included."""
+        return [[self.scale * cell for cell in row] for row in self._rows]
+
+    def row(self, bucket: int, most: int) -> list[float]:
+        """Unscaled cells 0..most at least; beyond what is known the last slope goes on.
+
+        Valid until the next `row` or `refresh`; not to be changed.
+        """
+        row = self._rows[bucket]
+        if len(row) <= most:
+            known = len(row)
+            slope = max(0.0, (row[-1] - row[known // 2]) / (known - 1 - known // 2))
+            row += [row[-1] + slope * i for i in range(1, most + 2 - known)]
+        return row
+
+    def seconds(self, bucket: int, count: int) -> float:
+        return self.scale * self.row(bucket, count)[count]
+
+    def refresh(self, bucket: int, count: int, seconds: float) -> None:
+        """Moves scale and cell towards what a step of this kind took."""
+        row = self.row(bucket, count)
+        said = self.scale * row[count]
+        if said <= 0.0 or seconds <= 0.0:
+            return
+        error = seconds / said
+        self._num_seen += 1
+        if self._num_seen > 1:
+            error = min(max(error, 1.0 / MOST_ERROR), MOST_ERROR)
+        self.scale *= 1.0 + (error - 1.0) * max(SCALE_RATE, 1.0 / self._num_seen)
+        step = 1.0 + (error - 1.0) * LOCAL_RATE
+        row[count] *= step
+        # Wide passes of nearly the same width cost nearly the same: neighbours learn along.
+        for distance in range(1, count // 8 + 1):
+            share = 1.0 + (step - 1.0) * (1.0 - distance / (count // 8 + 1))
+            row[count - distance] *= share
+            if count + distance < len(row):
+                row[count + distance] *= share
+
+
+@dataclass(slots=True)
+class Costs:
+    """Everything the controller knows about time.
+
+    `overhead_s` is what a step takes outside drafting and the target's pass, whatever K;
+    `plan_s` the part of it that is clocked with drafting.
+    """
+
+    verify: CostTable
+    drafts: dict[str, CostTable] = field(default_factory=dict)  # by proposer
+    overhead_s: float = 0.0
+    plan_s: float = 0.0
+
+    @classmethod
+    def guess(cls) -> Costs:
+        row = [GUESS_PASS_S * (1 + GUESS_TOKEN * n) for n in range(65)]
+        return cls(CostTable([row] * NUM_CONTEXT_BUCKETS, measured=False))
+
+    def draft(self, proposer: str) -> CostTable:
+        """The table of a proposer; a guess in terms of the target's pass where it is new."""
+        table = self.drafts.get(proposer)
+        if table is None:
+            step = GUESS_DRAFT * self.verify.seconds(0, 1)
+            rows = [[step * k for k in range(17)]] * NUM_BATCH_BUCKETS
+            table = self.drafts[proposer] = CostTable(rows, measured=False)
+        return table
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "verify": self.verify.rows,
+            "drafts": {name: table.rows for name, table in self.drafts.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, object]) -> Costs:
+        """Raises ValueError for anything that `to_dict` would not have written."""
+        drafts = record.get("drafts")
+        if not isinstance(drafts, dict):
+            raise ValueError("no draft tables")
+        return cls(
+            _read_table(record.get("verify"), NUM_CONTEXT_BUCKETS),
+            {str(name): _read_table(rows, NUM_BATCH_BUCKETS) for name, rows in drafts.items()},
+        )
+
+
+def _read_table(rows: object, num_buckets: int) -> CostTable:
+    if not isinstance(rows, list) or len(rows) != num_buckets:
+        raise ValueError("not a cost table")
+    for row in rows:
+        if not isinstance(row, list) or not 2 <= len(row) <= 1 << 16:
+            raise ValueError("not a row of costs")
+        if not all(isinstance(cell, float | int) and 0 <= cell < 1e6 for cell in row):
+            raise ValueError("not a cost")
+    return CostTable(rows, measured=True)
+
+
+def verify_table(points: Mapping[int, Mapping[int, float]]) -> CostTable:
+    """A table from measured seconds, `points[context][tokens]`: linear in both between them."""
+    contexts = sorted(points)
+    rows = {context: interpolate(points[context]) for context in contexts}
+    width = max(map(len, rows.values()))
+    for row in rows.values():  # a context measured at few widths grows like the first one
+        row += [row[-1] + rows[contexts[0]][n] - rows[contexts[0]][len(row) - 1]
+                for n in range(len(row), width)]  # fmt: skip
+    return CostTable(
+        [
+            [between({c: rows[c][n] for c in contexts}, bucket_context(b)) for n in range(width)]
+            for b in range(NUM_CONTEXT_BUCKETS)
+        ],
+        measured=True,
+    )
+
+
+def draft_table(points: Mapping[int, Mapping[int, float]], most: int) -> CostTable:
+    """A table from measured seconds, `points[batch][K]`; no drafts cost nothing."""
+    rows = {}
+    for batch, seconds in points.items():
+        row = [0.0] + [between(seconds, k) for k in range(1, most + 1)]
+        rows[batch] = [max(row[: k + 1]) for k in range(most + 1)]
+    sizes = [2**bucket for bucket in range(NUM_BATCH_BUCKETS)]
+    return CostTable(
+        [
+            [between({b: row[k] for b, row in rows.items()}, size) for k in range(most + 1)]
+            for size in sizes
+        ],
+        measured=True,
+    )
+
+
+def interpolate(points: Mapping[int, float]) -> list[float]:
+    """Cells 0..max from measured counts, never falling: a wider pass does not cost less."""
+    row = [between(points, n) for n in range(max(points) + 1)]
+    return [max(row[: n + 1]) for n in range(len(row))]
+
+
+def between(points: Mapping[int, float], x: float) -> float:
+    """Piecewise linear; the end pieces go on, but never fall to the outside of the right one."""
+    known = sorted(points)
+    if len(known) == 1 or x <= known[0]:
+        return points[known[0]]
+    left, right = next((pair for pair in pairwise(known) if x <= pair[1]), (known[-2], known[-1]))
+    slope = (points[right] - points[left]) / (right - left)
+    if x > right:
+        return points[right] + max(0.0, slope) * (x - right)
+    return points[left] + slope * (x - left)
