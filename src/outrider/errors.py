@@ -8,6 +8,7 @@
     │   └── VocabularyMismatch target and drafter do not share a vocabulary
     ├── RequestError           a request that cannot be served: empty, too long, bad parameter
     └── EngineError            the engine itself failed; the request was not at fault
+        └── Overloaded         no room for this request now: it may be sent again later
 
 User errors carry a one-line message and become exit code 2 on the command line.
 """
@@ -58,3 +59,7 @@ class RequestError(OutriderError, ValueError):
 
 class EngineError(OutriderError, RuntimeError):
     """The engine failed; nothing was wrong with the request."""
+
+
+class Overloaded(EngineError):
+    """The engine is well but has no room for this request now: queue, time or memory."""

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from outrider.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token's log-probability under the model, and its strongest alternatives."""
+
+    token: int
+    logprob: float
+    top: dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +30,9 @@ class StepEvent:
     draft_parents: list[int] | None  # None: a chain
     path: list[int]  # accepted nodes of the draft
     source: str  # which proposer drafted; "" for none
+    pieces: list[str] = field(default_factory=list)  # `text`, by the token that confirmed it
+    logprobs: list[TokenLogprob] | None = None  # of `tokens`, where the request asked for them
+    prompt_logprobs: list[TokenLogprob] | None = None  # with the first event: all but token 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +50,4 @@ class StepTiming:
 class StepReport:
     events: list[StepEvent]  # one per sequence that confirmed something
     timing: StepTiming
+    failures: dict[str, EngineError] = field(default_factory=dict)  # request id: why it ended

@@ -23,14 +23,19 @@ class Slice:
     context: int
     table: IntArray
     proposal: Proposal | None
+    scored: range = range(0)  # tokens whose logits are wanted besides those of root and nodes
 
 
 def pack(slices: Seq[Slice], taps: tuple[int, ...] = ()) -> StepBatch:
-    """One StepBatch; rows of logits are, per slice with a proposal, its root and then its nodes."""
+    """One StepBatch. Its rows of logits are, per slice with a proposal, the root and the nodes;
+
+    after all of these, slice by slice, what is `scored`.
+    """
     tokens: list[int] = []
     positions: list[int] = []
     starts = [0]
     rows: list[int] = []
+    scored: list[int] = []
     has_tree = any(s.proposal is not None and s.proposal.parents is not None for s in slices)
     parents: list[int] = []
     for s in slices:
@@ -38,6 +43,7 @@ def pack(slices: Seq[Slice], taps: tuple[int, ...] = ()) -> StepBatch:
         first = len(tokens)
         tokens += s.tokens
         positions += range(s.context, s.context + num_pending)
+        scored += [first + i for i in s.scored]
         if has_tree:
             parents += range(-1, num_pending - 1)
         if s.proposal is not None:
@@ -67,7 +73,7 @@ def pack(slices: Seq[Slice], taps: tuple[int, ...] = ()) -> StepBatch:
         starts_S1=np.array(starts, np.int32),
         context_S=np.array([s.context for s in slices], np.int32),
         tables_SW=tables,
-        logit_rows_R=np.array(rows, np.int32),
+        logit_rows_R=np.array(rows + scored, np.int32),
         parents_T=np.array(parents, np.int32) if has_tree else None,
         taps=taps,
     )

@@ -55,6 +55,7 @@ class SamplingParams:
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # that many alternatives beside each chosen token
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens; bypasses prefix caching
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -71,8 +72,9 @@ class SamplingParams:
         _check("n", self.n, 1, 1 << 16)
         _check("max_tokens", self.max_tokens, 1, 1 << 30)
         _check("min_tokens", self.min_tokens, 0, self.max_tokens)
-        if self.logprobs is not None:
-            _check("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check(name, getattr(self, name), 0, MAX_LOGPROBS)
         if self.seed is not None:
             _check("seed", self.seed, -(1 << 63), (1 << 64) - 1)
         if any(not stop for stop in self.stop):

@@ -13,6 +13,8 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from outrider.engine.engine import Engine, Result
@@ -21,15 +23,30 @@ from outrider.events import StepEvent, StepReport
 
 logger = logging.getLogger(__name__)
 
-_Deliver = Callable[[StepEvent | Result | BaseException], None]
+Item = StepEvent | Result | Exception
+Deliver = Callable[[Item], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    loop: asyncio.AbstractEventLoop
+    deliver: Deliver
+    request_id: str | None = None  # the engine thread sets it
+    left: bool = False  # the client's loop sets it: nothing is delivered any more
 
 
 class AsyncEngine:
-    def __init__(self, engine: Engine) -> None:
+    """`on_failure` is called in the engine's thread when the engine itself has died."""
+
+    def __init__(
+        self, engine: Engine, *, on_failure: Callable[[BaseException], None] | None = None
+    ) -> None:
         self._engine = engine
+        self._on_failure = on_failure
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._clients: dict[str, _Deliver] = {}  # touched by the engine thread only
+        self._clients: dict[str, _Client] = {}  # touched by the engine thread only
         self._failure: BaseException | None = None
+        self._alive_at: float | None = None  # last sign of life; None while there is no work
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
         self._thread.start()
 
@@ -53,51 +70,68 @@ class AsyncEngine:
     async def _follow(
         self, prompt: str | list[int], **request: Any
     ) -> AsyncGenerator[StepEvent | Result, None]:
-        loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[StepEvent | Result | BaseException] = asyncio.Queue()
-
-        def deliver(item: StepEvent | Result | BaseException) -> None:
-            with contextlib.suppress(RuntimeError):  # the client's loop is closed: nobody listens
-                loop.call_soon_threadsafe(inbox.put_nowait, item)
-
-        request_id: str | None = None
-
-        def start() -> None:
-            nonlocal request_id
-            try:
-                request_id = self._engine.add(prompt, **request)
-            except Exception as error:
-                deliver(error)
-            else:
-                self._clients[request_id] = deliver
-
-        def stop() -> None:
-            if request_id is not None and self._clients.pop(request_id, None) is not None:
-                self._engine.cancel(request_id)
-                self._engine.collect(request_id)
-
-        self._post(start)
+        inbox: asyncio.Queue[Item] = asyncio.Queue()
+        leave = self.submit(prompt, inbox.put_nowait, **request)
         try:
             while True:
                 item = await inbox.get()
-                if isinstance(item, BaseException):
+                if isinstance(item, Exception):
                     raise item
                 yield item
                 if isinstance(item, Result):
                     return
         finally:
-            if self._thread.is_alive():
+            leave()
+
+    def submit(
+        self, prompt: str | list[int], deliver: Deliver, **request: Any
+    ) -> Callable[[], None]:
+        """Starts a request; arguments are Engine.add's. Call it on a running loop.
+
+        `deliver` is called on that loop with every event and last with a Result or an exception.
+        Returns what to call to leave: it cancels a request that still runs, and may be called at
+        any time. Raises EngineError when the engine is no more.
+        """
+        client = _Client(asyncio.get_running_loop(), deliver)
+
+        def start() -> None:
+            try:
+                client.request_id = self._engine.add(prompt, **request)
+            except Exception as error:
+                self._send([(client, error)])
+            else:
+                self._clients[client.request_id] = client
+
+        def stop() -> None:
+            if client.request_id is not None and client.request_id in self._clients:
+                del self._clients[client.request_id]
+                self._engine.cancel(client.request_id)
+                self._engine.collect(client.request_id)
+
+        def leave() -> None:
+            if not client.left:
+                client.left = True
                 self._commands.put(stop)
 
-    async def close(self) -> None:
-        """Ends the engine thread; requests still running get an EngineError."""
-        self._commands.put(None)
-        await asyncio.to_thread(self._thread.join)
-
-    def _post(self, command: Callable[[], None]) -> None:
         if self._failure is not None or not self._thread.is_alive():
             raise EngineError("the engine has stopped") from self._failure
-        self._commands.put(command)
+        self._commands.put(start)
+        return leave
+
+    @property
+    def stalled_s(self) -> float:
+        """How long the engine, having work, has shown no sign of life; 0 while it is idle."""
+        alive_at = self._alive_at
+        return 0.0 if alive_at is None else monotonic() - alive_at
+
+    async def close(self, timeout_s: float | None = None) -> bool:
+        """Ends the engine thread; requests still running get an EngineError.
+
+        False if the thread has not ended within `timeout_s`: it hangs in a step.
+        """
+        self._commands.put(None)
+        await asyncio.to_thread(self._thread.join, timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
@@ -109,33 +143,58 @@ class AsyncEngine:
             logger.exception("the engine stopped")
             self._failure = error
         finally:
+            self._alive_at = None
             self._fail_everybody(self._failure or EngineError("the engine was closed"))
+            if self._failure is not None and self._on_failure is not None:
+                self._on_failure(self._failure)
 
     def _obey(self) -> bool:
         """Runs all posted commands, waiting for one if there is nothing else to do."""
-        block = not self._engine.has_work
         while True:
+            block = not self._engine.has_work
+            self._alive_at = None if block else monotonic()
             try:
                 command = self._commands.get(block=block)
             except queue.Empty:
                 return True
+            self._alive_at = monotonic()
             if command is None:
                 return False
             command()
-            block = not self._engine.has_work
 
     def _dispatch(self, report: StepReport) -> None:
+        items: list[tuple[_Client, Item]] = []
         for event in report.events:
-            deliver = self._clients.get(event.request_id)
-            if deliver is None:
+            client = self._clients.get(event.request_id)
+            if client is None:
                 continue
-            deliver(event)
+            items.append((client, event))
             if event.finish_reason is not None and self._engine.is_finished(event.request_id):
                 del self._clients[event.request_id]
-                deliver(self._engine.collect(event.request_id))
+                items.append((client, self._engine.collect(event.request_id)))
+        for request_id, error in report.failures.items():
+            client = self._clients.pop(request_id, None)
+            if client is not None:
+                self._engine.collect(request_id)
+                items.append((client, error))
+        self._send(items)
+
+    def _send(self, items: list[tuple[_Client, Item]]) -> None:
+        """Hands everything to the clients' loops, waking each loop once."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Client, Item]]] = {}
+        for client, item in items:
+            by_loop.setdefault(client.loop, []).append((client, item))
+        for loop, mine in by_loop.items():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+                loop.call_soon_threadsafe(_deliver, mine)
 
     def _fail_everybody(self, error: BaseException) -> None:
         wrapped = error if isinstance(error, OutriderError) else EngineError(f"engine: {error}")
-        for deliver in self._clients.values():
-            deliver(wrapped)
+        self._send([(client, wrapped) for client in self._clients.values()])
         self._clients.clear()
+
+
+def _deliver(items: list[tuple[_Client, Item]]) -> None:
+    for client, item in items:
+        if not client.left:
+            client.deliver(item)

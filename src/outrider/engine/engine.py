@@ -6,11 +6,12 @@ import itertools
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from time import monotonic
 
-from outrider.engine.request import Request, Sequence, Speculation, TokenLogprob
+from outrider.engine.request import Request, Sequence, Speculation
 from outrider.engine.step import Parts, release_drafts, run_step
-from outrider.errors import RequestError, UnknownName
-from outrider.events import StepReport
+from outrider.errors import EngineError, Overloaded, RequestError, UnknownName
+from outrider.events import StepReport, StepTiming, TokenLogprob
 from outrider.model.tokenizer import Tokenizer
 from outrider.sampling import LogitEdits, SamplingParams
 from outrider.statistics import SpeculationStats
@@ -25,8 +26,18 @@ class Completion:
 
     text: str
     tokens: list[int]
-    finish_reason: str  # "stop", "length" or "cancelled"
+    finish_reason: str  # "stop", "length", "cancelled" or "error"
     logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """When a request reached which stage, on the monotonic clock. None: it never did."""
+
+    arrived_s: float
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -38,6 +49,9 @@ class Result:
     completions: list[Completion]
     seed: int
     stats: SpeculationStats = field(default_factory=SpeculationStats)
+    times: RequestTimes = field(default_factory=lambda: RequestTimes(monotonic()))
+    prompt_logprobs: list[TokenLogprob] | None = None  # of every prompt token but the first
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
 
     @property
     def text(self) -> str:
@@ -59,6 +73,7 @@ class Engine:
         self._request_ids = itertools.count()
         self._live: dict[str, list[Sequence]] = {}
         self._stats: dict[str, SpeculationStats] = {}
+        self._times: dict[str, RequestTimes] = {}
 
     def add(
         self,
@@ -69,8 +84,13 @@ class Engine:
         prediction: str | list[int] = "",
         salt: str = "",
         request_id: str | None = None,
+        queue_timeout_s: float | None = None,
     ) -> str:
-        """Queues a request and returns its id; raises RequestError or ConfigError, queueing nothing."""
+        """Queues a request, returns its id; raises RequestError or ConfigError, queueing nothing.
+
+        A request that does not get to run within `queue_timeout_s` fails with Overloaded.
+        """
+        now = monotonic()
         params = params or SamplingParams()
         speculation = speculation or self.default
         tokens = self._encode_prompt(prompt)
@@ -84,12 +104,14 @@ class Engine:
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             prediction=prediction,
             salt=salt,
+            queue_deadline=None if queue_timeout_s is None else now + queue_timeout_s,
         )
         if request.id in self._live:
             raise RequestError(f"request id {request.id!r} is already in use", "request_id")
         sequences = [self.make_sequence(request, i) for i in range(params.n)]
         self._live[request.id] = sequences
         self._stats[request.id] = SpeculationStats()
+        self._times[request.id] = RequestTimes(now)
         for sequence in sequences:
             self.parts.scheduler.add(sequence)
         return request.id
@@ -142,20 +164,54 @@ class Engine:
         return bool(self.parts.scheduler.running or self.parts.scheduler.waiting)
 
     def step(self) -> StepReport | None:
-        """One pass of the target. None when there is nothing to do."""
+        """One pass of the target. None when there is nothing to do.
+
+        Requests in the report's `failures` have ended; everybody else's tokens are unaffected.
+        """
+        expired = self._expired()
         report = run_step(self.parts)
-        if report is not None:
-            for event in report.events:
-                self._stats[event.request_id].add(event, report.timing)
-            for observer in self.observers:
-                observer(report)
+        if report is None and expired:
+            report = StepReport([], StepTiming(0.0, 0.0, 0.0, 0, 0))
+        if report is None:
+            return None
+        report.failures.update(expired)
+        now = monotonic()
+        for event in report.events:
+            self._stats[event.request_id].add(event, report.timing)
+            times = self._times[event.request_id]
+            times.last_token_s = now
+            if times.first_token_s is None:
+                times.first_token_s = now
+        for request_id in report.failures:
+            self._end(request_id, "error")
+        for observer in self.observers:
+            observer(report)
         return report
+
+    def _expired(self) -> dict[str, EngineError]:
+        """Takes requests that waited too long out of the queue: they are never computed."""
+        if not self.parts.scheduler.waiting:
+            return {}
+        now = monotonic()
+        late = {
+            s.request.id
+            for s in self.parts.scheduler.waiting
+            if s.admitted_s is None and s.request.queue_deadline and now > s.request.queue_deadline
+        }
+        for request_id in late:
+            self._end(request_id, "error")
+        return {name: Overloaded("the request waited too long in the queue") for name in late}
 
     def cancel(self, request_id: str) -> None:
         """Ends a request now and frees what it holds. Unknown or finished ids are fine."""
+        self._end(request_id, "cancelled")
+
+    def _end(self, request_id: str, reason: str) -> None:
         for sequence in self._live.get(request_id, ()):
             if sequence.finish_reason is None:
-                sequence.finish_reason = "cancelled"
+                sequence.finish_reason = reason
+                # What a failed request computed is no prefix for anybody.
+                self.parts.kv.free(sequence.id, keep=reason != "error")
                 self.parts.scheduler.remove(sequence)
                 release_drafts(self.parts, sequence)
 
@@ -165,10 +221,12 @@ class Engine:
     def collect(self, request_id: str) -> Result:
         """The result of a finished request, which the engine then forgets."""
         sequences = self._live.pop(request_id)
-        first = sequences[0].request
+        request, first = sequences[0].request, sequences[0]
+        times = self._times.pop(request_id)
+        times.admitted_s = first.admitted_s
         return Result(
             request_id,
-            first.prompt,
+            request.prompt,
             [
                 Completion(
                     "".join(s.output_text),
@@ -178,16 +236,24 @@ class Engine:
                 )
                 for s in sequences
             ],
-            first.seed,
+            request.seed,
             self._stats.pop(request_id),
+            times,
+            first.prompt_logprobs if first.scores_prompt else None,
+            first.num_cached_tokens,
         )
 
     def run(self, request_ids: list[str]) -> Iterator[StepReport]:
-        """Steps until all of these are finished; cancels what is left if the caller walks away."""
+        """Steps until all of these are finished; cancels what is left if the caller walks away.
+
+        Raises the EngineError that one of them failed with.
+        """
         try:
             while not all(self.is_finished(i) for i in request_ids):
                 report = self.step()
                 if report is not None:
+                    for request_id in report.failures.keys() & set(request_ids):
+                        raise report.failures[request_id]
                     yield report
         finally:
             for request_id in request_ids:

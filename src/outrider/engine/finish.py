@@ -9,25 +9,24 @@ from __future__ import annotations
 from outrider.engine.request import Sequence
 
 
-def absorb(sequence: Sequence, tokens: list[int], max_positions: int) -> tuple[int, str]:
+def absorb(sequence: Sequence, tokens: list[int], max_positions: int) -> list[str]:
     """Appends `tokens` up to the first that finishes the sequence; sets `finish_reason` then.
 
-    Returns how many were kept and the text they newly confirm. Text is held back while a later
-    token could still change it or complete a stop string. A finishing id is kept as a token but
-    has no text; a stop string's own characters are never shown.
+    Returns the text that each kept token newly confirms: a function of the tokens so far, however
+    they were cut into steps. Text is held back while a later token could still change it or
+    complete a stop string. A finishing id is kept as a token but has no text; a stop string's own
+    characters are never shown.
     """
     pieces: list[str] = []
-    num_kept = 0
     for token in tokens:
         sequence.tokens.append(token)
-        num_kept += 1
-        reason = _absorb_one(sequence, token, max_positions, pieces)
-        if reason is not None:
-            sequence.finish_reason = reason
+        shown: list[str] = []
+        sequence.finish_reason = _absorb_one(sequence, token, max_positions, shown)
+        pieces.append("".join(shown))
+        if sequence.finish_reason is not None:
             break
-    text = "".join(pieces)
-    sequence.output_text.append(text)
-    return num_kept, text
+    sequence.output_text += pieces
+    return pieces
 
 
 def _absorb_one(

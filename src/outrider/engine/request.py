@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from outrider.contracts import Draw
 from outrider.control import DEFAULT_NUM_DRAFT_TOKENS, MAX_AUTO_DRAFT_TOKENS, NumDraftTokens
 from outrider.engine.stops import StopScanner
+from outrider.events import TokenLogprob
 from outrider.model.tokenizer import TextStream
 from outrider.sampling import LogitEdits, SamplingParams
 
@@ -32,15 +33,7 @@ class Request:
     seed: int  # resolved
     prediction: list[int] = field(default_factory=list)
     salt: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """One emitted token's log-probability under the model, and its strongest alternatives."""
-
-    token: int
-    logprob: float
-    top: dict[int, float]
+    queue_deadline: float | None = None  # of the monotonic clock: fails if not admitted by then
 
 
 class Sequence:
@@ -80,6 +73,9 @@ class Sequence:
         self.finish_reason: str | None = None
         self.output_text: list[str] = []
         self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []  # of tokens 1, 2, ... as far as computed
+        self.admitted_s: float | None = None  # first time it ran, on the monotonic clock
+        self.num_cached_tokens = 0  # of the prompt, found in the prefix cache then
 
     @property
     def output(self) -> list[int]:
@@ -88,6 +84,11 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's own log-probabilities are wanted: once, whatever n is."""
+        return self.params.prompt_logprobs is not None and self.sample_index == 0
 
     @property
     def num_pending(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from time import monotonic
 
 from outrider.engine.request import Sequence
 from outrider.errors import EngineError
@@ -78,7 +79,8 @@ class Scheduler:
         sequence = self.waiting[0]
         if len(self.running) >= self._config.max_sequences or self._awaits_sibling(sequence):
             return None
-        sequence.num_computed = self._kv.match(sequence.id, sequence.tokens, sequence.salt)
+        if not sequence.scores_prompt:  # which needs the logits of every token: none may be skipped
+            sequence.num_computed = self._kv.match(sequence.id, sequence.tokens, sequence.salt)
         num_tokens = min(sequence.num_pending, free_tokens)
         # Reserve the whole prompt before starting: a half-admitted prompt would only be preempted.
         if not self._kv.reserve(sequence.id, len(sequence.tokens)):
@@ -88,6 +90,9 @@ class Scheduler:
                 raise self._too_small(sequence)
             return None
         self.running.append(self.waiting.popleft())
+        if sequence.admitted_s is None:
+            sequence.admitted_s = monotonic()
+            sequence.num_cached_tokens = sequence.num_computed
         return Scheduled(sequence, num_tokens, num_tokens == sequence.num_pending)
 
     def _awaits_sibling(self, sequence: Sequence) -> bool:

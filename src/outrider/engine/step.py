@@ -30,12 +30,20 @@ from outrider.contracts import (
     Verifier,
 )
 from outrider.engine.finish import absorb
-from outrider.engine.request import Sequence, TokenLogprob
+from outrider.engine.forward import (
+    forward,
+    heaviest,
+    out_of_memory,
+    prompt_rows,
+    replace_nan_rows,
+)
+from outrider.engine.logprobs import score_prompts, token_logprob
+from outrider.engine.request import Sequence
 from outrider.engine.scheduler import Scheduled, Scheduler
+from outrider.errors import EngineError, Overloaded
 from outrider.events import StepEvent, StepReport, StepTiming
 from outrider.kv.cache import KVCache
-from outrider.layout import Slice, pack
-from outrider.sampling import RowLaws
+from outrider.sampling import RowLaws, true_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +64,10 @@ class Parts:
 
 
 def run_step(parts: Parts) -> StepReport | None:
-    """Advances every planned sequence; reports what each confirmed. None: nothing to do."""
+    """Advances every planned sequence; reports what each confirmed. None: nothing to do.
+
+    Requests named in the report's `failures` made no progress: the caller ends them.
+    """
     started = perf_counter()
     lines, preempted = parts.scheduler.plan()
     for sequence in preempted:
@@ -70,10 +81,19 @@ def run_step(parts: Parts) -> StepReport | None:
     proposals = _draft(parts, ready, num_pending)
     drafted = perf_counter()
 
-    batch = _layout(parts, lines, proposals)
-    output = parts.target.forward(batch)
+    try:
+        batch, output = forward(parts.target, parts.kv, lines, proposals, parts.taps)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        return _turned_away(parts, lines, started)
+    num_rows = len(proposals) + sum(map(len, proposals))
+    failures = _failures(lines, proposals, replace_nan_rows(output.logits_RV))
+    if num_rows < len(output.logits_RV):
+        scored_RV = true_vocabulary(output.logits_RV[num_rows:], parts.target.spec.num_tokens)
+        score_prompts(lines, scored_RV)
     laws = RowLaws(
-        output.logits_RV,
+        output.logits_RV[:num_rows],
         sequences,
         proposals,
         [s.edits for s in sequences],
@@ -91,6 +111,7 @@ def run_step(parts: Parts) -> StepReport | None:
         for sequence, proposal, verdict, row in zip(
             sequences, proposals, verdicts, laws.starts, strict=True
         )
+        if sequence.request.id not in failures
     ]
     _observe(parts, lines, batch, proposals, verdicts, output.taps)
     timing = StepTiming(
@@ -105,7 +126,35 @@ def run_step(parts: Parts) -> StepReport | None:
         if sequence.finish_reason is not None:
             parts.scheduler.remove(sequence)
             release_drafts(parts, sequence)
-    return StepReport(events, timing)
+    return StepReport(events, timing, failures)
+
+
+def _failures(
+    lines: list[Scheduled], proposals: list[Proposal], broken: list[int]
+) -> dict[str, EngineError]:
+    """Which requests the broken rows of logits belong to."""
+    if not broken:
+        return {}
+    owners: list[Sequence] = []
+    ready = (line.sequence for line in lines if line.is_last_chunk)
+    for sequence, proposal in zip(ready, proposals, strict=True):
+        owners += [sequence] * (1 + len(proposal))
+    for line in lines:
+        owners += [line.sequence] * len(prompt_rows(line))
+    failed = {owners[row].request.id for row in broken}
+    logger.error("the target returned NaN for %d of %d sequences", len(failed), len(lines))
+    return {request: EngineError("the model returned logits that are NaN") for request in failed}
+
+
+def _turned_away(parts: Parts, lines: list[Scheduled], started: float) -> StepReport:
+    """The report of a step that memory was too short for: one request has to go, nothing moved."""
+    for line in lines:
+        release_drafts(parts, line.sequence)  # they drafted for a step that did not happen
+    victim = heaviest(lines).request.id
+    logger.error("out of memory without drafts; request %s is turned away", victim)
+    timing = StepTiming(0.0, 0.0, perf_counter() - started, 0, 0)
+    error = Overloaded("out of memory: try again later, or with a shorter prompt")
+    return StepReport([], timing, {victim: error})
 
 
 def _by_proposer(sequences: list[Sequence]) -> dict[str, list[int]]:
@@ -165,19 +214,6 @@ def _check_proposal(proposal: Proposal, budget: int, num_tokens: int, allowed: D
         raise ValueError("a sampled draft needs its law q, one row per node")
 
 
-def _layout(parts: Parts, lines: list[Scheduled], proposals: list[Proposal]) -> StepBatch:
-    drafts = iter(proposals)
-    slices = []
-    for line in lines:
-        s = line.sequence
-        stop = s.num_computed + line.num_tokens
-        proposal = next(drafts) if line.is_last_chunk else None
-        slices.append(
-            Slice(s.tokens[s.num_computed : stop], s.num_computed, parts.kv.table(s.id), proposal)
-        )
-    return pack(slices, parts.taps)
-
-
 def _verify(
     parts: Parts, sequences: list[Sequence], proposals: list[Proposal], laws: RowLaws
 ) -> list[Verdict]:
@@ -207,39 +243,39 @@ def _commit(
     path = verdict.path
     emitted = [proposal.tokens[node] for node in path]
     emitted.append(verdict.next_token)
-    num_kept, text = absorb(sequence, emitted, parts.scheduler.max_positions)
-    del emitted[num_kept:], path[num_kept:]
+    pieces = absorb(sequence, emitted, parts.scheduler.max_positions)
+    del emitted[len(pieces) :], path[len(pieces) :]
     if proposal.parents is not None:
         source, target = parts.kv.compact(sequence.id, first_slot, path)
         if len(source):
             parts.target.copy_slots(source, target)
     sequence.num_computed = first_slot + len(path)
     parts.kv.commit(sequence.id, sequence.tokens, sequence.num_computed)
+    logprobs = None
     if sequence.params.logprobs is not None:
         rows = [root_row, *(root_row + 1 + node for node in path)]
-        sequence.logprobs += [
-            _logprob(laws.logprobs(row), token, sequence.params.logprobs)
+        logprobs = [
+            token_logprob(laws.logprobs(row), token, sequence.params.logprobs)
             for row, token in zip(rows, emitted, strict=False)
         ]
+        sequence.logprobs += logprobs
     sequence.num_steps += 1
+    first = sequence.num_steps == 1
     return StepEvent(
         request_id=sequence.request.id,
         sample_index=sequence.sample_index,
         step=sequence.num_steps,
         tokens=emitted,
-        text=text,
+        text="".join(pieces),
         finish_reason=sequence.finish_reason,
         draft_tokens=proposal.tokens,
         draft_parents=proposal.parents,
         source=proposal.source,
         path=path,
+        pieces=pieces,
+        logprobs=logprobs,
+        prompt_logprobs=sequence.prompt_logprobs if first and sequence.scores_prompt else None,
     )
-
-
-def _logprob(logprobs_V: torch.Tensor, token: int, num_top: int) -> TokenLogprob:
-    values, ids = logprobs_V.topk(num_top)
-    top = dict(zip(ids.tolist(), values.tolist(), strict=True))
-    return TokenLogprob(token, float(logprobs_V[token]), top)
 
 
 def _observe(

@@ -154,16 +154,19 @@ class KVCache:
         """
         return self._sequences[sequence_id].view
 
-    def free(self, sequence_id: int) -> None:
+    def free(self, sequence_id: int, *, keep: bool = True) -> None:
         """Closes a sequence. Its shareable blocks stay cached until the room is needed.
 
-        Unknown ids are fine.
+        `keep=False` forgets what nobody else holds: the content is not to be trusted. Unknown ids
+        are fine.
         """
         sequence = self._sequences.pop(sequence_id, None)
         if sequence is None:
             return
         # Last block first: eviction then shortens a cached prefix from its end.
         for block in reversed(sequence.blocks):
+            if not keep and block in self._prefixes and self._pool.refs(block) == 1:
+                self._prefixes.forget(block)
             self._pool.release(block, keep=block in self._prefixes)
 
     def check(self) -> None:
