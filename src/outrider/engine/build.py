@@ -14,9 +14,9 @@ from outrider.contracts import Model, Proposer, ProposerContext
 from outrider.control import DEFAULT_NUM_DRAFT_TOKENS, NumDraftTokens
 from outrider.control.adaptive import AdaptiveController
 from outrider.engine.engine import Engine
+from outrider.engine.parts import Parts
 from outrider.engine.request import Speculation
 from outrider.engine.scheduler import Scheduler, SchedulerConfig
-from outrider.engine.step import Parts
 from outrider.errors import ConfigError
 from outrider.kv.cache import KVCache
 from outrider.model import load_model

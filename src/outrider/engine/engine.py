@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
 
+from outrider.engine.parts import Parts
 from outrider.engine.request import Request, Sequence, Speculation
-from outrider.engine.step import Parts, release_drafts, run_step
+from outrider.engine.step import run_step
 from outrider.errors import EngineError, Overloaded, RequestError, UnknownName
 from outrider.events import StepReport, StepTiming, TokenLogprob
 from outrider.model.tokenizer import Tokenizer
@@ -213,7 +214,7 @@ class Engine:
                 # What a failed request computed is no prefix for anybody.
                 self.parts.kv.free(sequence.id, keep=reason != "error")
                 self.parts.scheduler.remove(sequence)
-                release_drafts(self.parts, sequence)
+                self.parts.release_drafts(sequence)
 
     def is_finished(self, request_id: str) -> bool:
         return all(s.finish_reason is not None for s in self._live[request_id])

@@ -9,39 +9,104 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import dataclass
 
 import torch
 
-from outrider.contracts import Model, Proposal, StepBatch, StepOutput
+from outrider.contracts import Proposal, StepBatch, StepOutput
+from outrider.engine.logprobs import prompt_rows, score_prompts
+from outrider.engine.parts import Parts
 from outrider.engine.request import Sequence
 from outrider.engine.scheduler import Scheduled
+from outrider.errors import EngineError, Overloaded
 from outrider.kv.cache import KVCache
 from outrider.layout import Slice, pack
+from outrider.sampling import RowLaws, true_vocabulary
 
 logger = logging.getLogger(__name__)
 
 
-def forward(
-    target: Model,
-    kv: KVCache,
-    lines: list[Scheduled],
-    proposals: list[Proposal],
-    taps: tuple[int, ...],
-) -> tuple[StepBatch, StepOutput]:
+@dataclass(slots=True)
+class Pass:
+    """What one pass of the target said."""
+
+    batch: StepBatch
+    laws: RowLaws
+    taps: dict[int, torch.Tensor]
+    failures: dict[str, EngineError]  # request id -> why its logits cannot be used
+
+
+class TurnedAway(Exception):
+    """Memory was too short even without drafts: nothing moved, and one request has to go."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(request_id)
+        error = Overloaded("out of memory: try again later, or with a shorter prompt")
+        self.failures: dict[str, EngineError] = {request_id: error}
+
+
+def forward(parts: Parts, lines: list[Scheduled], proposals: list[Proposal]) -> Pass:
     """One pass; once more without drafts where memory ran out, and then `proposals` is emptied.
 
-    Raises what the model raises. `out_of_memory` tells whether that was memory.
+    Raises TurnedAway, or what the model raises.
     """
-    batch = _layout(kv, lines, proposals, taps)
-    try:
-        return batch, target.forward(batch)
-    except Exception as error:
-        if not out_of_memory(error) or not any(map(len, proposals)):
-            raise
-    logger.warning("out of memory in a pass with drafts; this step is repeated without them")
-    proposals[:] = [Proposal() for _ in proposals]
-    batch = _layout(kv, lines, proposals, taps)
-    return batch, target.forward(batch)
+    batch, output = _run(parts, lines, proposals)
+    failures = _failures(lines, proposals, replace_nan_rows(output.logits_RV))
+    num_rows = len(proposals) + sum(map(len, proposals))
+    num_tokens = parts.target.spec.num_tokens
+    if num_rows < len(output.logits_RV):
+        score_prompts(lines, true_vocabulary(output.logits_RV[num_rows:], num_tokens))
+    ready = [line.sequence for line in lines if line.is_last_chunk]
+    laws = RowLaws(
+        output.logits_RV[:num_rows],
+        ready,
+        proposals,
+        [sequence.edits for sequence in ready],
+        num_tokens=num_tokens,
+    )
+    return Pass(batch, laws, output.taps, failures)
+
+
+def _run(
+    parts: Parts, lines: list[Scheduled], proposals: list[Proposal]
+) -> tuple[StepBatch, StepOutput]:
+    while True:
+        batch = _layout(parts.kv, lines, proposals, parts.taps)
+        try:
+            return batch, parts.target.forward(batch)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            if not any(map(len, proposals)):
+                raise _turn_away(parts, lines) from error
+        logger.warning("out of memory in a pass with drafts; this step is repeated without them")
+        proposals[:] = [Proposal() for _ in proposals]
+
+
+def _turn_away(parts: Parts, lines: list[Scheduled]) -> TurnedAway:
+    for line in lines:
+        parts.release_drafts(line.sequence)  # they drafted for a step that did not happen
+    # The most tokens, then the latest.
+    victim = max(lines, key=lambda line: (line.num_tokens, line.sequence.id)).sequence.request.id
+    logger.error("out of memory without drafts; request %s is turned away", victim)
+    return TurnedAway(victim)
+
+
+def _failures(
+    lines: list[Scheduled], proposals: list[Proposal], broken: list[int]
+) -> dict[str, EngineError]:
+    """Which requests the broken rows of logits belong to."""
+    if not broken:
+        return {}
+    owners: list[Sequence] = []
+    ready = (line.sequence for line in lines if line.is_last_chunk)
+    for sequence, proposal in zip(ready, proposals, strict=True):
+        owners += [sequence] * (1 + len(proposal))
+    for line in lines:
+        owners += [line.sequence] * len(prompt_rows(line))
+    failed = {owners[row].request.id for row in broken}
+    logger.error("the target returned NaN for %d of %d sequences", len(failed), len(lines))
+    return {request: EngineError("the model returned logits that are NaN") for request in failed}
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -50,23 +115,6 @@ def out_of_memory(error: BaseException) -> bool:
         return True
     # torch's CPU allocator has no type of its own.
     return isinstance(error, RuntimeError) and "not enough memory" in str(error)
-
-
-def heaviest(lines: list[Scheduled]) -> Sequence:
-    """Whom to turn away when even plain decoding does not fit: the most tokens, then the latest."""
-    return max(lines, key=lambda line: (line.num_tokens, line.sequence.id)).sequence
-
-
-def prompt_rows(line: Scheduled) -> range:
-    """Positions of this line whose logits score a token of the prompt that has no score yet.
-
-    The logits of position i are about token i + 1.
-    """
-    s = line.sequence
-    if not s.scores_prompt:
-        return range(0)
-    stop = min(s.num_computed + line.num_tokens, s.num_prompt_tokens - 1)
-    return range(max(s.num_computed, len(s.prompt_logprobs)), stop)
 
 
 def replace_nan_rows(logits_RV: torch.Tensor) -> list[int]:

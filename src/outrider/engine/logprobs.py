@@ -9,7 +9,6 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from outrider.engine.forward import prompt_rows
 from outrider.engine.scheduler import Scheduled
 from outrider.events import TokenLogprob
 
@@ -18,6 +17,18 @@ def token_logprob(logprobs_V: torch.Tensor, token: int, num_top: int) -> TokenLo
     values, ids = logprobs_V.topk(min(num_top, len(logprobs_V)))
     top = dict(zip(ids.tolist(), values.tolist(), strict=True))
     return TokenLogprob(token, float(logprobs_V[token]), top)
+
+
+def prompt_rows(line: Scheduled) -> range:
+    """Positions of this line whose logits score a token of the prompt that has no score yet.
+
+    The logits of position i are about token i + 1.
+    """
+    s = line.sequence
+    if not s.scores_prompt:
+        return range(0)
+    stop = min(s.num_computed + line.num_tokens, s.num_prompt_tokens - 1)
+    return range(max(s.num_computed, len(s.prompt_logprobs)), stop)
 
 
 def score_prompts(lines: Seq[Scheduled], logits_RV: torch.Tensor) -> None:

@@ -1,0 +1,75 @@
+"""From the target's laws to committed tokens: the verdicts, and what they do to a sequence."""
+
+from __future__ import annotations
+
+from outrider.contracts import Proposal, Verdict
+from outrider.engine.finish import absorb
+from outrider.engine.logprobs import token_logprob
+from outrider.engine.parts import Parts
+from outrider.engine.request import Sequence
+from outrider.events import StepEvent
+from outrider.sampling import RowLaws
+
+
+def verify(
+    parts: Parts, sequences: list[Sequence], proposals: list[Proposal], laws: RowLaws
+) -> list[Verdict]:
+    names = [s.request.speculation.verifier for s in sequences]
+    if len(set(names)) == 1:
+        return parts.verifiers[names[0]].verify(sequences, proposals, laws)
+    verdicts: dict[int, Verdict] = {}
+    for name in set(names):
+        members = [i for i, other in enumerate(names) if other == name]
+        found = parts.verifiers[name].verify(
+            [sequences[i] for i in members], [proposals[i] for i in members], laws.select(members)
+        )
+        verdicts.update(zip(members, found, strict=True))
+    return [verdicts[i] for i in range(len(sequences))]
+
+
+def commit(
+    parts: Parts,
+    sequence: Sequence,
+    proposal: Proposal,
+    verdict: Verdict,
+    laws: RowLaws,
+    root_row: int,
+) -> StepEvent:
+    """Appends what the verdict confirmed, up to a finish inside the block; frees the rest's K/V."""
+    first_slot = len(sequence.tokens)  # where node 0 of the draft was written
+    path = verdict.path
+    emitted = [proposal.tokens[node] for node in path]
+    emitted.append(verdict.next_token)
+    pieces = absorb(sequence, emitted, parts.scheduler.max_positions)
+    del emitted[len(pieces) :], path[len(pieces) :]
+    if proposal.parents is not None:
+        source, target = parts.kv.compact(sequence.id, first_slot, path)
+        if len(source):
+            parts.target.copy_slots(source, target)
+    sequence.num_computed = first_slot + len(path)
+    parts.kv.commit(sequence.id, sequence.tokens, sequence.num_computed)
+    logprobs = None
+    if sequence.params.logprobs is not None:
+        rows = [root_row, *(root_row + 1 + node for node in path)]
+        logprobs = [
+            token_logprob(laws.logprobs(row), token, sequence.params.logprobs)
+            for row, token in zip(rows, emitted, strict=False)
+        ]
+        sequence.logprobs += logprobs
+    sequence.num_steps += 1
+    first = sequence.num_steps == 1
+    return StepEvent(
+        request_id=sequence.request.id,
+        sample_index=sequence.sample_index,
+        step=sequence.num_steps,
+        tokens=emitted,
+        text="".join(pieces),
+        finish_reason=sequence.finish_reason,
+        draft_tokens=proposal.tokens,
+        draft_parents=proposal.parents,
+        source=proposal.source,
+        path=path,
+        pieces=pieces,
+        logprobs=logprobs,
+        prompt_logprobs=sequence.prompt_logprobs if first and sequence.scores_prompt else None,
+    )

@@ -1,0 +1,101 @@
+"""A step's two conversations with the proposers: what do you guess, and this is what became of it.
+
+Whatever a proposer does wrong costs speed, never the request.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from outrider.contracts import Draw, Observation, Proposal, StepBatch, Verdict
+from outrider.engine.parts import Parts
+from outrider.engine.request import Sequence
+from outrider.engine.scheduler import Scheduled
+
+logger = logging.getLogger(__name__)
+
+Draws = frozenset[Draw]
+
+
+def draft(parts: Parts, ready: list[Scheduled], num_pending: int) -> list[Proposal]:
+    """A proposal per ready line; empty where there is no budget, no proposer or no KV left."""
+    sequences = [line.sequence for line in ready]
+    proposals = [Proposal() for _ in ready]
+    limits = [line.draft_limit for line in ready]
+    budgets = parts.controller.budget(sequences, limits, num_pending)
+    for name, members in _by_proposer(sequences).items():
+        members = [i for i in members if budgets[i] > 0]
+        if not members:
+            continue
+        asked = [sequences[i] for i in members]
+        try:
+            answers = parts.proposers[name].propose(asked, [budgets[i] for i in members])
+            for i, answer in zip(members, answers, strict=True):
+                rule = parts.verifiers[sequences[i].request.speculation.verifier]
+                _check_proposal(answer, budgets[i], parts.target.spec.num_tokens, rule.draws)
+        except Exception:  # a broken drafter may cost speed, never the request
+            logger.exception("proposer %s failed; its sequences go on without drafts", name)
+            for sequence in asked:
+                parts.release_drafts(sequence)
+                sequence.proposer = None
+            continue
+        for i, answer in zip(members, answers, strict=True):
+            sequence = sequences[i]
+            if answer.tokens and parts.kv.reserve(sequence.id, len(sequence.tokens) + len(answer)):
+                proposals[i] = answer
+    return proposals
+
+
+def _check_proposal(proposal: Proposal, budget: int, num_tokens: int, allowed: Draws) -> None:
+    """Raises ValueError for what a correct proposer never returns."""
+    tokens, parents, q = proposal.tokens, proposal.parents, proposal.q
+    if not tokens:
+        return
+    if len(tokens) > budget:
+        raise ValueError(f"{len(tokens)} nodes drafted, {budget} allowed")
+    if not 0 <= min(tokens) <= max(tokens) < num_tokens:
+        raise ValueError(f"drafted ids outside 0..{num_tokens - 1}")
+    if parents is not None and (
+        len(parents) != len(tokens) or any(not -1 <= p < i for i, p in enumerate(parents))
+    ):
+        raise ValueError("every node needs one parent that comes before it")
+    if proposal.draw not in allowed:
+        raise ValueError(f"a {proposal.draw.value} draft is not exact under this request's rule")
+    needs_q = proposal.draw is not Draw.DETERMINISTIC and Draw.COUPLED not in allowed
+    if needs_q and (q is None or q.shape != (len(tokens), num_tokens)):
+        raise ValueError("a sampled draft needs its law q, one row per node")
+
+
+def observe(
+    parts: Parts,
+    lines: list[Scheduled],
+    batch: StepBatch,
+    proposals: list[Proposal],
+    verdicts: list[Verdict],
+    taps: dict[int, torch.Tensor],
+) -> None:
+    """Tells every proposer what became of its sequences, with the taps of what was committed."""
+    outcomes = zip(proposals, verdicts, strict=True)
+    seen: list[Observation] = []
+    for line, start in zip(lines, batch.starts_S1.tolist(), strict=False):
+        proposal, verdict = next(outcomes) if line.is_last_chunk else (Proposal(), None)
+        observation = Observation(proposal, verdict)
+        if taps:
+            rows = list(range(start, start + line.num_tokens))
+            if verdict is not None:
+                rows += [start + line.num_tokens + node for node in verdict.path]
+            observation.taps = {layer: hidden[rows] for layer, hidden in taps.items()}
+        seen.append(observation)
+    for name, members in _by_proposer([line.sequence for line in lines]).items():
+        views = [lines[i].sequence for i in members]
+        parts.proposers[name].observe(views, [seen[i] for i in members])
+
+
+def _by_proposer(sequences: list[Sequence]) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = {}
+    for i, sequence in enumerate(sequences):
+        if sequence.proposer is not None:
+            groups.setdefault(sequence.proposer, []).append(i)
+    return groups
