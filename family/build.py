@@ -8,6 +8,7 @@ Stages, in order, each of which can be run alone with --stage once those before 
     tokens     the text as token ids (CPU)
     target     25M, next-token loss with early exits and layer dropout
     draft mid  2.4M and 5M, distilled from the target on text and on the target's own generations
+    heads      Medusa, EAGLE-3 and DFlash, together, on the target's features
 
 `--minutes` gives the length of one training stage; `--tiny` shrinks everything for a smoke test on
 a CPU. Results: --out/{target,draft,mid} as Hugging Face folders, one provenance JSON each, beside
@@ -21,6 +22,7 @@ import json
 import logging
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +31,23 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
+from outrider.model.heads import load_head
 from outrider.train.data import Mixture, Rows, Windows, encode, read_documents, to_device
 from outrider.train.measure import cross_entropy, exit_logits, measure, model_logits
 from outrider.train.models import llama, load_model, load_tokenizer, num_parameters, save_model
 from outrider.train.optim import OptimConfig
 from outrider.train.provenance import write_provenance
+from outrider.train.recipes.dflash import DFlashRecipe, DFlashRecipeConfig
 from outrider.train.recipes.draft import DraftConfig, DraftRecipe
+from outrider.train.recipes.eagle3 import Eagle3Recipe, Eagle3RecipeConfig
+from outrider.train.recipes.heads import FrozenTarget, HeadRecipe, Together
+from outrider.train.recipes.medusa import MedusaRecipe, MedusaRecipeConfig
 from outrider.train.recipes.target import TargetConfig, TargetRecipe
 from outrider.train.sampler import generate_rows, prompts, temperatures
 from outrider.train.trainer import Report, TrainConfig, train
 
 HERE = Path(__file__).parent
+BUNDLED = HERE.parent / "src" / "outrider" / "bundled"
 VOCABULARY = 8192
 END = "<|endoftext|>"
 # Newlines; words with the space before them; single digits; underscores; punctuation; indentation
@@ -56,7 +64,7 @@ SHAPES: dict[str, dict[str, int]] = {
 TINY: dict[str, int] = {
     "hidden_size": 64, "num_layers": 3, "num_heads": 2, "num_kv_heads": 1, "intermediate_size": 128,
 }  # fmt: skip
-MINUTES = {"target": 8.0, "draft": 2.5, "mid": 2.5}
+MINUTES = {"target": 6.5, "draft": 2.3, "mid": 2.2, "heads": 4.0}
 
 
 class Build:
@@ -128,7 +136,9 @@ class Build:
     def load(self, name: str) -> Any:
         """The model as it ships: in bf16 (computed in fp32 on a CPU), not compiled."""
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        return load_model(self.out / name, dtype=dtype).to(self.device).eval()
+        folder = self.out / name
+        folder = folder if folder.exists() or self.tiny else BUNDLED / name
+        return load_model(folder, dtype=dtype).to(self.device).eval()
 
     def record(self, name: str, report: Report, results: dict[str, Any]) -> None:
         corpus = json.loads((self.work / "corpus.json").read_text())["shards"]
@@ -230,7 +240,64 @@ def train_rows(build: Build, target: Any) -> torch.Tensor:
     return to_device(np.load(path), build.device)
 
 
-STAGES = ("tokenizer", "tokens", "target", "draft", "mid")
+def build_heads(build: Build) -> None:
+    tokenizer = load_tokenizer(build.work / "tokenizer")
+    table = train_rows(build, build.load("target"))
+    frozen = FrozenTarget(build.load("target"), compiled=build.compiled)
+    common = {"compiled": build.compiled, "seed": 4}
+    recipes: dict[str, HeadRecipe] = {
+        "medusa": MedusaRecipe(
+            frozen,
+            MedusaRecipeConfig(num_heads=4, num_hidden_layers=2, positions_per_row=256, **common),
+        ),
+        "eagle3": Eagle3Recipe(
+            frozen,
+            Eagle3RecipeConfig(
+                num_unroll=2 if build.tiny else 4,
+                draft_vocab_size=4096,
+                intermediate_size=1024,
+                **common,
+            ),
+            table,
+        ),
+        "dflash": DFlashRecipe(
+            frozen,
+            DFlashRecipeConfig(
+                blocks_per_row=8 if build.tiny else 96,
+                # The byte 0xFF never occurs in UTF-8 text.
+                mask_token_id=tokenizer.convert_tokens_to_ids("ÿ"),
+                intermediate_size=1024,
+                markov_rank=32,
+                confidence=True,
+                **common,
+            ),
+        ),
+    }
+    length = 64 if build.tiny else 1024
+    text = Windows(build.tokens("train"), length, seed=5)
+    source = Mixture([(text, 0.5), (Rows(table.view(-1, length), seed=6), 0.5)])
+    config = build.train_config("heads", learning_rate=2e-3, matrix_learning_rate=0.02)
+    config = replace(config, rows_per_step=4 if build.tiny else 32)
+    together = Together(recipes)
+    report = train(together, source, config, checkpoint=build.checkpoint("heads"), title="heads")
+    together.save(build.out)
+    plain = FrozenTarget(build.load("target"))
+    rows = {"heldout_text": build.heldout_rows()[:64].view(-1, length)}
+    for label, temperature in (("own_samples", 1.0), ("own_greedy", 0.0)):
+        num_rows = 4 if build.tiny else 64
+        own = build.own_rows(plain.model, "heldout", num_rows, {temperature: 1.0})
+        rows[label] = own.long().view(-1, length)
+    for name, recipe in recipes.items():
+        shipped = load_head(build.out / name)
+        recipe.module.load_state_dict(shipped.state_dict())
+        recipe.target = plain
+        results: dict[str, Any] = {"num_parameters": num_parameters(shipped)}
+        with torch.autocast(build.device.type, torch.bfloat16, enabled=build.compiled):
+            results |= {label: recipe.measure(part) for label, part in rows.items()}
+        build.record(name, report, results)
+
+
+STAGES = ("tokenizer", "tokens", "target", "draft", "mid", "heads")
 
 
 def main() -> None:
@@ -254,6 +321,8 @@ def main() -> None:
             build_tokenizer(build)
         elif stage == "tokens":
             build.tokens("train"), build.tokens("heldout")
+        elif stage == "heads":
+            build_heads(build)
         elif stage == "target":
             build_target(build)
         else:

@@ -84,6 +84,33 @@ def hidden_states(model: Any, tokens_BL: Tensor) -> Tensor:
     return output
 
 
+def layer_states(model: Any, tokens_BL: Tensor) -> tuple[Tensor, ...]:
+    """Hidden states by tap, [B, L, H] each: embeddings, after each layer, the last one normalised.
+
+    Llama is walked layer by layer (compiled layers and transformers' own capture do not mix well);
+    every other architecture goes through `output_hidden_states`.
+    """
+    if model.config.model_type != "llama":
+        output = model.base_model(input_ids=tokens_BL, use_cache=False, output_hidden_states=True)
+        states: tuple[Tensor, ...] = output.hidden_states
+        return states
+    decoder = model.model
+    hidden_BLH = decoder.embed_tokens(tokens_BL)
+    positions_1L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)[None]
+    rotary = decoder.rotary_emb(hidden_BLH, positions_1L)
+    outputs = [hidden_BLH]
+    for layer in decoder.layers:
+        hidden_BLH = layer(
+            hidden_BLH,
+            attention_mask=None,
+            position_ids=positions_1L,
+            position_embeddings=rotary,
+        )
+        outputs.append(hidden_BLH)
+    outputs[-1] = decoder.norm(outputs[-1])
+    return tuple(outputs)
+
+
 def num_parameters(module: nn.Module) -> int:
     """Parameters, tied ones counted once."""
     return sum(parameter.numel() for parameter in module.parameters())

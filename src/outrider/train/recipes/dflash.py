@@ -75,13 +75,12 @@ class DFlashRecipe(HeadRecipe):
             context,
             self._mask(starts_A, length, size),
         ).unflatten(1, places_AS.shape)
-        states_BLH = self.target.states(tokens_BL)[-1]
         for place in range(1, size):
             hidden_NH = hidden[:, :, place].flatten(0, 1)
             q_NV = self.target.head(hidden_NH.to(self.target.head.weight.dtype))
             if self.head.config.markov_rank:
                 q_NV = q_NV + self.head.markov_bias(block_BAS[..., place - 1].flatten())
-            p_NV = self.target.logits(states_BLH[:, starts_A + place - 1].flatten(0, 1))
+            p_NV = self.target.laws(tokens_BL)[:, starts_A + place - 1].flatten(0, 1)
             trust = self.head.confidence(hidden_NH) if self.head.config.confidence else None
             yield Depth(q_NW=q_NV, p_NV=p_NV, confidence_N=trust)
 

@@ -76,7 +76,6 @@ class Eagle3Recipe(HeadRecipe):
         num_starts = tokens_BL.shape[1] - 1 - self.num_unroll
         if num_starts < 1:
             raise ConfigError(f"rows of {tokens_BL.shape[1]} are too short for the unroll")
-        states = self.target.states(tokens_BL)
         hidden = self.head.fuse(self.target.taps(tokens_BL, self.head.taps)[:, :num_starts])
         device = tokens_BL.device
         starts = torch.arange(num_starts, device=device)
@@ -92,6 +91,5 @@ class Eagle3Recipe(HeadRecipe):
                 self.target.embed(following_BT), hidden, (starts + ahead)[None], past, mask
             )
             seen.append(own)
-            p_BTH = states[-1][:, 1 + ahead : 1 + ahead + num_starts]
-            p_NV = self.target.logits(p_BTH.flatten(0, 1))
+            p_NV = self.target.laws(tokens_BL)[:, 1 + ahead : 1 + ahead + num_starts].flatten(0, 1)
             yield Depth(q_NW=q_BTW.flatten(0, 1), p_NV=p_NV, ids_W=ids_W)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outrider.model.heads import Head
 from outrider.train.losses import distil
-from outrider.train.models import compile_layers
+from outrider.train.models import compile_layers, layer_states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,7 @@ class FrozenTarget:
         self.embed = model.get_input_embeddings()
         self._seen: Tensor | None = None
         self._states: tuple[Tensor, ...] = ()
+        self._laws: Tensor | None = None
         if compiled:
             compile_layers(model)
 
@@ -62,21 +63,22 @@ class FrozenTarget:
     def states(self, tokens_BL: Tensor) -> tuple[Tensor, ...]:
         """Hidden states by tap; the last one is after the final norm, ready for the head."""
         if self._seen is not tokens_BL:
-            output = self.model.base_model(
-                input_ids=tokens_BL, use_cache=False, output_hidden_states=True
-            )
-            self._seen, self._states = tokens_BL, output.hidden_states
+            self._seen, self._laws = tokens_BL, None
+            self._states = layer_states(self.model, tokens_BL)
         return self._states
+
+    @torch.no_grad()
+    def laws(self, tokens_BL: Tensor) -> Tensor:
+        """Logits for the token after each position, [B, L, V]."""
+        states = self.states(tokens_BL)
+        if self._laws is None:
+            self._laws = self.head(states[-1])
+        return self._laws
 
     def taps(self, tokens_BL: Tensor, taps: tuple[int, ...]) -> Tensor:
         """[B, L, T, H]"""
         states = self.states(tokens_BL)
         return torch.stack([states[tap] for tap in taps], dim=2)
-
-    @torch.no_grad()
-    def logits(self, hidden: Tensor) -> Tensor:
-        output: Tensor = self.head(hidden)
-        return output
 
 
 class HeadRecipe:

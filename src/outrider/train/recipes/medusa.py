@@ -57,7 +57,7 @@ class MedusaRecipe(HeadRecipe):
         for index in range(num_heads):
             head = self.heads.output_head(index, self.target.head)
             q_NV = head(guesses[index].flatten(0, 1))
-            p_NV = self.target.logits(hidden_BLH[:, starts + 1 + index].flatten(0, 1))
+            p_NV = self.target.laws(tokens_BL)[:, starts + 1 + index].flatten(0, 1)
             yield Depth(q_NW=q_NV, p_NV=p_NV)
 
     def _dtype(self) -> torch.dtype:
