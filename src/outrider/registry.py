@@ -13,6 +13,7 @@ from outrider.errors import UnknownName
 
 _PROPOSERS = {
     "draft-model": "outrider.proposers.draft_model:DraftModelProposer",
+    "draft-tree": "outrider.proposers.draft_tree:DraftTreeProposer",
     "ngram": "outrider.proposers.ngram:NgramProposer",
     "prediction": "outrider.proposers.prediction:PredictionProposer",
     "suffix": "outrider.proposers.suffix:SuffixProposer",

@@ -96,6 +96,7 @@ def p_value(engine: Engine, speculation: Speculation) -> float:
         ("token", "draft-model", 2),
         ("block", "draft-model", 3),
         ("tree", "ngram", 2),
+        ("tree", "draft-tree", 5),
         ("coupled", "draft-model", 2),
     ],
 )

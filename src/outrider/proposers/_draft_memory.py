@@ -74,8 +74,10 @@ class DraftMemory:
             return
         path: list[int] = []
         last, end = -1, state.num_fed
+        # The last committed token is always fed again: the next draft starts from its logits.
+        stop = len(view.tokens) - 1
         for node, (token, parent) in enumerate(zip(state.drafted, state.parents, strict=True)):
-            if parent == last and end < len(view.tokens) and token == view.tokens[end]:
+            if parent == last and end < stop and token == view.tokens[end]:
                 path.append(node)
                 last, end = node, end + 1
         source, target = self.kv.compact(view.id, state.num_fed, path)

@@ -1,0 +1,153 @@
+"""Which nodes of a draft tree to grow: two answers behind one interface.
+
+    nodes = growth.to_expand()             -1 is the root; none: the tree is grown
+    growth.add(node, tokens, scores)       for each of them, its children, best first
+    growth.chosen()                        the nodes to submit, parents before children
+
+`BestFirst` looks at the drafted tokens themselves and is for rules that do not care how a tree
+came about (sample-match). Ratio rules do: whether a node exists must be settled before its token
+is drawn, or a refusal would say something about drafts not yet judged. `FixedShape` is for them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from itertools import count
+from typing import Protocol
+
+ROOT = -1
+
+# How likely the first, second, ... child is the one accepted: roughly what small draft models
+# reach at temperature 1. Only the order of the products along paths matters.
+_FIRST_CHILD = 0.6
+_NEXT_CHILD = 0.3
+
+
+class Growth(Protocol):
+    tokens: list[int]  # of every node so far
+    parents: list[int]
+
+    def to_expand(self) -> list[int]: ...
+
+    def num_children(self, node: int) -> int:
+        """How many children `node` wants; it may get fewer."""
+        ...
+
+    def add(self, node: int, tokens: Sequence[int], scores: Sequence[float]) -> None: ...
+
+    def chosen(self) -> list[int]: ...
+
+
+class BestFirst:
+    """The `num_nodes` nodes with the largest sums of scores (at most 0) along their paths.
+
+    A child never scores above its parent, so what is not among the best so far, or is the last of
+    them, has no descendants in the final tree and need not be expanded. At most `width` nodes are
+    expanded at a time.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        *,
+        num_children: int,
+        max_depth: int,
+        width: int,
+        finish_ids: Collection[int],
+    ) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self._scores: list[float] = []
+        self._depths: list[int] = []
+        self._num_nodes = num_nodes
+        self._num_children = num_children
+        self._max_depth = max_depth
+        self._width = width
+        self._finish_ids = finish_ids
+        self._expanded: set[int] = set()
+
+    def to_expand(self) -> list[int]:
+        if ROOT not in self._expanded:
+            return [ROOT]
+        return [
+            node
+            for node in self._best()[: self._num_nodes - 1]
+            if node not in self._expanded
+            and self._depths[node] < self._max_depth
+            and self.tokens[node] not in self._finish_ids
+        ][: self._width]
+
+    def num_children(self, node: int) -> int:
+        return min(self._num_children, self._num_nodes)
+
+    def add(self, node: int, tokens: Sequence[int], scores: Sequence[float]) -> None:
+        above, depth = (0.0, 0) if node == ROOT else (self._scores[node], self._depths[node])
+        self._expanded.add(node)
+        self.tokens += tokens
+        self.parents += [node] * len(tokens)
+        self._scores += [above + score for score in scores]
+        self._depths += [depth + 1] * len(tokens)
+
+    def chosen(self) -> list[int]:
+        return sorted(self._best())
+
+    def _best(self) -> list[int]:
+        """Best first; of equals the earlier, so that no child comes before its parent."""
+        order = sorted(range(len(self.tokens)), key=lambda node: (-self._scores[node], node))
+        return order[: self._num_nodes]
+
+
+class FixedShape:
+    """A shape of `num_nodes` nodes chosen beforehand; a finishing token or a law with too few
+    tokens leaves out what would have followed, and nothing takes its place."""
+
+    def __init__(
+        self, num_nodes: int, *, num_children: int, max_depth: int, finish_ids: Collection[int]
+    ) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self._shape = likely_shape(num_nodes, num_children, max_depth)
+        self._place: list[int] = []  # node of the shape, by node
+        self._finish_ids = finish_ids
+        self._open = [ROOT]
+
+    def to_expand(self) -> list[int]:
+        return [node for node in self._open if self.num_children(node)]
+
+    def num_children(self, node: int) -> int:
+        return len(self._shape[self._place[node] if node != ROOT else ROOT])
+
+    def add(self, node: int, tokens: Sequence[int], scores: Sequence[float]) -> None:
+        places = self._shape[self._place[node] if node != ROOT else ROOT]
+        self._open.remove(node)
+        for place, token in zip(places, tokens, strict=False):
+            if token not in self._finish_ids:
+                self._open.append(len(self.tokens))
+            self.tokens.append(token)
+            self.parents.append(node)
+            self._place.append(place)
+
+    def chosen(self) -> list[int]:
+        return list(range(len(self.tokens)))
+
+
+@lru_cache(maxsize=256)
+def likely_shape(num_nodes: int, num_children: int, max_depth: int) -> dict[int, tuple[int, ...]]:
+    """The children of the root and of each node: the likeliest paths, judged by sibling order."""
+    children: dict[int, list[int]] = {ROOT: []}
+    ticket = count()
+    heap = [(-_FIRST_CHILD, next(ticket), ROOT, 0, 1)]
+    while heap and len(children) <= num_nodes:
+        minus_chance, _, parent, rank, depth = heapq.heappop(heap)
+        node = len(children) - 1
+        children[parent].append(node)
+        children[node] = []
+        if rank + 1 < num_children:
+            sibling = (minus_chance * _NEXT_CHILD, next(ticket), parent, rank + 1, depth)
+            heapq.heappush(heap, sibling)
+        if depth < max_depth:
+            child = (minus_chance * _FIRST_CHILD, next(ticket), node, 0, depth + 1)
+            heapq.heappush(heap, child)
+    return {node: tuple(below) for node, below in children.items()}

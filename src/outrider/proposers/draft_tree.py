@@ -1,0 +1,238 @@
+"""A draft model that drafts a tree: several children where it is unsure, depth where it is not.
+
+Children of a node are the k largest of log q + Gumbel noise. With the *target's* noise at that
+position (coupled) the order is the order in which the target is likely to draw them; with noise of
+their own they are samples without replacement, which is what the tree ratio rule asks for. At
+temperature 0 they are simply the k most probable tokens.
+
+The tree grows level by level, one pass of the drafter each. A pass cannot attend to half of what
+an earlier pass wrote, so the whole tree is fed again, from where it first branches: few tokens,
+which a pass hardly notices.
+
+Shape legend: R rows of a pass (the nodes it expands), V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+
+from outrider.contracts import (
+    Draw,
+    Needs,
+    Observation,
+    Proposal,
+    ProposerContext,
+    SequenceView,
+    StepBatch,
+)
+from outrider.errors import ConfigError
+from outrider.layout import Slice, pack
+from outrider.noise import gumbel
+from outrider.proposers._autoregressive import draft_key
+from outrider.proposers._draft_memory import DraftMemory
+from outrider.proposers._options import read_options
+from outrider.proposers._trees import ROOT, BestFirst, FixedShape, Growth
+from outrider.proposers.draft_model import DraftModelProposer
+from outrider.sampling import RowParams, filtered, law_of, true_vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftTreeConfig:
+    """At most `passes` passes of the drafter, so many tokens deep; `width` nodes expanded in each,
+    `children` tokens considered after each of those."""
+
+    passes: int = 6
+    width: int = 4
+    children: int = 4
+
+    def __post_init__(self) -> None:
+        if min(self.passes, self.width, self.children) < 1:
+            raise ConfigError(
+                f"draft-tree needs passes, width and children of at least 1, "
+                f"not {self.passes}, {self.width} and {self.children}"
+            )
+
+
+class _Tree:
+    """One sequence's tree while it grows. Nodes are fed in the order in which they are expanded."""
+
+    def __init__(self, view: SequenceView, growth: Growth, first: Slice) -> None:
+        self.view = view
+        self.growth = growth
+        self.nodes: list[int] = []  # to expand in this pass
+        self.tokens: list[int] = []  # fed, and their parents among the fed
+        self.parents: list[int] = []
+        self.laws: list[torch.Tensor] = []  # q of every node, where a rule needs it
+        self._slice = first
+        self._fed_as: dict[int, int] = {ROOT: -1}  # node -> its index among the fed
+
+    def next_pass(self) -> Slice | None:
+        """What to feed; its last rows of logits belong to `nodes`. None: the tree is grown."""
+        self.nodes = self.growth.to_expand()
+        if not self.nodes:
+            return None
+        if self.nodes == [ROOT]:
+            return self._slice
+        for node in self.nodes:
+            self._fed_as[node] = len(self.tokens)
+            self.tokens.append(self.growth.tokens[node])
+            self.parents.append(self._fed_as[self.growth.parents[node]])
+        # The trunk: nodes that all later ones descend from are context like the committed text.
+        trunk = 0
+        while trunk < len(self.tokens) and self.parents[trunk] == trunk - 1:
+            trunk += 1
+        last = min([trunk - 1, *self.parents[trunk:]])
+        first = [self.view.tokens[-1]] if last < 0 else [self.tokens[last]]
+        rest = Proposal(self.tokens[last + 1 :])
+        if rest.tokens:
+            rest.parents = [parent - last - 1 for parent in self.parents[last + 1 :]]
+        return Slice(first, len(self.view.tokens) + last, self._slice.table, rest)
+
+    def path(self, node: int) -> list[int]:
+        """The drafted tokens from the root down to `node`."""
+        tokens: list[int] = []
+        while node != ROOT:
+            tokens.append(self.growth.tokens[node])
+            node = self.growth.parents[node]
+        return tokens[::-1]
+
+    def proposal(self, source: str) -> Proposal:
+        chosen = self.growth.chosen()
+        place = {ROOT: ROOT} | {node: i for i, node in enumerate(chosen)}
+        with_law = self.view.draw is Draw.WITHOUT_REPLACEMENT and chosen
+        return Proposal(
+            [self.growth.tokens[node] for node in chosen],
+            [place[self.growth.parents[node]] for node in chosen],
+            draw=self.view.draw,
+            q=torch.stack([self.laws[node] for node in chosen]) if with_law else None,
+            source=source,
+        )
+
+
+class DraftTreeProposer:
+    name = "draft-tree"
+    draws = frozenset({Draw.COUPLED, Draw.WITHOUT_REPLACEMENT})
+    trees = True
+    needs = Needs()
+
+    def __init__(
+        self, memory: DraftMemory, num_tokens: int, config: DraftTreeConfig | None = None
+    ) -> None:
+        """`num_tokens`: the target's true vocabulary, which q is a law over."""
+        self.config = config or DraftTreeConfig()
+        self._memory = memory
+        self._num_tokens = num_tokens
+
+    @classmethod
+    def build(cls, context: ProposerContext) -> DraftTreeProposer:
+        config = read_options(DraftTreeConfig, cls.name, context.options)
+        chains = context.proposer(DraftModelProposer.name)
+        assert isinstance(chains, DraftModelProposer)
+        return cls(chains.memory, context.target.spec.num_tokens, config)
+
+    def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
+        trees = [self._plant(view, budget) for view, budget in zip(views, budgets, strict=True)]
+        growing = [tree for tree in trees if tree is not None]
+        for _ in range(self.config.passes):
+            passes = [(tree, tree.next_pass()) for tree in growing]
+            growing = [tree for tree, slice_ in passes if slice_ is not None]
+            if not growing:
+                break
+            slices = [slice_ for _, slice_ in passes if slice_ is not None]
+            self._expand(growing, _pack(growing, slices))
+        for tree in trees:
+            if tree is not None:
+                self._memory.drafted(tree.view, tree.tokens, tree.parents)
+        return [
+            tree.proposal(self.name) if tree is not None else Proposal(source=self.name)
+            for tree in trees
+        ]
+
+    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
+        for view in views:
+            self._memory.settle(view)
+
+    def release(self, sequence_id: int) -> None:
+        self._memory.release(sequence_id)
+
+    def _plant(self, view: SequenceView, budget: int) -> _Tree | None:
+        config = self.config
+        depth = min(config.passes, self._memory.room(view))
+        if depth < 1:
+            return None
+        growth: Growth
+        if view.draw is Draw.COUPLED:
+            growth = BestFirst(
+                budget,
+                num_children=config.children,
+                max_depth=depth,
+                width=config.width,
+                finish_ids=view.finish_ids,
+            )
+            num_fed = (depth - 1) * config.width
+        else:
+            growth = FixedShape(
+                budget, num_children=config.children, max_depth=depth, finish_ids=view.finish_ids
+            )
+            num_fed = budget
+        first = self._memory.catch_up(view, num_fed)
+        return _Tree(view, growth, first) if first is not None else None
+
+    def _expand(self, trees: list[_Tree], batch: StepBatch) -> None:
+        """One pass: draws the children of every node that `trees` want to expand."""
+        logits_RV = self._memory.model.forward(batch).logits_RV
+        logits_RV = true_vocabulary(logits_RV, self._num_tokens)
+        wanted = [(tree, node) for tree in trees for node in tree.nodes]
+        keys = []
+        for row, (tree, node) in enumerate(wanted):
+            path = tree.path(node)
+            if tree.view.edits is not None:
+                tree.view.edits.apply(logits_RV[row], tree.view.tokens, path)
+            keys.append(draft_key(tree.view, len(path), 1 + node))
+        rows = RowParams.of([tree.view.params for tree in trees], [len(t.nodes) for t in trees])
+        tokens_RC, scores_RC = self._best_children(logits_RV, rows, keys)
+        law_RV = None
+        if any(tree.view.draw is Draw.WITHOUT_REPLACEMENT for tree in trees):
+            law_RV = law_of(logits_RV, rows)
+        for row, (tree, node) in enumerate(wanted):
+            size = tree.growth.num_children(node)
+            tokens, scores = tokens_RC[row][:size], scores_RC[row][:size]
+            if law_RV is not None and tree.view.draw is Draw.WITHOUT_REPLACEMENT:
+                size = int((law_RV[row, tokens] > 0).sum())
+                tree.laws += [law_RV[row]] * size
+            else:
+                size = sum(score > -math.inf for score in scores)
+            tree.growth.add(node, tokens[:size], scores[:size])
+
+    def _best_children(
+        self, logits_RV: torch.Tensor, rows: RowParams, keys: list[int]
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """The first children of each row and how likely each is to be the target's draw, as logs.
+
+        Suppose the target's logits were the drafter's plus Gumbel noise of scale 1. Then the
+        token that wins under *known* sampling noise g is distributed as softmax(logits + T g).
+        """
+        scaled_RV = filtered(logits_RV, rows)
+        if rows.temperature_R.any():
+            temperature = torch.from_numpy(rows.temperature_R).to(scaled_RV.device)[:, None]
+            noisy_RV = scaled_RV + gumbel(keys, scaled_RV.shape[-1], scaled_RV.device)
+            scaled_RV = torch.where(temperature > 0, noisy_RV * temperature, scaled_RV)
+        best = scaled_RV.topk(min(self.config.children, scaled_RV.shape[-1]))
+        scores = best.values - scaled_RV.logsumexp(dim=-1, keepdim=True)
+        return best.indices.tolist(), scores.tolist()
+
+
+def _pack(trees: list[_Tree], slices: list[Slice]) -> StepBatch:
+    """One pass, with logits for the nodes to expand only: the last rows of each slice."""
+    batch = pack(slices)
+    wanted: list[int] = []
+    end = 0
+    for tree, slice_ in zip(trees, slices, strict=True):
+        end += 1 + len(slice_.proposal or ())
+        wanted += range(end - len(tree.nodes), end)
+    batch.logit_rows_R = batch.logit_rows_R[wanted]
+    return batch
