@@ -32,7 +32,8 @@ WEIGHT_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 _SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 4}
 _LOSSLESS = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
 _MAX_POSITIONS = 1 << 22
-_INT32 = np.dtype(np.int32)
+_DRAFT_DTYPES = tuple(np.dtype(t) for t in (np.uint64, np.float32, np.int32))
+_ALL_INT32 = (np.dtype(np.int32),) * 7
 
 # Tensor name -> kind of outrider.h, and its shape in terms of the config.
 _LAYER_TENSORS = {
@@ -250,74 +251,57 @@ class NativeDecoder:
 
     def forward(self, batch: StepBatch) -> StepOutput:
         """The logits are a view of a buffer that the next forward overwrites."""
-        keep = self._describe(batch)
+        packed = self._describe(batch)
         step = self._step
-        num_rows = step.num_rows
-        logits_RV = self._views.get(num_rows)
+        logits_RV = self._views.get(step.num_rows)
         if logits_RV is None:
-            logits_RV = self._rows(num_rows)
-        step.logits = self._logits_address
+            logits_RV = self._rows(step.num_rows)
         taps = self._tap_buffers(batch) if batch.taps else {}
-        code = self._lib.outrider_step(self._model_arg, self._step_arg)
+        code = self._lib.outrider_step(self._model_arg, packed, self._step_arg)
         if code:
             self._repair(code, batch, 0)
-            native.check(self._lib.outrider_step(self._model_arg, self._step_arg))
-        del keep
+            native.check(self._lib.outrider_step(self._model_arg, packed, self._step_arg))
         return StepOutput(logits_RV, taps)
 
-    def _describe(self, batch: StepBatch) -> list[IntArray]:
-        """Points the argument block at the batch; the arrays returned must outlive the call."""
-        arrays = [
-            a
-            if a.dtype is _INT32 and a.flags.c_contiguous
-            else np.ascontiguousarray(a, dtype=np.int32)
-            for a in (
-                batch.tokens_T,
-                batch.positions_T,
-                batch.starts_S1,
-                batch.context_S,
-                batch.tables_SW,
-                batch.logit_rows_R,
-            )
-        ]
-        tokens, positions, starts, context, tables, rows = arrays
-        num_tokens, num_seqs = tokens.size, context.size
+    def _describe(self, batch: StepBatch) -> bytes:
+        """Fills the argument block with the sizes; returns the arrays packed for the call."""
+        num_tokens, num_seqs = batch.tokens_T.size, batch.context_S.size
+        tables, parents = batch.tables_SW, batch.parents_T
         if (
-            positions.size != num_tokens
-            or starts.size != num_seqs + 1
+            batch.positions_T.size != num_tokens
+            or batch.starts_S1.size != num_seqs + 1
             or tables.ndim != 2
-            or (tables.shape[0] != num_seqs)
+            or len(tables) != num_seqs
+            or (parents is not None and parents.size != num_tokens)
         ):
             raise ValueError("the arrays of the batch do not fit together")
         step = self._step
-        step.tokens = tokens.ctypes.data
-        step.positions = positions.ctypes.data
-        step.starts = starts.ctypes.data
-        step.context = context.ctypes.data
-        step.tables = tables.ctypes.data
-        step.logit_rows = rows.ctypes.data
-        step.parents = None
-        if batch.parents_T is not None:
-            parents = np.ascontiguousarray(batch.parents_T, dtype=np.int32)
-            if parents.size != num_tokens:
-                raise ValueError("the arrays of the batch do not fit together")
-            arrays.append(parents)
-            step.parents = parents.ctypes.data
         step.num_tokens = num_tokens
         step.num_seqs = num_seqs
         step.table_width = tables.shape[1]
-        step.num_rows = rows.size
+        step.num_rows = batch.logit_rows_R.size
+        step.has_parents = parents is not None
         step.num_taps = 0
         step.exit_layer = -1 if batch.exit_layer is None else batch.exit_layer
         step.threads = self._threads or native.num_threads()
-        return arrays
+        arrays = [
+            batch.tokens_T,
+            batch.positions_T,
+            batch.starts_S1,
+            batch.context_S,
+            tables,
+            batch.logit_rows_R,
+        ]
+        if parents is not None:
+            arrays.append(parents)
+        return native.joined(arrays, _ALL_INT32[: len(arrays)])
 
     def _rows(self, num_rows: int) -> torch.Tensor:
         """The first `num_rows` rows of the logits buffer, which grows as needed."""
         if num_rows > len(self._logits):
             self._views.clear()
             self._logits = torch.empty(max(16, num_rows * 5 // 4), self.spec.vocab_size)
-        self._logits_address = self._logits.data_ptr()
+            self._step.logits = self._logits.data_ptr()
         self._views[num_rows] = self._logits[:num_rows]
         return self._views[num_rows]
 
@@ -352,29 +336,24 @@ class NativeDecoder:
         key_S: npt.NDArray[np.uint64],
     ) -> list[list[int]]:
         """See `contracts.DraftsInOneCall`: the whole autoregressive loop in one native call."""
-        keep: list[Any] = [*self._describe(batch)]
-        counts = np.ascontiguousarray(num_tokens_S, dtype=np.int32)
-        temperatures = np.ascontiguousarray(temperature_S, dtype=np.float32)
-        keys = np.ascontiguousarray(key_S, dtype=np.uint64)
+        packed = self._describe(batch)
         num_seqs = self._step.num_seqs
-        if not counts.size == temperatures.size == keys.size == num_seqs:
+        if not num_tokens_S.size == temperature_S.size == key_S.size == num_seqs:
             raise ValueError("one count, temperature and key per sequence")
-        width = int(counts.max()) if num_seqs else 0
-        out = np.empty((num_seqs, max(width, 1)), np.int32)
-        draft = native.Draft(
-            counts.ctypes.data,
-            temperatures.ctypes.data,
-            keys.ctypes.data,
-            out.ctypes.data,
-            out.shape[1],
+        counts = num_tokens_S.tolist()
+        width = max(counts, default=0)
+        out = (ctypes.c_int32 * (num_seqs * width or 1))()
+        arrays = (key_S, temperature_S, num_tokens_S)
+        draft = (
+            native.joined(arrays, _DRAFT_DTYPES),
+            ctypes.byref(native.Draft(ctypes.addressof(out), width)),
         )
-        arguments = (self._model_arg, self._step_arg, ctypes.byref(draft))
+        arguments = (self._model_arg, packed, self._step_arg, *draft)
         code = self._lib.outrider_draft(*arguments)
         if code:
             self._repair(code, batch, width)
             native.check(self._lib.outrider_draft(*arguments))
-        del keep
-        return [row[:count] for row, count in zip(out.tolist(), counts.tolist(), strict=True)]
+        return [out[i * width : i * width + n] for i, n in enumerate(counts)]
 
     def copy_slots(self, source: IntArray, target: IntArray) -> None:
         """Copies the K/V of physical slots; all sources are read before any target is written."""

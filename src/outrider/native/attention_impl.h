@@ -13,22 +13,30 @@ constexpr int value_width(int queries) {
 }
 
 // Scores of QT queries against NS tiles of sixteen keys; one chain over d for each.
+// The values of the same slots, which the last pass will want, are fetched meanwhile.
 template <int QT, int NS>
-inline void score_tiles(const Attention& a, const float* q, const Segment* s, float* scores) {
+__attribute__((noinline)) void score_tiles(const Attention& a, const float* q, const Segment* s, float* scores) {
   V acc[QT][NS];
-  const float* k[NS];
+  const float *k[NS], *values[NS];
 #pragma GCC unroll 8
   for (int i = 0; i < NS; ++i) {
-    k[i] = a.kv + size_t(s[i].tile) * a.tile_stride;
+    k[i] = a.keys + size_t(s[i].tile) * a.tile_stride;
+    values[i] = a.values + size_t(s[i].tile) * a.tile_stride;
 #pragma GCC unroll 16
     for (int j = 0; j < QT; ++j) acc[j][i] = zero();
   }
   for (int d = 0; d < a.dim; ++d) {
+    V key[NS];
 #pragma GCC unroll 8
     for (int i = 0; i < NS; ++i) {
-      const V key = load(k[i] + d * 16);
+      __builtin_prefetch(values[i] + d * 16);
+      key[i] = load(k[i] + d * 16);
+    }
 #pragma GCC unroll 16
-      for (int j = 0; j < QT; ++j) acc[j][i] = fma(set1(q[d * QT + j]), key, acc[j][i]);
+    for (int j = 0; j < QT; ++j) {
+      const V b = set1(q[d * QT + j]);
+#pragma GCC unroll 8
+      for (int i = 0; i < NS; ++i) acc[j][i] = fma(b, key[i], acc[j][i]);
     }
   }
   const V scale = set1(a.scale);
@@ -50,7 +58,7 @@ inline void score_tiles(const Attention& a, const float* q, const Segment* s, fl
 
 template <int QT>
 void score(const Attention& a, const float* q, int from, int need, float* scores) {
-  constexpr int NS = tile_panels(QT);
+  constexpr int NS = value_width(QT);
   int i = 0, n = a.num_segments;
   while (n > 0 && a.segments[n - 1].start >= need) --n;
   while (i < n && a.segments[i].start + a.segments[i].count <= from) ++i;
@@ -61,7 +69,7 @@ void score(const Attention& a, const float* q, int from, int need, float* scores
 // out[j] += sum of p[j][slot] * v[slot] over logical slots from..to-1, in order, for the 16 * DV
 // dimensions that `v` and `out` point at.
 template <int QT, int DV>
-void value_tiles(const Attention& a, const float* p, int from, int to, const float* v0,
+__attribute__((noinline)) void value_tiles(const Attention& a, const float* p, int from, int to, const float* v0,
                  float* out) {
   V acc[QT][DV];
 #pragma GCC unroll 16
@@ -76,13 +84,15 @@ void value_tiles(const Attention& a, const float* p, int from, int to, const flo
     lo = lo < from ? from : lo;
     hi = hi > to ? to : hi;
     const float* v = v0 + size_t(s.tile) * a.tile_stride + (s.lane + lo - s.start) * a.dim_p;
-    for (int slot = lo; slot < hi; ++slot, v += a.dim_p) {
+    RowPointers<QT, float> weight(p + lo, a.score_ld);
+#pragma GCC unroll 1
+    for (int slot = lo; slot < hi; ++slot, v += a.dim_p, weight.advance(1)) {
       V row[DV];
 #pragma GCC unroll 4
       for (int d = 0; d < DV; ++d) row[d] = load(v + 16 * d);
 #pragma GCC unroll 16
       for (int j = 0; j < QT; ++j) {
-        const V b = set1(p[j * a.score_ld + slot]);
+        const V b = set1(*weight.row(j));
 #pragma GCC unroll 4
         for (int d = 0; d < DV; ++d) acc[j][d] = fma(b, row[d], acc[j][d]);
       }
@@ -97,7 +107,7 @@ void value_tiles(const Attention& a, const float* p, int from, int to, const flo
 template <int QT>
 void shared_values(const Attention& a, const float* p, int from, int to, float* out) {
   constexpr int DV = value_width(QT);
-  const float* v = a.kv + 16 * a.dim_p;
+  const float* v = a.values;
   int d = 0;
   for (; d + 16 * DV <= a.dim_p; d += 16 * DV)
     value_tiles<QT, DV>(a, p, from, to, v + d, out + d);
@@ -110,7 +120,7 @@ void own_values(const Attention& a, const float* p, const int32_t* path, int fro
   for (int i = from; i < to; ++i) {
     const int slot = path && i >= a.context ? a.context + path[i - a.context] : i;
     const int s = a.table[slot / a.block_size] * a.block_size + slot % a.block_size;
-    const float* v = a.kv + size_t(s / 16) * a.tile_stride + (16 + s % 16) * a.dim_p;
+    const float* v = a.values + size_t(s / 16) * a.tile_stride + (s % 16) * a.dim_p;
     const V b = set1(p[i]);
     for (int d = 0; d < a.dim_p; d += 16) store(out + d, fma(b, load(v + d), load(out + d)));
   }
@@ -118,7 +128,7 @@ void own_values(const Attention& a, const float* p, const int32_t* path, int fro
 
 // Turns scores[from..to) into unnormalised probabilities; returns their sum. Lanes of the first
 // and last vector that lie outside become zero.
-float softmax(float* scores, int from, int to) {
+__attribute__((noinline)) float softmax(float* scores, int from, int to) {
   const int first = from & ~15, last = (to + 15) & ~15;
   const float low = -__builtin_inff();
   for (int i = first; i < from; ++i) scores[i] = low;

@@ -12,9 +12,20 @@ struct Drawn {
   int32_t token;
 };
 
+struct DraftArgs : OutriderDraft {
+  const uint64_t* key;
+  const float* temperature;
+  const int32_t* num_tokens;
+  DraftArgs(const void* packed, int num_seqs, const OutriderDraft& d)
+      : OutriderDraft(d),
+        key(static_cast<const uint64_t*>(packed)),
+        temperature(reinterpret_cast<const float*>(key + num_seqs)),
+        num_tokens(reinterpret_cast<const int32_t*>(temperature + num_seqs)) {}
+};
+
 struct Draft {
   Step step;
-  const OutriderDraft* d;
+  const DraftArgs* d;
   bool failed = false;
   int round = 0, rounds = 0, chunks = 1;
   std::vector<int32_t> tokens, positions, starts, context, rows, active;  // active: seq of a row
@@ -49,7 +60,7 @@ void draw_rows(Draft& f, Team& team, int thread) {
 
 // Notes the drawn tokens and makes them the next step's input. One thread, others wait.
 void feed_back(Draft& f) {
-  OutriderStep& s = f.step.s;
+  StepArgs& s = f.step.s;
   std::vector<int32_t> drawn(size_t(s.num_seqs), -1);
   for (int row = 0; row < s.num_rows; ++row) {
     Drawn best = f.drawn[size_t(row) * f.chunks];
@@ -102,12 +113,12 @@ void draft_job(void* context, Team& team, int thread) {
   }
 }
 
-int32_t run_draft(OutriderModel& m, const OutriderStep& given, const OutriderDraft& d) {
+int32_t run_draft(OutriderModel& m, const StepArgs& given, const DraftArgs& d) {
   std::lock_guard<std::mutex> lock(m.mutex);
   Draft f;
   f.d = &d;
   f.step.m = &m;
-  OutriderStep& s = f.step.s;
+  StepArgs& s = f.step.s;
   s = given;
   s.threads = std::clamp(s.threads, 1, kMaxThreads);
   s.num_taps = 0;
@@ -145,7 +156,7 @@ int32_t run_draft(OutriderModel& m, const OutriderStep& given, const OutriderDra
   f.drawn.resize(size_t(s.num_rows) * f.chunks);
   f.context.assign(s.context, s.context + s.num_seqs);
   f.starts.resize(size_t(s.num_seqs) + 1);
-  if (!lay_out(f.step, std::max(s.num_tokens, s.num_seqs), length)) return OUTRIDER_MEMORY;
+  if (!lay_out(m, s.threads, std::max(s.num_tokens, s.num_seqs), length)) return OUTRIDER_MEMORY;
   run_on_pool(s.threads, draft_job, &f);
   return f.failed ? OUTRIDER_INVALID : OUTRIDER_OK;
 }
@@ -153,7 +164,10 @@ int32_t run_draft(OutriderModel& m, const OutriderStep& given, const OutriderDra
 }  // namespace
 }  // namespace outrider
 
-extern "C" int32_t outrider_draft(OutriderModel* m, const OutriderStep* s,
-                                  const OutriderDraft* d) {
-  return outrider::guarded([&] { return outrider::run_draft(*m, *s, *d); });
+extern "C" int32_t outrider_draft(OutriderModel* m, const int32_t* packed, const OutriderStep* s,
+                                  const void* draft_packed, const OutriderDraft* d) {
+  if (!outrider::sizes_make_sense(*s)) return OUTRIDER_INVALID;
+  return outrider::guarded([&] {
+    return outrider::run_draft(*m, {packed, *s}, {draft_packed, s->num_seqs, *d});
+  });
 }

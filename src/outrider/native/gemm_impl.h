@@ -9,46 +9,51 @@ namespace outrider {
 namespace {
 
 constexpr int kBlockK = 512;    // k values per block when the rows need several register tiles
-constexpr int kAheadLines = 16;  // prefetch distance within a panel
+// How far ahead to prefetch within a panel: the fewer streams, the further.
+constexpr int ahead_lines(int panels) { return panels >= 8 ? 16 : panels >= 2 ? 32 : 64; }
 
 inline void prefetch(const char* p) { __builtin_prefetch(p, 0, 3); }
 
+// acc[m][v] += x[m] * w[v], keeping in registers whichever of the two is fewer. `weights(v)`
+// yields the vector of panel v.
+template <int MT, int NV, class F>
+inline void multiply_add(V (&acc)[MT][NV], const RowPointers<MT, float>& x, int at, F weights) {
+  if constexpr (MT < NV) {
+    V b[MT];
+#pragma GCC unroll 16
+    for (int m = 0; m < MT; ++m) b[m] = set1(x.row(m)[at]);
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) {
+      const V w = weights(v);
+#pragma GCC unroll 16
+      for (int m = 0; m < MT; ++m) acc[m][v] = fma(b[m], w, acc[m][v]);
+    }
+  } else {
+    V w[NV];
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) w[v] = weights(v);
+#pragma GCC unroll 16
+    for (int m = 0; m < MT; ++m) {
+      const V b = set1(x.row(m)[at]);
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) acc[m][v] = fma(b, w[v], acc[m][v]);
+    }
+  }
+}
+
 template <int MT, int NV, bool kBF16Lines>
-inline void float_lines(V (&acc)[MT][NV], const float* x, ptrdiff_t ldx, const char* w,
+inline void float_lines(V (&acc)[MT][NV], const float* first, ptrdiff_t ldx, const char* w,
                         size_t panel, int lines, ptrdiff_t ahead) {
-  for (int l = 0; l < lines; ++l, w += 64, x += kBF16Lines ? 2 : 1) {
-    if constexpr (kBF16Lines) {
-      V even[NV], odd[NV];
+  RowPointers<MT, float> x(first, ldx);
+#pragma GCC unroll 1
+  for (int l = 0; l < lines; ++l, w += 64, x.advance(kBF16Lines ? 2 : 1)) {
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) {
-        if (ahead) prefetch(w + size_t(v) * panel + ahead);
-        load_bf16(w + size_t(v) * panel, even[v], odd[v]);
-      }
-#pragma GCC unroll 16
-      for (int m = 0; m < MT; ++m) {
-        const V b = set1(x[m * ldx]);
-#pragma GCC unroll 8
-        for (int v = 0; v < NV; ++v) acc[m][v] = fma(b, even[v], acc[m][v]);
-      }
-#pragma GCC unroll 16
-      for (int m = 0; m < MT; ++m) {
-        const V b = set1(x[m * ldx + 1]);
-#pragma GCC unroll 8
-        for (int v = 0; v < NV; ++v) acc[m][v] = fma(b, odd[v], acc[m][v]);
-      }
+    for (int v = 0; v < NV; ++v) prefetch(w + size_t(v) * panel + ahead);
+    if constexpr (kBF16Lines) {  // reading a line twice is cheaper than holding both its halves
+      multiply_add(acc, x, 0, [&](int v) { return load_bf16_even(w + size_t(v) * panel); });
+      multiply_add(acc, x, 1, [&](int v) { return load_bf16_odd(w + size_t(v) * panel); });
     } else {
-      V row[NV];
-#pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) {
-        if (ahead) prefetch(w + size_t(v) * panel + ahead);
-        row[v] = load_f32(w + size_t(v) * panel);
-      }
-#pragma GCC unroll 16
-      for (int m = 0; m < MT; ++m) {
-        const V b = set1(x[m * ldx]);
-#pragma GCC unroll 8
-        for (int v = 0; v < NV; ++v) acc[m][v] = fma(b, row[v], acc[m][v]);
-      }
+      multiply_add(acc, x, 0, [&](int v) { return load_f32(w + size_t(v) * panel); });
     }
   }
 }
@@ -62,7 +67,7 @@ struct TileArgs {
   float* c;           // first row, first column
   ptrdiff_t ldc;
   bool resume;        // add to what c holds
-  ptrdiff_t ahead;    // > 0: prefetch this far; 0: within the panel, then into `next`
+  ptrdiff_t ahead;    // > 0: prefetch this far; 0: as far as it pays, then into `next`
   ptrdiff_t next;     // bytes from the first panel to the first one of the following tile
 };
 
@@ -78,6 +83,7 @@ void float_tile(const TileArgs& a) {
   if (a.ahead) {
     float_lines<MT, NV, kBF16Lines>(acc, x, a.x->ld, a.panel, panel, a.lines, a.ahead);
   } else {
+    constexpr int kAheadLines = ahead_lines(NV);
     const int tail = a.lines < kAheadLines ? a.lines : kAheadLines;
     const int head = a.lines - tail;
     float_lines<MT, NV, kBF16Lines>(acc, x, a.x->ld, a.panel, panel, head, kAheadLines * 64);
@@ -97,7 +103,7 @@ void integer_tile(const TileArgs& a) {
   const Matrix& w = *a.w;
   const size_t panel = w.panel_bytes();
   const int zero_point = kNibbles ? 8 : 128;
-  constexpr int kPerLine = kNibbles ? 8 : 4;
+  constexpr int kPerLine = kNibbles ? 8 : 4, kAheadLines = ahead_lines(NV);
   const int group_lines = w.group / kPerLine;
   const int first_panel = int((a.panel - w.data) / ptrdiff_t(panel));
   for (int l = a.line; l < a.line + a.lines; l += group_lines) {
@@ -110,12 +116,13 @@ void integer_tile(const TileArgs& a) {
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) acc[m][v] = start;
     }
-    const int8_t* q = a.x->q + a.row * a.x->ldq + ptrdiff_t(l) * kPerLine;
+    RowPointers<MT, int8_t> q(a.x->q + a.row * a.x->ldq + ptrdiff_t(l) * kPerLine, a.x->ldq);
     const char* p = a.panel + ptrdiff_t(l - a.line) * 64;
     const ptrdiff_t ahead = a.ahead                             ? a.ahead
                             : end + kAheadLines <= w.lines      ? kAheadLines * 64
                                                                 : a.next - ptrdiff_t(l) * 64;
-    for (int i = l; i < end; ++i, p += 64, q += kPerLine) {
+#pragma GCC unroll 1
+    for (int i = l; i < end; ++i, p += 64, q.advance(kPerLine)) {
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) prefetch(p + size_t(v) * panel + ahead);
       if constexpr (kNibbles) {
@@ -124,7 +131,7 @@ void integer_tile(const TileArgs& a) {
         for (int v = 0; v < NV; ++v) load_u4(p + size_t(v) * panel, low[v], high[v]);
 #pragma GCC unroll 16
         for (int m = 0; m < MT; ++m) {
-          const X8 x0 = broadcast4(q + m * a.x->ldq), x1 = broadcast4(q + m * a.x->ldq + 4);
+          const X8 x0 = broadcast4(q.row(m)), x1 = broadcast4(q.row(m) + 4);
 #pragma GCC unroll 8
           for (int v = 0; v < NV; ++v) acc[m][v] = dot4(dot4(acc[m][v], low[v], x0), high[v], x1);
         }
@@ -134,7 +141,7 @@ void integer_tile(const TileArgs& a) {
         for (int v = 0; v < NV; ++v) row[v] = load_u8(p + size_t(v) * panel);
 #pragma GCC unroll 16
         for (int m = 0; m < MT; ++m) {
-          const X8 x0 = broadcast4(q + m * a.x->ldq);
+          const X8 x0 = broadcast4(q.row(m));
 #pragma GCC unroll 8
           for (int v = 0; v < NV; ++v) acc[m][v] = dot4(acc[m][v], row[v], x0);
         }
@@ -206,9 +213,11 @@ template <int... M>
 struct MakeRowTiles<0, M...> : RowTiles<M...> {};
 
 void gemm(const Matrix& w, const Rows& x, int first, int num_panels, float* c, ptrdiff_t ldc) {
+  if (x.rows <= 0) return;
   const int tiles = (x.rows + kMaxRows - 1) / kMaxRows;
-  if (tiles == 0) return;
-  const int per_tile = (x.rows + tiles - 1) / tiles;
+  // The first tile waits for memory anyway, so it takes as many rows as it can; what is left then
+  // finds the panel in the cache. Beyond that rows are spread evenly.
+  const int per_tile = tiles == 2 ? kMaxRows : (x.rows + tiles - 1) / tiles;
   const int per_line = w.type == kF32 ? 1 : w.type == kBF16 ? 2 : w.type == kI8 ? 4 : 8;
   const int block = tiles == 1 ? w.lines : kBlockK / per_line;
   TileArgs a{};
@@ -224,11 +233,7 @@ void gemm(const Matrix& w, const Rows& x, int first, int num_panels, float* c, p
       const int rows = x.rows - r < per_tile ? x.rows - r : per_tile;
       a.row = r;
       a.c = c + r * ldc;
-      a.ahead = 0;
-      if (tiles > 1 && r + rows >= x.rows) {  // the last tile fetches what the first will read
-        a.ahead = line + block < w.lines ? ptrdiff_t(block) * 64
-                                         : ptrdiff_t(num_panels * w.panel_bytes()) - line * 64;
-      }
+      a.ahead = r == 0 ? 0 : 64;  // later tiles have nothing to fetch
       MakeRowTiles<kMaxRows>::table[rows](a, num_panels);
     }
   }

@@ -29,7 +29,8 @@ struct Matrix {
   int32_t n = 0, k = 0;
   int32_t panels = 0, lines = 0;  // lines per panel
   int32_t group = 0, groups = 0;  // activations (and i4 weights) that share a scale
-  size_t panel_bytes() const { return size_t(lines) * 64; }
+  // One line of padding: panels a power of two apart would share their cache sets.
+  size_t panel_bytes() const { return size_t(lines + 1) * 64; }
 };
 
 // Rows of activations, as floats or quantised; exactly one of the two is read.
@@ -43,7 +44,7 @@ struct Rows {
   int rows = 0;
 };
 
-// Sixteen consecutive physical slots share one tile of K ([d][16]) and of V ([16][d]).
+// Sixteen consecutive physical slots share one tile of keys ([d][16]) and of values ([16][d]).
 struct Segment {
   int32_t tile;   // physical slot / 16
   int16_t lane;   // first slot inside the tile
@@ -67,7 +68,7 @@ struct Attention {
   int new_tokens;
   const Segment* segments;
   int num_segments;
-  const float* kv;        // layer and head base
+  const float *keys, *values;  // tile 0 of this layer and head
   size_t tile_stride;     // floats between consecutive tiles of the same head
   const int32_t* table;   // the sequence's block table
   int block_size;
@@ -79,7 +80,7 @@ struct Attention {
 
 struct Kernels {
   const char* name;
-  int max_rows;  // rows of one register tile
+  int max_queries;  // of one attention task
   // c[row][0..16*num_panels) = x[row] . w for panels first..first+num_panels-1
   void (*gemm)(const Matrix& w, const Rows& x, int first, int num_panels, float* c, ptrdiff_t ldc);
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);

@@ -44,9 +44,9 @@ inline unsigned mask_greater_equal(V x, V y) {
   return unsigned(_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ))) |
          unsigned(_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ))) << 8;
 }
-inline unsigned mask_greater(V x, V y) {
-  return unsigned(_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ))) |
-         unsigned(_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ))) << 8;
+inline V where_greater_equal(V x, V y, V z) {
+  return {_mm256_and_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ), z.a),
+          _mm256_and_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ), z.b)};
 }
 inline V abs(V x) {
   const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
@@ -57,13 +57,14 @@ inline __m256i line_half(const char* line, int half) {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(line) + half);
 }
 inline V load_f32(const char* line) { return load(reinterpret_cast<const float*>(line)); }
-inline void load_bf16(const char* line, V& even, V& odd) {
-  const __m256i x = line_half(line, 0), y = line_half(line, 1);
-  const __m256i m = _mm256_set1_epi32(int(0xffff0000));
-  even = {_mm256_castsi256_ps(_mm256_slli_epi32(x, 16)),
-          _mm256_castsi256_ps(_mm256_slli_epi32(y, 16))};
-  odd = {_mm256_castsi256_ps(_mm256_and_si256(x, m)),
-         _mm256_castsi256_ps(_mm256_and_si256(y, m))};
+inline V load_bf16_even(const char* line) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(line_half(line, 0), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(line_half(line, 1), 16))};
+}
+inline V load_bf16_odd(const char* line) {
+  const __m256i high = _mm256_set1_epi32(int(0xffff0000));
+  return {_mm256_castsi256_ps(_mm256_and_si256(line_half(line, 0), high)),
+          _mm256_castsi256_ps(_mm256_and_si256(line_half(line, 1), high))};
 }
 
 struct I {
@@ -103,6 +104,7 @@ inline I dot4(I acc, const W8& w, const X8& x) {
                                      _mm256_madd_epi16(w.odd_b, x.odd));
   return {_mm256_add_epi32(acc.a, a), _mm256_add_epi32(acc.b, b)};
 }
+// Sixteen floats that are integers of -127..127.
 inline void store_i8(int8_t* p, V x) {
   alignas(32) int32_t t[16];
   _mm256_store_si256(reinterpret_cast<__m256i*>(t), _mm256_cvtps_epi32(x.a));

@@ -9,7 +9,7 @@ namespace outrider {
 namespace {
 
 constexpr const char* kName = "avx512";
-constexpr int kMaxRows = 12;
+constexpr int kMaxRows = 12;  // of one register tile
 // Panels one register tile spans for `rows` rows: at most 24 accumulators.
 constexpr int tile_panels(int rows) { return rows <= 3 ? 8 : rows <= 6 ? 4 : 2; }
 
@@ -30,14 +30,19 @@ inline V round(V a) {
 }
 inline V scale_by_power(V a, V n) { return _mm512_scalef_ps(a, n); }
 inline unsigned mask_greater_equal(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
-inline unsigned mask_greater(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+// x where a >= b, zero elsewhere.
+inline V where_greater_equal(V a, V b, V x) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), x);
+}
 
 inline V load_f32(const char* line) { return _mm512_load_ps(line); }
 // Two bf16 of one output share a 32-bit lane: the even k below, the odd k above.
-inline void load_bf16(const char* line, V& even, V& odd) {
-  const __m512i x = _mm512_load_si512(line);
-  even = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
-  odd = _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000))));
+inline V load_bf16_even(const char* line) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_load_si512(line), 16));
+}
+inline V load_bf16_odd(const char* line) {
+  const __m512i high = _mm512_set1_epi32(int(0xffff0000));
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_load_si512(line), high));
 }
 
 using I = __m512i;
@@ -56,8 +61,13 @@ inline X8 broadcast4(const int8_t* x) {
   __builtin_memcpy(&v, x, 4);
   return _mm512_set1_epi32(v);
 }
-inline I dot4(I acc, W8 w, X8 x) { return _mm512_dpbusd_epi32(acc, w, x); }
+// By hand: with the intrinsic, compilers copy and spill accumulators instead of adding in place.
+inline I dot4(I acc, W8 w, X8 x) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
+  return acc;
+}
 
+// Sixteen floats that are integers of -127..127.
 inline void store_i8(int8_t* p, V a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a)));
 }

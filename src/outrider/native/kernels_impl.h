@@ -82,11 +82,14 @@ void quantize(const float* x, int k, int group, int8_t* q, float* scale, int32_t
     const V inverse = set1(usable ? 127.0f / top : 0.0f);
     scale[g] = usable ? top / 127.0f : (top == 0 ? 0.0f : top);
     int8_t* o = q + g * group;
-    for (i = 0; i + 16 <= n; i += 16) store_i8(o + i, mul(load(p + i), inverse));
-    if (i < n) store_i8(o + i, mul(load_tail(p + i, n - i, 0.0f), inverse));
-    int32_t s = 0;
-    for (int j = 0; j < n; ++j) s += o[j];
-    sum[g] = s;
+    V s = zero();  // of integers small enough to be exact
+    for (i = 0; i < n; i += 16) {
+      const V v = n - i >= 16 ? load(p + i) : load_tail(p + i, n - i, 0.0f);
+      const V r = round(mul(v, inverse));
+      s = add(s, r);
+      store_i8(o + i, r);
+    }
+    sum[g] = int32_t(horizontal_sum(s));
   }
 }
 
@@ -103,6 +106,24 @@ void add_rows(float* x, const float* y, int n) {
   for (; i + 16 <= n; i += 16) store(x + i, add(load(x + i), load(y + i)));
   for (; i < n; ++i) x[i] += y[i];
 }
+
+// Rows as a few base pointers and strides, so that every row is one addressing
+// mode away: a pointer per row would not fit into the registers.
+template <int MT, class T>
+struct RowPointers {
+  static constexpr int kBases = (MT + 3) / 4;
+  const T* base[kBases];
+  ptrdiff_t ld;
+  RowPointers(const T* x, ptrdiff_t stride) : ld(stride) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kBases; ++i) base[i] = x + 4 * i * stride;
+  }
+  const T* row(int m) const { return base[m / 4] + (m % 4) * ld; }
+  void advance(int n) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kBases; ++i) base[i] += n;
+  }
+};
 
 }  // namespace
 }  // namespace outrider

@@ -59,29 +59,33 @@ inline V scale_by_power(const V& x, const V& n) {
     return x.v[i] * power;
   });
 }
-template <class F>
-inline unsigned lanes(const V& x, const V& y, F f) {
+inline unsigned mask_greater_equal(const V& x, const V& y) {
   unsigned m = 0;
-  for (int i = 0; i < 16; ++i) m |= unsigned(f(x.v[i / 4][i % 4], y.v[i / 4][i % 4])) << i;
+  for (int i = 0; i < 16; ++i) m |= unsigned(x.v[i / 4][i % 4] >= y.v[i / 4][i % 4]) << i;
   return m;
 }
-inline unsigned mask_greater_equal(const V& x, const V& y) {
-  return lanes(x, y, [](float a, float b) { return a >= b; });
-}
-inline unsigned mask_greater(const V& x, const V& y) {
-  return lanes(x, y, [](float a, float b) { return a > b; });
+inline V where_greater_equal(const V& x, const V& y, const V& z) {
+  return each([&](int i) { return x.v[i] >= y.v[i] ? z.v[i] : f4{0, 0, 0, 0}; });
 }
 inline V abs(const V& x) { return max(x, sub(zero(), x)); }
 
 inline V load_f32(const char* line) { return load(reinterpret_cast<const float*>(line)); }
-inline void load_bf16(const char* line, V& even, V& odd) {
-  for (int i = 0; i < 4; ++i) {
+template <class F>
+inline V widened(const char* line, F f) {
+  return each([&](int i) {
     u4 x;
     memcpy(&x, line + 16 * i, 16);
-    const u4 lo = x << 16, hi = x & 0xffff0000u;
-    memcpy(&even.v[i], &lo, 16);
-    memcpy(&odd.v[i], &hi, 16);
-  }
+    const u4 bits = f(x);
+    f4 r;
+    memcpy(&r, &bits, 16);
+    return r;
+  });
+}
+inline V load_bf16_even(const char* line) {
+  return widened(line, [](u4 x) { return x << 16; });
+}
+inline V load_bf16_odd(const char* line) {
+  return widened(line, [](u4 x) { return x & 0xffff0000u; });
 }
 
 struct I {
@@ -123,9 +127,9 @@ inline I dot4(const I& acc, const W8& w, const X8& x) {
   }
   return r;
 }
+// Sixteen floats that are integers of -127..127.
 inline void store_i8(int8_t* p, const V& x) {
-  const V r = round(x);
-  for (int i = 0; i < 16; ++i) p[i] = int8_t(int32_t(r.v[i / 4][i % 4]));
+  for (int i = 0; i < 16; ++i) p[i] = int8_t(int32_t(x.v[i / 4][i % 4]));
 }
 
 inline V uniform16(uint64_t key, uint64_t first) {

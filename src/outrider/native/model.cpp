@@ -345,8 +345,7 @@ OutriderModel* outrider_new(const OutriderConfig* config) {
   m->kernels = kernels;
   m->layers = std::vector<Layer>(size_t(config->layers));
   m->dim_p = round_up(config->head_dim, kLanes);
-  m->head_tile = size_t(2) * kLanes * m->dim_p;
-  m->tile_stride = m->head_tile * config->kv_heads;
+  m->tile_stride = size_t(kLanes) * m->dim_p + kLanes;
   if (!place_weights(*m)) {
     delete m;
     return nullptr;
@@ -406,9 +405,10 @@ int32_t outrider_allocate(OutriderModel* m, int32_t blocks, int32_t block_size) 
     return set_error("a cache needs at least one block of at least one slot"), OUTRIDER_INVALID;
   }
   const size_t tiles = (size_t(blocks) * block_size + kLanes - 1) / kLanes;
-  m->layer_stride = tiles * m->tile_stride;
+  m->head_stride = tiles * m->tile_stride;
   m->num_blocks = m->block_size = 0;
-  if (!m->cache.reserve(m->layer_stride * m->layers.size() * 4)) return OUTRIDER_MEMORY;
+  const size_t heads = m->layers.size() * 2 * m->config.kv_heads;
+  if (!m->cache.reserve(m->head_stride * heads * 4)) return OUTRIDER_MEMORY;
   m->num_blocks = blocks;
   m->block_size = block_size;
   return OUTRIDER_OK;
@@ -435,10 +435,9 @@ int32_t outrider_copy_slots(OutriderModel* m, const int32_t* source, const int32
       for (int32_t i = 0; i < count; ++i) {
         const int32_t slot = pass ? target[i] : source[i];
         for (int h = 0; h < heads; ++h) {
-          float* tile = m->cache.floats() + layer * m->layer_stride +
-                        size_t(slot / kLanes) * m->tile_stride + size_t(h) * m->head_tile;
-          float* k = tile + slot % kLanes;
-          float* v = tile + size_t(kLanes + slot % kLanes) * dp;
+          const size_t tile = size_t(slot / kLanes) * m->tile_stride;
+          float* k = m->keys(int(layer), h) + tile + slot % kLanes;
+          float* v = m->values(int(layer), h) + tile + size_t(slot % kLanes) * dp;
           float* keep = kept.data() + (size_t(i) * heads + h) * per_slot;
           for (int d = 0; d < dp; ++d) {
             if (pass) {

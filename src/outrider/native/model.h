@@ -41,6 +41,26 @@ struct AttentionTask {
   int32_t out_shift;          // rows between a query's own row and where its result goes
 };
 
+// The rows of a step in flight and the scratch of each thread, all within one mapping.
+struct Buffers {
+  Memory memory;
+  float *x, *q, *att, *hidden;  // residual, queries, attention output, MLP activation
+  float* norm;                  // prepared input of more than kSmall rows
+  int8_t* quant;
+  float* quant_scale;
+  int32_t* quant_sum;
+  ptrdiff_t ldx, ldq, ldatt, ldh, ldquant;
+  ptrdiff_t score_ld;
+  struct Private {
+    float *c, *attention, *norm;
+    int8_t* quant;
+    float* quant_scale;
+    int32_t* quant_sum;
+  };
+  std::vector<Private> own;     // per thread
+  int rows = 0, length = 0;     // what there is room for
+};
+
 // Everything about a step that does not depend on the layer.
 struct Plan {
   std::vector<Segment> segments;
@@ -79,12 +99,16 @@ struct OutriderModel {
 
   // Derived sizes.
   int dim_p = 0;            // head_dim rounded up to 16
-  size_t head_tile = 0;     // floats of one head's K and V tile
-  size_t tile_stride = 0;   // floats of one tile of a layer, all heads
-  size_t layer_stride = 0;  // floats of a layer of the cache
+  size_t tile_stride = 0;   // floats of one tile of keys or values, with a line of padding so
+                            // that tiles do not share their cache sets
+  size_t head_stride = 0;   // floats of all tiles of a head
+  float* keys(int layer, int head) const {
+    return cache.floats() + (size_t(layer) * 2 * config.kv_heads + head) * head_stride;
+  }
+  float* values(int layer, int head) const { return keys(layer, config.kv_heads + head); }
 
   outrider::Plan plan;
-  outrider::Memory buffers;          // shared rows and per-thread scratch of a step
+  outrider::Buffers buffers;
 };
 
 namespace outrider {

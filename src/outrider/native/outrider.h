@@ -50,38 +50,30 @@ typedef struct {
   float attention_scale;
 } OutriderConfig;
 
+// A step's integers come as one array, `packed`, so that the caller has one pointer to find:
+//   tokens [num_tokens], positions [num_tokens], starts [num_seqs + 1], context [num_seqs],
+//   tables [num_seqs][table_width], logit_rows [num_rows], and parents [num_tokens] if has_parents.
 typedef struct {
-  const int32_t* tokens;      // [num_tokens]
-  const int32_t* positions;   // [num_tokens]
-  const int32_t* starts;      // [num_seqs + 1]
-  const int32_t* context;     // [num_seqs]
-  const int32_t* tables;      // [num_seqs][table_width]
-  const int32_t* logit_rows;  // [num_rows]
-  const int32_t* parents;     // [num_tokens] or null
-  const int32_t* taps;        // [num_taps]
-  float* const* tap_out;      // [num_taps] -> [num_tokens][hidden]
-  float* logits;              // [num_rows][vocab]
-  int32_t num_tokens, num_seqs, table_width, num_rows, num_taps;
-  int32_t exit_layer;         // -1: all layers
+  const int32_t* taps;     // [num_taps]
+  float* const* tap_out;   // [num_taps] -> [num_tokens][hidden]
+  float* logits;           // [num_rows][vocab]
+  int32_t num_tokens, num_seqs, table_width, num_rows, has_parents, num_taps;
+  int32_t exit_layer;      // -1: all layers
   int32_t threads;
 } OutriderStep;
 
+// A draft's parameters as one array: sequence keys (64 bits each), then temperature (float) and
+// the number of tokens to draft (int32), [num_seqs] each.
 typedef struct {
-  const int32_t* num_tokens;    // [num_seqs] tokens to draft
-  const float* temperature;     // [num_seqs]
-  const uint64_t* key;          // [num_seqs] sequence keys
-  int32_t* out;                 // [num_seqs][out_width]
+  int32_t* out;       // [num_seqs][out_width]
   int32_t out_width;
 } OutriderDraft;
 
+// A row's parameters come as one array too: draw keys (64 bits each), then temperature, top_k
+// (int32; 0: off), top_p and min_p (float), [num_rows] each.
 typedef struct {
-  const float* logits;        // [num_rows][vocab]
-  const float* temperature;   // [num_rows]
-  const int32_t* top_k;       // [num_rows] or null
-  const float* top_p;         // [num_rows] or null
-  const float* min_p;         // [num_rows] or null
-  const uint64_t* key;        // [num_rows] draw keys
-  int32_t* out;               // [num_rows]
+  const float* logits;  // [num_rows][vocab]
+  int32_t* out;         // [num_rows]
   int32_t num_rows, vocab, num_tokens, threads;
 } OutriderSample;
 
@@ -103,12 +95,14 @@ OUTRIDER_API int32_t outrider_set_rope(OutriderModel* model, const float* cosine
 OUTRIDER_API int32_t outrider_ready(OutriderModel* model);  // whether every tensor has been set
 OUTRIDER_API int32_t outrider_allocate(OutriderModel* model, int32_t blocks, int32_t block_size);
 OUTRIDER_API int64_t outrider_weight_bytes(const OutriderModel* model);
-OUTRIDER_API int32_t outrider_step(OutriderModel* model, const OutriderStep* step);
-OUTRIDER_API int32_t outrider_draft(OutriderModel* model, const OutriderStep* step,
+OUTRIDER_API int32_t outrider_step(OutriderModel* model, const int32_t* packed,
+                                   const OutriderStep* step);
+OUTRIDER_API int32_t outrider_draft(OutriderModel* model, const int32_t* packed,
+                                    const OutriderStep* step, const void* draft_packed,
                                     const OutriderDraft* draft);
 OUTRIDER_API int32_t outrider_copy_slots(OutriderModel* model, const int32_t* source,
                                          const int32_t* target, int32_t count);
-OUTRIDER_API int32_t outrider_sample(const OutriderSample* sample);
+OUTRIDER_API int32_t outrider_sample(const void* packed, const OutriderSample* sample);
 // u(0..size-1) and gumbel(0..size-1) of a draw key; either output may be null.
 OUTRIDER_API int32_t outrider_noise(uint64_t key, int32_t size, float* uniform, float* gumbel);
 

@@ -10,7 +10,7 @@ bool bad(const char* what, int64_t index) {
   return set_error(std::string(what) + " (at index " + std::to_string(index) + ")");
 }
 
-bool check_tokens(const OutriderModel& m, const OutriderStep& s) {
+bool check_tokens(const OutriderModel& m, const StepArgs& s) {
   for (int t = 0; t < s.num_tokens; ++t) {
     if (s.tokens[t] < 0 || s.tokens[t] >= m.config.vocab) return bad("token id out of range", t);
     if (s.positions[t] < 0) return bad("negative position", t);
@@ -27,7 +27,7 @@ bool check_tokens(const OutriderModel& m, const OutriderStep& s) {
 }
 
 // `extra` slots beyond the new tokens must be reachable too (drafting).
-bool check_sequences(const OutriderModel& m, const OutriderStep& s, const int32_t* extra) {
+bool check_sequences(const OutriderModel& m, const StepArgs& s, const int32_t* extra) {
   if (s.starts[0] != 0 || s.starts[s.num_seqs] != s.num_tokens)
     return set_error("starts do not span the tokens");
   for (int i = 0; i < s.num_seqs; ++i) {
@@ -66,7 +66,7 @@ void add_segments(Plan& p, const OutriderModel& m, const int32_t* table, int len
 }
 
 // Paths of the nodes that are not simply the continuation of all nodes before them.
-void add_paths(Plan& p, const OutriderStep& s, int seq) {
+void add_paths(Plan& p, const StepArgs& s, int seq) {
   const int first = s.starts[seq], n = s.starts[seq + 1] - first;
   int chain = 0;
   while (chain < n && s.parents[first + chain] == chain - 1) ++chain;
@@ -80,7 +80,7 @@ void add_paths(Plan& p, const OutriderStep& s, int seq) {
   for (int j = 0; j < chain; ++j) p.depth[size_t(first + j)] = j + 1;
 }
 
-void fill_paths(Plan& p, const OutriderStep& s) {
+void fill_paths(Plan& p, const StepArgs& s) {
   size_t total = 0;
   for (int seq = 0; seq < s.num_seqs; ++seq)
     for (int t = s.starts[seq]; t < s.starts[seq + 1]; ++t)
@@ -110,11 +110,26 @@ void add_tasks(std::vector<AttentionTask>& tasks, int seq, int from, int to, int
 
 }  // namespace
 
-bool make_plan(OutriderModel& m, const OutriderStep& s, const int32_t* extra) {
+StepArgs::StepArgs(const int32_t* packed, const OutriderStep& step) : OutriderStep(step) {
+  const int64_t n = step.num_tokens, seqs = step.num_seqs;
+  tokens = packed;
+  positions = tokens + n;
+  starts = positions + n;
+  context = starts + seqs + 1;
+  tables = context + seqs;
+  logit_rows = tables + seqs * step.table_width;
+  parents = step.has_parents ? logit_rows + step.num_rows : nullptr;
+}
+
+bool sizes_make_sense(const OutriderStep& s) {
+  return (s.num_tokens >= 0 && s.num_seqs >= 0 && s.num_rows >= 0 && s.table_width >= 0 &&
+          s.num_taps >= 0) ||
+         set_error("negative size");
+}
+
+bool make_plan(OutriderModel& m, const StepArgs& s, const int32_t* extra) {
   Plan& p = m.plan;
   if (!m.num_blocks) return set_error("allocate the cache before the first step");
-  if (s.num_tokens < 0 || s.num_seqs < 0 || s.num_rows < 0 || s.table_width < 0)
-    return set_error("negative size");
   if (!check_tokens(m, s) || !check_sequences(m, s, extra)) return false;
 
   p.segments.clear();
@@ -147,7 +162,7 @@ bool make_plan(OutriderModel& m, const OutriderStep& s, const int32_t* extra) {
   const int group = m.config.heads / m.config.kv_heads;
   // Fewer tiles than threads would leave some of them idle over a long context.
   const int64_t queries = int64_t(s.num_tokens) * group * m.config.kv_heads;
-  int tile = std::min(m.kernels->max_rows, kMaxQueries);
+  int tile = m.kernels->max_queries;
   while (tile > 1 && queries < int64_t(tile) * s.threads) --tile;
   for (int i = 0; i < s.num_seqs; ++i)
     add_tasks(p.tasks, i, 0, s.starts[i + 1] - s.starts[i], group, tile, 0);

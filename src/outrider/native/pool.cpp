@@ -40,6 +40,7 @@ struct Pool {
   void* context = nullptr;
   Team* team = nullptr;
   int helpers = 0;
+  Team::Share shares[2 * kMaxThreads];
 };
 
 struct Helper {
@@ -139,13 +140,13 @@ void wake_all(std::atomic<uint32_t>& word) {
 
 void Team::sync() {
   if (size_ == 1) {
-    for (auto& queue : shares_) queue[0].taken.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < 2; ++i) shares_[i].taken.store(0, std::memory_order_relaxed);
     return;
   }
   const uint32_t phase = phase_.value.load(std::memory_order_relaxed);
   if (arrived_.value.fetch_add(1, std::memory_order_acq_rel) + 1 == uint32_t(size_)) {
     for (int t = 0; t < size_; ++t) {
-      shares_[phase % 2][t].taken.store(0, std::memory_order_relaxed);
+      shares_[phase % 2 * size_ + t].taken.store(0, std::memory_order_relaxed);
     }
     arrived_.value.store(0, std::memory_order_relaxed);
     phase_.value.store(phase + 1);
@@ -156,7 +157,7 @@ void Team::sync() {
 }
 
 int Team::next_task(int thread, int num_tasks) {
-  Share* queue = shares_[phase_.value.load(std::memory_order_relaxed) % 2];
+  Share* queue = shares_ + phase_.value.load(std::memory_order_relaxed) % 2 * size_;
   for (int i = 0; i < size_; ++i) {
     const int owner = (thread + i) % size_;
     const int first = int(int64_t(num_tasks) * owner / size_);
@@ -178,12 +179,18 @@ int available_cores() {
   return n > 0 ? int(n) : 1;
 }
 
+void run_alone(Job job, void* context) {
+  Team::Share shares[2];
+  Team team(1, shares);
+  job(context, team, 0);
+}
+
 void run_on_pool(int threads, Job job, void* context) {
   threads = threads < 1 ? 1 : threads > kMaxThreads ? kMaxThreads : threads;
   Pool* p = pool();
   std::lock_guard<std::mutex> lock(p->mutex);
   const int helpers = threads > 1 ? grow(p, threads - 1) : 0;
-  Team team(helpers + 1 < threads ? helpers + 1 : threads);
+  Team team(helpers + 1 < threads ? helpers + 1 : threads, p->shares);
   if (team.size() == 1) {
     job(context, team, 0);
     return;

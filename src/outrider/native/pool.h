@@ -21,7 +21,13 @@ using Job = void (*)(void* context, Team& team, int thread);
 // The threads of one running job.
 class Team {
  public:
-  explicit Team(int size) : size_(size) {}
+  struct alignas(64) Share {
+    std::atomic<int32_t> taken;
+  };
+  // `shares` has room for two per thread and outlives the team.
+  Team(int size, Share* shares) : size_(size), shares_(shares) {
+    for (int i = 0; i < 2 * size; ++i) shares[i].taken.store(0, std::memory_order_relaxed);
+  }
   int size() const { return size_; }
 
   // Ends a phase: every thread arrives, then all go on. Also opens the next phase's queue.
@@ -32,19 +38,18 @@ class Team {
   int next_task(int thread, int num_tasks);
 
  private:
-  struct alignas(64) Share {
-    std::atomic<int32_t> taken{0};
-  };
   struct alignas(64) Word {
     std::atomic<uint32_t> value{0};
   };
   int size_;
+  Share* shares_;  // [2][size]: the queues of even and odd phases
   Word arrived_, phase_;
-  Share shares_[2][kMaxThreads];
 };
 
 // Cores this process may use.
 int available_cores();
+// Runs job(context, team, 0) right here.
+void run_alone(Job job, void* context);
 // Runs job(context, team, t) for t in 0..threads-1; thread 0 is the caller.
 void run_on_pool(int threads, Job job, void* context);
 

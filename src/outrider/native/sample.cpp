@@ -7,8 +7,22 @@
 namespace outrider {
 namespace {
 
+struct RowParameters {
+  const uint64_t* key;
+  const float* temperature;
+  const int32_t* top_k;
+  const float *top_p, *min_p;
+  RowParameters(const void* packed, int rows)
+      : key(static_cast<const uint64_t*>(packed)),
+        temperature(reinterpret_cast<const float*>(key + rows)),
+        top_k(reinterpret_cast<const int32_t*>(temperature + rows)),
+        top_p(reinterpret_cast<const float*>(top_k + rows)),
+        min_p(top_p + rows) {}
+};
+
 struct Sampling {
   const OutriderSample* s;
+  RowParameters p;
   const Kernels* k;
   float* scratch;
 };
@@ -16,35 +30,35 @@ struct Sampling {
 void sample_job(void* context, Team& team, int thread) {
   const Sampling& job = *static_cast<Sampling*>(context);
   const OutriderSample& s = *job.s;
+  const RowParameters& p = job.p;
   const int n = s.num_tokens;
   float* scratch = job.scratch + size_t(thread) * 5 * (size_t(n) + 16);
   for (int r; (r = team.next_task(thread, s.num_rows)) >= 0;) {
     const float* x = s.logits + size_t(r) * s.vocab;
     float best;
     int token = job.k->argmax(x, n, &best);
-    const float t = s.temperature[r];
+    const float t = p.temperature[r];
     if (t > 0) {
-      const float floor = job.k->floor(x, n, t, s.top_k ? s.top_k[r] : 0,
-                                       s.top_p ? s.top_p[r] : 1.0f, s.min_p ? s.min_p[r] : 0.0f,
-                                       scratch);
+      const float floor =
+          job.k->floor(x, n, t, p.top_k[r], p.top_p[r], p.min_p[r], scratch);
       best = (t == 1.0f ? best : best / t) +
-             gumbel_from_uniform(uniform(s.key[r], uint64_t(token)));
-      token = job.k->gumbel_argmax(x, n, 0, t, floor, s.key[r], token, &best);
+             gumbel_from_uniform(uniform(p.key[r], uint64_t(token)));
+      token = job.k->gumbel_argmax(x, n, 0, t, floor, p.key[r], token, &best);
     }
     s.out[r] = token;
   }
 }
 
-int32_t run_sample(const OutriderSample& s) {
+int32_t run_sample(const void* packed, const OutriderSample& s) {
   const Kernels* k = kernels_or_error();
   if (!k) return OUTRIDER_INVALID;
   if (s.num_rows < 0 || s.vocab < 1 || s.num_tokens < 1 || s.num_tokens > s.vocab)
     return set_error("rows, vocabulary or number of tokens out of range"), OUTRIDER_INVALID;
+  const RowParameters p(packed, s.num_rows);
   bool filtered = false;
   for (int r = 0; r < s.num_rows; ++r) {
-    if (!(s.temperature[r] >= 0)) return set_error("negative temperature"), OUTRIDER_INVALID;
-    filtered = filtered || (s.top_k && s.top_k[r] > 0) || (s.top_p && s.top_p[r] < 1) ||
-               (s.min_p && s.min_p[r] > 0);
+    if (!(p.temperature[r] >= 0)) return set_error("negative temperature"), OUTRIDER_INVALID;
+    filtered = filtered || p.top_k[r] > 0 || p.top_p[r] < 1 || p.min_p[r] > 0;
   }
   // Waking the pool costs more than a few small rows.
   const bool alone = int64_t(s.num_rows) * s.num_tokens < 65536;
@@ -52,10 +66,9 @@ int32_t run_sample(const OutriderSample& s) {
   static thread_local std::vector<float> scratch;
   const size_t need = filtered ? size_t(threads) * 5 * (size_t(s.num_tokens) + 16) : 0;
   if (scratch.size() < need) scratch.resize(need);
-  Sampling job{&s, k, scratch.data()};
+  Sampling job{&s, p, k, scratch.data()};
   if (threads == 1) {
-    Team team(1);
-    sample_job(&job, team, 0);
+    run_alone(sample_job, &job);
   } else {
     run_on_pool(threads, sample_job, &job);
   }
@@ -67,8 +80,8 @@ int32_t run_sample(const OutriderSample& s) {
 
 extern "C" {
 
-int32_t outrider_sample(const OutriderSample* s) {
-  return outrider::guarded([&] { return outrider::run_sample(*s); });
+int32_t outrider_sample(const void* packed, const OutriderSample* s) {
+  return outrider::guarded([&] { return outrider::run_sample(packed, *s); });
 }
 
 int32_t outrider_noise(uint64_t key, int32_t size, float* u, float* g) {

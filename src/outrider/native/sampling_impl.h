@@ -117,9 +117,29 @@ inline void exchange(float*& a, float*& b) {
   b = t;
 }
 
+// A value that at least k of z[0..n) reach: the least of k or more maxima of disjoint parts.
+float reached_by(const float* z, int n, int k) {
+  const int vectors = n / 16, groups = (k + 15) / 16;
+  if (groups > vectors) return kNegInf;
+  V least = set1(-kNegInf);
+  for (int g = 0; g < groups; ++g) {
+    V m = set1(kNegInf);
+    const int end = int(int64_t(vectors) * (g + 1) / groups);
+    for (int i = int(int64_t(vectors) * g / groups); i < end; ++i) m = max(load(z + 16 * i), m);
+    least = min(least, m);
+  }
+  float t[16];
+  store(t, least);
+  float low = t[0];
+  for (int i = 1; i < 16; ++i) low = t[i] < low ? t[i] : low;
+  return low;
+}
+
 // The k-th largest of z[0..n), 1 <= k <= n, none above `highest`. Destroys z and `spare`.
 float kth_largest(float* z, float* spare, int n, int k, float highest) {
-  int32_t lo = order_key(kNegInf), hi = order_key(highest);
+  const float low = reached_by(z, n, k);
+  if (low > kNegInf) n = split(z, nullptr, n, low, spare, nullptr).high;
+  int32_t lo = order_key(low), hi = order_key(highest);
   while (lo < hi) {
     const int32_t mid = middle(lo, hi);
     const Split s = split(z, nullptr, n, from_key(mid), spare, nullptr);
@@ -175,36 +195,51 @@ float floor_of_kept(const float* x, int n, float temperature, int top_k, float t
     if (temperature != 1.0f) zi = div(zi, t);
     top = max(zi, top);
     store(z + i, zi);
-    store(z0 + i, zi);
+    if (by_count) store(z0 + i, zi);
   }
   const float highest = horizontal_max(top);
-  if (!(highest > kNegInf)) return kNegInf;
+  if (!(highest > kNegInf) || highest == -kNegInf) return highest;
   float floor = kNegInf;
   if (by_count) floor = kth_largest(z0, z1, n, top_k, highest);
   if (!by_mass && !by_peak) return floor;
-  // exp clamps far below the peak; a lane of -inf must weigh nothing.
+
+  // What lies below `cut` is out whatever the details, so only the rest is looked at closely. Its
+  // mass still counts: with (1 - p) of the total spread over n tokens, none reaches `cut`.
+  float cut = floor > highest - 87.0f ? floor : highest - 87.0f;  // exp clamps below
+  double total = 0;
+  if (by_mass) {
+    for (int i = 0; i < n; i += 128) {
+      V s = zero();
+      for (int j = i; j < n && j < i + 128; j += 16) {
+        const V zj = load(z + j);
+        s = add(s, where_greater_equal(zj, set1(cut), exp(sub(zj, set1(highest)))));
+      }
+      total += wide_sum(s);
+    }
+    const float low = highest + float(::log((1.0 - double(top_p)) * total / n)) - 0.01f;
+    cut = low > cut ? low : cut;
+  }
+  if (by_peak) {
+    const float low = highest + float(::log(double(min_p))) - 0.01f;
+    cut = low > cut ? low : cut;
+  }
+  cut = cut < highest ? cut : highest;
   int m = 0;
-  const V cut = set1(floor > highest - 87.0f ? floor : highest - 87.0f);
   for (int i = 0; i < n; i += 16) {
     const V zi = load(z + i);
-    unsigned keep = mask_greater_equal(zi, cut);
+    unsigned keep = mask_greater_equal(zi, set1(cut));
     if (n - i < 16) keep &= (1u << (n - i)) - 1;
     if (!keep) continue;
-    const V ei = exp(sub(zi, set1(highest)));
-    compress(e0 + m, ei, keep);
+    compress(e0 + m, exp(sub(zi, set1(highest))), keep);
     m += compress(z0 + m, zi, keep);
   }
-  if (by_peak) {  // a token that min-p drops may still take part in top-p's mass
-    float least = highest;
+  float least = by_peak ? highest : kNegInf;
+  if (by_peak)
     for (int i = 0; i < m; ++i)
       if (e0[i] >= min_p && z0[i] < least) least = z0[i];
-    if (by_mass) {
-      const float in = nucleus(z0, e0, z1, e1, m, double(top_p) * mass_of(e0, m), kNegInf, highest);
-      return in > least ? in : least;
-    }
-    return least;
-  }
-  return nucleus(z0, e0, z1, e1, m, double(top_p) * mass_of(e0, m), kNegInf, highest);
+  if (!by_mass) return least > floor ? least : floor;
+  const float in = nucleus(z0, e0, z1, e1, m, double(top_p) * total, cut, highest);
+  return in > least ? in : least;
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ ptrdiff_t padded(int n) { return round_up(n, 16) + 16; }
 class Worker {
  public:
   Worker(Step& st, Team& team, int thread)
-      : m_(*st.m), k_(*st.m->kernels), c_(st.m->config), s_(st.s), b_(st.b),
-        team_(team), thread_(thread), own_(st.b.own[thread]) {}
+      : m_(*st.m), k_(*st.m->kernels), c_(st.m->config), s_(st.s), b_(st.m->buffers),
+        team_(team), thread_(thread), own_(st.m->buffers.own[size_t(thread)]) {}
 
   void run() {
     embed();
@@ -182,13 +182,13 @@ class Worker {
     }
     const int kv_head = (head - c_.heads) % c_.kv_heads;
     const int slot = m_.plan.slots[size_t(row)];
-    float* tile = m_.cache.floats() + size_t(l) * m_.layer_stride +
-                  size_t(slot / kLanes) * m_.tile_stride + size_t(kv_head) * m_.head_tile;
+    const size_t tile = size_t(slot / kLanes) * m_.tile_stride;
     if (is_k) {
-      float* k = tile + slot % kLanes;
+      float* k = m_.keys(l, kv_head) + tile + slot % kLanes;
       for (int d = 0; d < dim; ++d) k[d * kLanes] = c[d];
     } else {
-      memcpy(tile + size_t(kLanes + slot % kLanes) * dp, c, size_t(dim) * 4);
+      float* v = m_.values(l, kv_head) + tile + size_t(slot % kLanes) * dp;
+      memcpy(v, c, size_t(dim) * 4);
     }
   }
 
@@ -218,7 +218,7 @@ class Worker {
     a.block_size = m_.block_size;
     a.ldo = b_.ldatt;
     a.scratch = own_.attention;
-    a.score_ld = round_up(p.max_length, 16) + 32;
+    a.score_ld = b_.score_ld;
     for (int t; (t = team_.next_task(thread_, count * c_.kv_heads)) >= 0;) {
       const int head = t / count;
       const AttentionTask& task = tasks[size_t(t % count)];
@@ -232,7 +232,8 @@ class Worker {
       a.path = p.tree ? p.path.data() + first : nullptr;
       a.segments = p.segments.data() + p.segment_starts[size_t(seq)];
       a.num_segments = p.segment_starts[size_t(seq) + 1] - p.segment_starts[size_t(seq)];
-      a.kv = m_.cache.floats() + size_t(l) * m_.layer_stride + size_t(head) * m_.head_tile;
+      a.keys = m_.keys(l, head);
+      a.values = m_.values(l, head);
       a.table = s_.tables + int64_t(seq) * s_.table_width;
       a.out = b_.att + (first + task.out_shift) * b_.ldatt + ptrdiff_t(head) * group * c_.head_dim;
       k_.attention(a);
@@ -286,7 +287,7 @@ class Worker {
   OutriderModel& m_;
   const Kernels& k_;
   const OutriderConfig& c_;
-  const OutriderStep& s_;
+  const StepArgs& s_;
   Buffers& b_;
   Team& team_;
   int thread_;
@@ -297,34 +298,37 @@ void step_job(void* context, Team& team, int thread) {
   run_part(*static_cast<Step*>(context), team, thread);
 }
 
-int32_t run_step(OutriderModel& m, const OutriderStep& s) {
+int32_t run_step(OutriderModel& m, const StepArgs& s) {
   std::lock_guard<std::mutex> lock(m.mutex);
   if (!make_plan(m, s, nullptr)) return OUTRIDER_INVALID;
   if (!rope_reaches(m, s, nullptr)) return OUTRIDER_ROPE_SHORT;
   if (s.num_tokens == 0) return OUTRIDER_OK;
-  Step step{&m, s, {}};
+  Step step{&m, s};
   step.s.threads = std::clamp(s.threads, 1, kMaxThreads);
-  if (!lay_out(step, s.num_tokens, m.plan.max_length)) return OUTRIDER_MEMORY;
+  if (!lay_out(m, step.s.threads, s.num_tokens, m.plan.max_length)) return OUTRIDER_MEMORY;
   run_on_pool(step.s.threads, step_job, &step);
   return OUTRIDER_OK;
 }
 
 }  // namespace
 
-bool lay_out(Step& st, int rows, int length) {
-  OutriderModel& m = *st.m;
+bool lay_out(OutriderModel& m, int threads, int rows, int length) {
+  Buffers& b = m.buffers;
+  if (rows <= b.rows && length <= b.length && threads <= int(b.own.size())) return true;
   const auto& c = m.config;
-  Buffers& b = st.b;
+  // Room to spare, so that a growing context does not come back here at every step.
+  rows = std::max(b.rows, rows <= kSmall ? kSmall : rows + rows / 4);
+  length = std::max(b.length, length + length / 4 + 256);
+  threads = std::max(threads, int(b.own.size()));
+  b.rows = b.length = 0;
   const int width = std::max({c.hidden, c.heads * c.head_dim, c.intermediate});
   b.ldx = padded(c.hidden);
   b.ldq = padded(c.heads * m.dim_p);
   b.ldatt = padded(c.heads * c.head_dim);
   b.ldh = padded(c.intermediate);
   b.ldquant = round_up(width, 128) + 64;
-  b.groups = (width + 63) / 64;
+  b.score_ld = round_up(length, 16) + 32;
   const int unit = std::max(kMaxTask * kLanes, m.dim_p);
-  const int small = std::min(rows, kSmall);
-  const size_t score_ld = size_t(round_up(length, 16) + 32);
   const bool integer = c.weight_type >= kI8;
   struct Field {
     void** at;
@@ -334,38 +338,40 @@ bool lay_out(Step& st, int rows, int length) {
   auto want = [&](auto*& p, size_t bytes) {
     fields.push_back({reinterpret_cast<void**>(&p), (bytes + 127) / 64 * 64});
   };
-  const size_t n = size_t(rows), g = size_t(b.groups);
+  const size_t n = size_t(rows), groups = size_t(width + 63) / 64;
   want(b.x, n * b.ldx * 4);
   want(b.q, n * b.ldq * 4);
   want(b.att, n * b.ldatt * 4);
   want(b.hidden, n * b.ldh * 4);
   want(b.norm, n * b.ldx * 4);
   want(b.quant, integer ? n * b.ldquant : 0);
-  want(b.quant_scale, integer ? n * g * 4 : 0);
-  want(b.quant_sum, integer ? n * g * 4 : 0);
-  for (int t = 0; t < st.s.threads; ++t) {
-    auto& own = b.own[t];
+  want(b.quant_scale, integer ? n * groups * 4 : 0);
+  want(b.quant_sum, integer ? n * groups * 4 : 0);
+  b.own.resize(size_t(threads));
+  for (auto& own : b.own) {
     want(own.c, size_t(std::min(rows, kRowBlock)) * unit * 4);
-    want(own.attention, kMaxQueries * (score_ld + 2 * size_t(m.dim_p)) * 4);
-    want(own.norm, size_t(small) * b.ldx * 4);
-    want(own.quant, integer ? size_t(small) * b.ldquant : 0);
-    want(own.quant_scale, integer ? small * g * 4 : 0);
-    want(own.quant_sum, integer ? small * g * 4 : 0);
+    want(own.attention, kMaxQueries * size_t(b.score_ld + 2 * m.dim_p) * 4);
+    want(own.norm, size_t(kSmall) * b.ldx * 4);
+    want(own.quant, integer ? size_t(kSmall) * b.ldquant : 0);
+    want(own.quant_scale, integer ? kSmall * groups * 4 : 0);
+    want(own.quant_sum, integer ? kSmall * groups * 4 : 0);
   }
   size_t total = 0;
   for (auto& f : fields) total += f.bytes;
-  if (m.buffers.size() < total + 4096 && !m.buffers.reserve(total + total / 4)) return false;
-  char* p = m.buffers.data();
+  if (!b.memory.reserve(total)) return false;
+  char* p = b.memory.data();
   for (auto& f : fields) {
     *f.at = p;
     p += f.bytes;
   }
+  b.rows = rows;
+  b.length = length;
   return true;
 }
 
 void run_part(Step& step, Team& team, int thread) { Worker(step, team, thread).run(); }
 
-bool rope_reaches(const OutriderModel& m, const OutriderStep& s, const int32_t* extra) {
+bool rope_reaches(const OutriderModel& m, const StepArgs& s, const int32_t* extra) {
   for (int i = 0; i < s.num_seqs; ++i)
     for (int t = s.starts[i]; t < s.starts[i + 1]; ++t)
       if (int64_t(s.positions[t]) + (extra ? std::max(0, extra[i]) : 0) >= m.rope_positions)
@@ -375,6 +381,7 @@ bool rope_reaches(const OutriderModel& m, const OutriderStep& s, const int32_t* 
 
 }  // namespace outrider
 
-extern "C" int32_t outrider_step(OutriderModel* m, const OutriderStep* s) {
-  return outrider::guarded([&] { return outrider::run_step(*m, *s); });
+extern "C" int32_t outrider_step(OutriderModel* m, const int32_t* packed, const OutriderStep* s) {
+  if (!outrider::sizes_make_sense(*s)) return OUTRIDER_INVALID;
+  return outrider::guarded([&] { return outrider::run_step(*m, {packed, *s}); });
 }
