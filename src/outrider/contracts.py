@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from outrider.events import StepTiming
     from outrider.kv.cache import KVCache
-    from outrider.sampling import LogitEdits, SamplingParams
+    from outrider.model.tokenizer import Tokenizer
+    from outrider.sampling import SamplingParams
 
 IntArray = npt.NDArray[np.int32]
 
@@ -79,20 +80,36 @@ class Verdict:
     draws: list[int] | None = None
 
 
+class Edits(Protocol):
+    """The history-dependent part of a request's processing: bans, bias, penalties."""
+
+    def apply(self, row_V: torch.Tensor, tokens: list[int], path: Seq[int]) -> None:
+        """Edits a row of logits in place, for the position after `tokens + path`.
+
+        `tokens` are the committed ones, which only grow from call to call; `path` are guesses.
+        """
+        ...
+
+
 class SequenceView(Protocol):
     """What proposers, verifiers and controllers may see of a sequence. Read-only for them."""
 
     id: int  # unique in the engine's life
     tokens: list[int]  # every committed token, prompt first; grows, never shrinks
     num_prompt_tokens: int
+    num_computed: int  # tokens whose K/V the target holds: all but the last while decoding
     params: SamplingParams
     seed: int  # resolved: never None
     sample_index: int  # which of the request's n samples
     draw: Draw  # the law sampling proposers must use: COUPLED or SAMPLED
-    edits: LogitEdits | None  # bans, bias, penalties; None where the request has none
     finish_ids: frozenset[int]  # ids that end the sequence: nothing is drafted past them
     prediction: list[int]  # the caller's guess of the output, tokenised; often empty
     salt: str  # tenants with different salts share nothing
+
+    @property
+    def edits(self) -> Edits | None:
+        """Bans, bias, penalties; None where the request has none."""
+        ...
 
 
 @dataclass(slots=True)
@@ -192,6 +209,7 @@ class Observation:
     verdict: Verdict | None  # None: a prefill chunk, nothing was drawn
     # layer -> [n, H]: hidden states of the tokens this step committed to the KV, in order
     taps: dict[int, torch.Tensor] = field(default_factory=dict)
+    start: int = 0  # index in the text of the first of these; a cached prefix is skipped
 
 
 class Proposer(Protocol):
@@ -215,13 +233,26 @@ class Proposer(Protocol):
         ...
 
 
+class LoadModel(Protocol):
+    """Loads a model where and as the engine loads its own, unless `dtype` says otherwise.
+
+    Nothing is checked about its vocabulary.
+    """
+
+    def __call__(self, name: str, *, dtype: str | None = None) -> Model: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposerContext:
     """What a proposer class may build itself from: `Class.build(context) -> Proposer`."""
 
     target: Model
+    model: str = ""  # folder or name of the target
+    target_kv: KVCache  # slots from `view.num_computed` on may be scribbled on while drafting
+    tokenizer: Tokenizer  # the target's
     drafter: str | None  # folder or name of the draft model or head the user chose
     load_drafter: Callable[[str], Model]  # loads and checks that it shares the target's vocabulary
+    load_model: LoadModel
     make_kv: Callable[[Model], KVCache]  # allocates the model's KV store and its bookkeeping
     proposer: Callable[[str], Proposer]  # another one of this engine: built once, shared
     options: Mapping[str, object] = field(default_factory=dict)

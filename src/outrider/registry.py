@@ -14,8 +14,10 @@ from outrider.errors import UnknownName
 _PROPOSERS = {
     "draft-model": "outrider.proposers.draft_model:DraftModelProposer",
     "draft-tree": "outrider.proposers.draft_tree:DraftTreeProposer",
+    "early-exit": "outrider.proposers.early_exit:EarlyExitProposer",
     "ngram": "outrider.proposers.ngram:NgramProposer",
     "prediction": "outrider.proposers.prediction:PredictionProposer",
+    "quantized": "outrider.proposers.quantized:QuantizedProposer",
     "suffix": "outrider.proposers.suffix:SuffixProposer",
 }
 

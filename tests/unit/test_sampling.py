@@ -39,6 +39,7 @@ class View:
     draw: Draw = Draw.COUPLED
     prediction: list[int] = field(default_factory=list)
     salt: str = ""
+    num_computed: int = 0
     finish_ids: frozenset[int] = frozenset({0})
     edits: LogitEdits | None = None
 

@@ -17,7 +17,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.parts import Parts
 from outrider.engine.request import Speculation
 from outrider.engine.scheduler import Scheduler, SchedulerConfig
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, VocabularyMismatch
 from outrider.kv.cache import KVCache
 from outrider.model import load_model
 from outrider.model.tokenizer import Tokenizer, check_same_vocabulary, load_tokenizer
@@ -118,16 +118,25 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         model.allocate(num_blocks, config.block_size)
         return KVCache(num_blocks, config.block_size, config.prefix_caching)
 
+    def load(name: str, *, dtype: str | None = None) -> Model:
+        # The backend is what can run the engine's own type; another type may need another one.
+        backend = config.backend if dtype is None else "auto"
+        return load_model(name, device=config.device, dtype=dtype or config.dtype, backend=backend)
+
     def load_drafter(name: str) -> Model:
         check_same_vocabulary(tokenizer, load_tokenizer(name))
-        return load_model(name, device=config.device, dtype=config.dtype, backend=config.backend)
+        return load(name)
 
     kv = make_kv(target)
     context = partial(
         ProposerContext,
         target=target,
+        model=config.model,
+        target_kv=kv,
+        tokenizer=tokenizer,
         drafter=draft_model,
         load_drafter=load_drafter,
+        load_model=load,
         make_kv=make_kv,
     )
     proposers = ProposerSet(context, config.proposer_options)
@@ -136,7 +145,13 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
     if config.verifier not in verifiers:
         make_verifier(config.verifier)  # raises with a suggestion
     if config.num_draft_tokens != 0:
-        proposer = proposers[name]
+        try:
+            proposer = proposers[name]
+        except VocabularyMismatch:
+            if config.proposer is not None:
+                raise
+            name = "cross-vocab"  # a drafter of another family drafts text
+            proposer = proposers[name]
         exact_pairing(proposer.draws, proposer.trees, verifiers[config.verifier])
     else:
         proposer_class(name)  # raises with a suggestion

@@ -174,5 +174,5 @@ def check_same_vocabulary(target: Tokenizer, drafter: Tokenizer) -> None:
     raise VocabularyMismatch(
         f"target and drafter do not share a vocabulary: id {first} is {ours.get(first)!r} to the "
         f"target and {theirs.get(first)!r} to the drafter ({len(differing)} ids differ); "
-        "choose a drafter with the target's tokenizer"
+        "choose a drafter with the target's tokenizer, or proposer 'cross-vocab'"
     )

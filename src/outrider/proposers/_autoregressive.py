@@ -6,24 +6,51 @@ The last draft is never fed: after a full accept it is committed text like any o
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from outrider.contracts import DraftsInOneCall, Draw, Proposal, SequenceView, Stream
+from outrider.contracts import (
+    DraftsInOneCall,
+    Draw,
+    Model,
+    Proposal,
+    SequenceView,
+    StepBatch,
+    Stream,
+)
 from outrider.layout import Slice, pack
 from outrider.noise import draw_key, mix, sequence_key
-from outrider.proposers._draft_memory import DraftMemory
 from outrider.sampling import RowParams, draw_tokens, law_of, true_vocabulary
 
 
+class Memory(Protocol):
+    """Whose model drafts and where its K/V goes; see `DraftMemory`, which is the usual one."""
+
+    @property
+    def model(self) -> Model: ...
+
+    def room(self, view: SequenceView) -> int: ...
+
+    def catch_up(self, view: SequenceView, num_drafts: int) -> Slice | None: ...
+
+    def drafted(self, view: SequenceView, tokens: list[int]) -> None: ...
+
+
 class AutoregressiveDrafter:
-    def __init__(self, memory: DraftMemory, num_tokens: int, name: str) -> None:
-        """`num_tokens`: the target's true vocabulary, which q is a law over."""
+    def __init__(
+        self, memory: Memory, num_tokens: int, name: str, exit_layer: int | None = None
+    ) -> None:
+        """`num_tokens`: the target's true vocabulary, which q is a law over.
+
+        `exit_layer`: draft with the model's first layers only.
+        """
         self._memory = memory
         self._model = memory.model
         self._num_tokens = num_tokens
         self._name = name
+        self._exit_layer = exit_layer
 
     def draft(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
         """A chain for each view; empty where the drafter's KV or positions are used up."""
@@ -53,7 +80,7 @@ class AutoregressiveDrafter:
             for view in views
         ):
             chains = self._model.draft_chain(
-                pack(slices),
+                self._pack(slices),
                 np.array(budgets, np.int32),
                 np.array([view.params.temperature for view in views], np.float32),
                 np.array(
@@ -63,6 +90,11 @@ class AutoregressiveDrafter:
             return [Proposal(chain, draw=Draw.COUPLED, source=self._name) for chain in chains]
         return self._draft_stepwise(views, budgets, slices)
 
+    def _pack(self, slices: list[Slice]) -> StepBatch:
+        batch = pack(slices)
+        batch.exit_layer = self._exit_layer
+        return batch
+
     def _draft_stepwise(
         self, views: list[SequenceView], budgets: list[int], slices: list[Slice]
     ) -> list[Proposal]:
@@ -70,7 +102,7 @@ class AutoregressiveDrafter:
         laws: list[list[torch.Tensor]] = [[] for _ in views]
         active = list(range(len(views)))
         while active:
-            logits = self._model.forward(pack([slices[i] for i in active])).logits_RV
+            logits = self._model.forward(self._pack([slices[i] for i in active])).logits_RV
             logits = true_vocabulary(logits, self._num_tokens)
             keys = []
             for row, i in enumerate(active):
