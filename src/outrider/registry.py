@@ -12,6 +12,8 @@ from outrider.contracts import Proposer, ProposerContext
 from outrider.errors import UnknownName
 
 _PROPOSERS = {
+    "cascade": "outrider.proposers.cascade:CascadeProposer",
+    "cross-vocab": "outrider.proposers.cross_vocab:CrossVocabProposer",
     "draft-model": "outrider.proposers.draft_model:DraftModelProposer",
     "draft-tree": "outrider.proposers.draft_tree:DraftTreeProposer",
     "early-exit": "outrider.proposers.early_exit:EarlyExitProposer",

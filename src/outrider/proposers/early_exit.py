@@ -32,6 +32,7 @@ from outrider.proposers._autoregressive import AutoregressiveDrafter
 from outrider.proposers._options import read_options
 
 _SHARE = 0.4  # of the target's layers, where the user does not say
+_MAX_PENDING = 8  # tokens the target has yet to see; more are the end of a prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +71,10 @@ class _LookaheadSlots:
 
     def catch_up(self, view: SequenceView, num_drafts: int) -> Slice | None:
         pending = view.tokens[view.num_computed :]
-        # The end of a prompt is left to the target alone: drafting would compute it twice.
-        if len(pending) > 1 or not self._kv.reserve(view.id, len(view.tokens) + num_drafts):
+        # A prompt is left to the target alone: drafting would compute much of it twice.
+        if len(pending) > _MAX_PENDING:
+            return None
+        if not self._kv.reserve(view.id, len(view.tokens) + num_drafts):
             return None
         return Slice(pending, view.num_computed, self._kv.table(view.id), Proposal())
 
