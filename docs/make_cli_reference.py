@@ -57,8 +57,8 @@ def _row(param: Any) -> str:
     if isinstance(getattr(param, "show_default", None), str):
         default = param.show_default
     shown = "" if default is None or default is False or default == () else str(default)
-    help = (getattr(param, "help", "") or "").replace("|", "\\|")
-    return f"| {names} | {shown} | {help} |"
+    cells = (names, shown, getattr(param, "help", "") or "")
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def main() -> int:

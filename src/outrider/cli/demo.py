@@ -163,6 +163,7 @@ def race_rounds(
 
 def conclude(outcomes: Sequence[Outcome], console: Console, engine: Engine) -> None:
     """The verdict on the outputs in one line, or where they part."""
+    console.print()
     different = [o for o in outcomes if o.first_difference is not None]
     if not different:
         console.print(

@@ -13,6 +13,8 @@ from outrider.errors import ConfigError, RequestError
 
 EXAMPLE = "Example: outrider generate -p 'def fibonacci(n):' --max-tokens 60 --trace"
 
+WITHOUT_DRAFT_MODEL = ("early-exit", "lookahead", "ngram", "prediction", "quantized", "suffix")
+
 
 def generate(
     model: flags.Model = "bundled",
@@ -123,6 +125,6 @@ def choose_proposer(proposer: str | None, draft_model: str | None, guess: str | 
     if guess is None and proposer == "prediction":
         raise ConfigError("proposer 'prediction' needs one: pass --prediction TEXT")
     chosen = "prediction" if guess is not None else proposer
-    if draft_model is not None and chosen in ("ngram", "prediction", "suffix"):
+    if draft_model is not None and chosen in WITHOUT_DRAFT_MODEL:
         raise ConfigError(f"proposer {chosen!r} uses no draft model: leave out --draft-model")
     return chosen
