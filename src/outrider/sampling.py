@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -182,6 +182,8 @@ class RowParams:
     @classmethod
     def of(cls, params: Sequence[SamplingParams], counts: Sequence[int]) -> RowParams:
         """Row parameters where sequence i occupies `counts[i]` consecutive rows."""
+        if len(params) == 1:  # one user: the same rows step after step
+            return _rows_of_one(_Same(params[0]), counts[0])
 
         # A greedy row has no law to filter: its argmax always survives.
         temperature = np.array([p.temperature for p in params], np.float32)
@@ -198,6 +200,33 @@ class RowParams:
     @property
     def filters(self) -> bool:
         return bool(self.top_k_R.any() or (self.top_p_R < 1).any() or self.min_p_R.any())
+
+
+class _Same:
+    """Compares by identity and keeps its object alive: a cache key for what cannot be hashed."""
+
+    __slots__ = ("params",)
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.params = params
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.params is self.params
+
+    def __hash__(self) -> int:
+        return id(self.params)
+
+
+@lru_cache(maxsize=64)
+def _rows_of_one(key: _Same, count: int) -> RowParams:
+    p = key.params
+    greedy = p.temperature == 0
+    return RowParams(
+        np.full(count, p.temperature, np.float32),
+        np.full(count, 0 if greedy else p.top_k, np.int32),
+        np.full(count, 1.0 if greedy else p.top_p, np.float32),
+        np.full(count, 0.0 if greedy else p.min_p, np.float32),
+    )
 
 
 def true_vocabulary(logits_RV: torch.Tensor, num_tokens: int) -> torch.Tensor:
@@ -240,18 +269,11 @@ def filtered(logits_RV: torch.Tensor, rows: RowParams) -> torch.Tensor:
     return scaled.masked_fill_(scaled < floor, -torch.inf)
 
 
-def greedy_tokens(logits_RV: torch.Tensor) -> list[int]:
-    """The lowest id of the largest logit, per row."""
-    # NumPy on the CPU: torch's argmax costs tens of microseconds more.
-    rows = logits_RV.numpy() if logits_RV.device.type == "cpu" else logits_RV
-    tokens: list[int] = rows.argmax(-1).tolist()
-    return tokens
-
-
 def draw_tokens(logits_RV: torch.Tensor, rows: RowParams, keys_R: list[int]) -> list[int]:
-    """One token per row; `keys_R` are draw keys (see `outrider.noise`), unused on greedy rows."""
-    if not rows.temperature_R.any():
-        return greedy_tokens(logits_RV)
+    """One token per row, -1 where the row has a NaN.
+
+    `keys_R` are draw keys (see `outrider.noise`), unused on greedy rows.
+    """
     if native.available() and logits_RV.device.type == "cpu":
         return native.sample_rows(
             logits_RV,
@@ -261,10 +283,14 @@ def draw_tokens(logits_RV: torch.Tensor, rows: RowParams, keys_R: list[int]) -> 
             rows.min_p_R,
             np.array(keys_R, dtype=np.uint64),
         )
-    scaled = filtered(logits_RV, rows)
-    noisy = scaled + gumbel(keys_R, scaled.shape[-1], scaled.device)
-    greedy = torch.from_numpy(rows.temperature_R == 0).to(scaled.device)[:, None]
-    tokens: list[int] = torch.where(greedy, scaled, noisy).argmax(dim=-1).tolist()
+    scores = logits_RV
+    if rows.temperature_R.any():
+        scaled = filtered(logits_RV, rows)
+        noisy = scaled + gumbel(keys_R, scaled.shape[-1], scaled.device)
+        greedy = torch.from_numpy(rows.temperature_R == 0).to(scaled.device)[:, None]
+        scores = torch.where(greedy, scaled, noisy)
+    best = scores.max(dim=-1)  # of a row with a NaN: NaN
+    tokens: list[int] = best.indices.masked_fill(best.values.isnan(), -1).tolist()
     return tokens
 
 
@@ -292,9 +318,6 @@ class RowLaws:
         num_tokens: int,
         stream: Stream = Stream.TARGET,
     ) -> None:
-        self._views = views
-        self._proposals = proposals
-        self._stream = stream
         self.starts: list[int] = []
         row = 0
         for proposal in proposals:
@@ -313,37 +336,41 @@ class RowLaws:
                         path = [proposal.tokens[i] for i in path_to(proposal, node)]
                         edit.apply(logits_RV[start + 1 + node], view.tokens, path)
         self._logits_RV = logits_RV
-
-    # Computed on demand: a greedy step needs none of the first three.
-
-    @cached_property
-    def _rows(self) -> RowParams:
-        counts = [len(proposal.tokens) + 1 for proposal in self._proposals]
-        return RowParams.of([view.params for view in self._views], counts)
-
-    @cached_property
-    def _keys_R(self) -> list[int]:
-        keys: list[int] = []
-        for view, proposal in zip(self._views, self._proposals, strict=True):
-            base = sequence_key(view.seed, view.sample_index, self._stream) + len(view.tokens)
-            keys.extend(mix(base + depth) for depth in depths(proposal))
-        return keys
-
-    @cached_property
-    def _law_RV(self) -> torch.Tensor:
-        return law_of(self._logits_RV, self._rows)
-
-    @cached_property
-    def _draws(self) -> list[int]:
-        if not any(view.params.temperature for view in self._views):
-            return greedy_tokens(self._logits_RV)
-        return draw_tokens(self._logits_RV, self._rows, self._keys_R)
+        counts = [len(proposal.tokens) + 1 for proposal in proposals]
+        self._rows = RowParams.of([view.params for view in views], counts)
+        self._keys_R: list[int] = []
+        for view, proposal in zip(views, proposals, strict=True):
+            if view.params.temperature:
+                base = sequence_key(view.seed, view.sample_index, stream) + len(view.tokens)
+                self._keys_R += [mix(base + depth) for depth in depths(proposal)]
+            else:
+                self._keys_R += [0] * (len(proposal.tokens) + 1)
+        self._draws: list[int] | None = None
+        self._law_RV: torch.Tensor | None = None
 
     def draw(self) -> list[int]:
+        if self._draws is None:
+            self._draws = draw_tokens(self._logits_RV, self._rows, self._keys_R)
         return self._draws
 
     def probs(self, start: int, stop: int) -> torch.Tensor:
+        if self._law_RV is None:  # all rows at once: one pass over the vocabulary, not one per call
+            self._law_RV = law_of(self._logits_RV, self._rows)
         return self._law_RV[start:stop]
+
+    def mend(self) -> list[int]:
+        """Rows with a NaN, normally none; from now on their laws are uniform, their draws 0.
+
+        Their sequences are lost, but rows never mix: the others go on as if nothing happened.
+        """
+        draws = self.draw()
+        if not draws or min(draws) >= 0:
+            return []
+        broken = [row for row, token in enumerate(draws) if token < 0]
+        self._logits_RV[broken] = 0.0
+        for row in broken:
+            draws[row] = 0
+        return broken
 
     def logprobs(self, row: int) -> torch.Tensor:
         """Log-probabilities of the *model* at a row, before any request processing: [V]."""

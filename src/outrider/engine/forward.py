@@ -8,7 +8,6 @@ others' tokens are what they would have been.
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass
 
 import torch
@@ -51,20 +50,20 @@ def forward(parts: Parts, lines: list[Scheduled], proposals: list[Proposal]) -> 
     Raises TurnedAway, or what the model raises.
     """
     batch, output = _run(parts, lines, proposals)
-    failures = _failures(lines, proposals, replace_nan_rows(output.logits_RV))
+    logits_RV = output.logits_RV
     num_rows = len(proposals) + sum(map(len, proposals))
     num_tokens = parts.target.spec.num_tokens
-    if num_rows < len(output.logits_RV):
-        score_prompts(lines, true_vocabulary(output.logits_RV[num_rows:], num_tokens))
+    broken: list[int] = []
+    if num_rows < batch.logit_rows_R.size:  # beyond the laws: rows that score a prompt
+        scored_RV = true_vocabulary(logits_RV[num_rows:], num_tokens)
+        broken = (scored_RV.isnan().any(dim=-1).nonzero().flatten() + num_rows).tolist()
+        score_prompts(lines, scored_RV)
+        logits_RV = logits_RV[:num_rows]
     ready = [line.sequence for line in lines if line.is_last_chunk]
-    laws = RowLaws(
-        output.logits_RV[:num_rows],
-        ready,
-        proposals,
-        [sequence.edits for sequence in ready],
-        num_tokens=num_tokens,
-    )
-    return Pass(batch, laws, output.taps, failures)
+    edits = [sequence.edits for sequence in ready]
+    laws = RowLaws(logits_RV, ready, proposals, edits, num_tokens=num_tokens)
+    broken += laws.mend()
+    return Pass(batch, laws, output.taps, _failures(lines, proposals, broken))
 
 
 def _run(
@@ -116,21 +115,6 @@ def out_of_memory(error: BaseException) -> bool:
         return True
     # torch's CPU allocator has no type of its own.
     return isinstance(error, RuntimeError) and "not enough memory" in str(error)
-
-
-def replace_nan_rows(logits_RV: torch.Tensor) -> list[int]:
-    """Zeroes every row with a NaN in place and returns their indices: normally none.
-
-    One sum over everything finds out that there is nothing to find.
-    """
-    # NumPy on the CPU: torch's reductions cost tens of microseconds more than they add.
-    total = logits_RV.numpy().sum() if logits_RV.device.type == "cpu" else logits_RV.sum()
-    if not math.isnan(float(total)):
-        return []
-    broken_R = logits_RV.isnan().any(dim=-1)
-    logits_RV[broken_R] = 0.0
-    rows: list[int] = broken_R.nonzero().flatten().tolist()
-    return rows
 
 
 def _layout(

@@ -251,7 +251,7 @@ def sample_rows(
     """One token per row of float32 CPU logits: temperature, top-k, top-p, min-p, Gumbel argmax.
 
     `keys_R` are draw keys; temperature 0 is the argmax, lowest index on ties; ids from
-    `num_tokens` on are never drawn. Nothing is mutated.
+    `num_tokens` on are never drawn; -1 where the row has a NaN. Nothing is mutated.
     """
     lib = library()
     num_rows, vocab = logits_RV.shape

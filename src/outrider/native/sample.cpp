@@ -45,7 +45,9 @@ void sample_job(void* context, Team& team, int thread) {
              gumbel_from_uniform(uniform(p.key[r], uint64_t(token)));
       token = job.k->gumbel_argmax(x, n, 0, t, floor, p.key[r], token, &best);
     }
-    s.out[r] = token;
+    int broken = 0;
+    for (int i = 0; i < n; ++i) broken |= x[i] != x[i];
+    s.out[r] = broken ? -1 : token;
   }
 }
 
