@@ -9,7 +9,7 @@ from outrider.contracts import Draw
 from outrider.control import DEFAULT_NUM_DRAFT_TOKENS, MAX_AUTO_DRAFT_TOKENS, NumDraftTokens
 from outrider.engine.stops import StopScanner
 from outrider.events import TokenLogprob
-from outrider.model.tokenizer import TextStream
+from outrider.model.tokenizer import ByteTextStream, TextStream
 from outrider.sampling import LogitEdits, SamplingParams
 
 _ids = itertools.count()
@@ -45,7 +45,7 @@ class Sequence:
         sample_index: int,
         draw: Draw,
         finish_ids: frozenset[int],
-        text: TextStream,
+        text: TextStream | ByteTextStream,
         edits: LogitEdits | None,
     ) -> None:
         self.id = next(_ids)

@@ -6,6 +6,8 @@ taken back, so it only ever emits what no later token can change.
 
 from __future__ import annotations
 
+import codecs
+import json
 import re
 from collections.abc import Sequence
 from functools import cached_property
@@ -20,6 +22,16 @@ from outrider.model.weights import read_eos_ids, read_json
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
+
+
+def _byte_of() -> dict[str, int]:
+    """The byte-level alphabet: printable bytes stand for themselves, the others from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF = _byte_of()
 
 
 def load_tokenizer(path_or_name: str | Path) -> Tokenizer:
@@ -45,6 +57,7 @@ class Tokenizer:
         self._inner.no_truncation()
         self._inner.no_padding()
         self.folder = folder
+        self._bytes: dict[int, bytes] = {}
         self.config: dict[str, Any] = {}
         if (folder / "tokenizer_config.json").is_file():
             self.config = read_json(folder / "tokenizer_config.json")
@@ -67,9 +80,26 @@ class Tokenizer:
         token: str | None = self._inner.id_to_token(id)
         return token
 
-    def stream(self, context: Sequence[int] = ()) -> TextStream:
+    def stream(self, context: Sequence[int] = ()) -> TextStream | ByteTextStream:
         """Incremental detokenisation of what follows `context` (the prompt)."""
-        return TextStream(self, context)
+        return ByteTextStream(self, context) if self.is_byte_level else TextStream(self, context)
+
+    @cached_property
+    def is_byte_level(self) -> bool:
+        """Whether a text's bytes are just its tokens' bytes, one after the other."""
+        decoder = self._inner.decoder
+        return decoder is not None and json.loads(decoder.__getstate__())["type"] == "ByteLevel"
+
+    def token_bytes(self, id: int) -> bytes:
+        """What an id adds to a byte-level text; nothing for special and unknown ids."""
+        found = self._bytes.get(id)
+        if found is None:
+            token = None if id in self.special_ids else self.token(id)
+            codes = [] if token is None else [_BYTE_OF.get(char, -1) for char in token]
+            # A token with any other character was added as it is.
+            found = bytes(codes) if min(codes, default=0) >= 0 else (token or "").encode()
+            self._bytes[id] = found
+        return found
 
     @cached_property
     def vocabulary(self) -> dict[int, str]:
@@ -106,6 +136,24 @@ class Tokenizer:
         ids = read_eos_ids(self.folder, config)
         own = self._special("eos_token")
         return ids or (() if own is None else (own,))
+
+
+class ByteTextStream:
+    """`TextStream` for byte-level vocabularies: a table look-up instead of decoding a window."""
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
+        self._bytes = tokenizer.token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for id in context[-4:]:  # the prompt may end inside a character
+            self._decoder.decode(self._bytes(id))
+
+    def add(self, id: int) -> str:
+        """Takes one token; returns the text that is settled by it."""
+        return self._decoder.decode(self._bytes(id))
+
+    def flush(self) -> str:
+        """The text held back so far, as it stands; call at the end."""
+        return self._decoder.decode(b"", final=True)
 
 
 class TextStream:
