@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -52,14 +53,16 @@ def llama(
 
 
 def load_model(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Any:
-    """A causal language model from a local folder or hub name."""
+    """A causal language model from a local folder, as transformers' trainable module."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     try:
         return AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=dtype, attn_implementation="sdpa"
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"cannot load {folder}: {str(error).splitlines()[0]}") from None
 
 
@@ -74,7 +77,7 @@ def load_tokenizer(folder: str | Path) -> Any:
 
 def compile_layers(model: Any) -> None:
     """Compile each decoder layer in place; one compilation serves all layers of a model."""
-    for layer in model.model.layers:
+    for layer in getattr(model.base_model, "layers", ()):
         layer.compile()
 
 
@@ -111,6 +114,24 @@ def layer_states(model: Any, tokens_BL: Tensor) -> tuple[Tensor, ...]:
     return tuple(outputs)
 
 
+def rope_theta(config: Any) -> float:
+    """The base of a model's rotary positions, wherever its config keeps it."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    return float(parameters.get("rope_theta") or getattr(config, "rope_theta", None) or 10000.0)
+
+
+def output_logits(model: Any, hidden: Tensor) -> Tensor:
+    """Logits from the normalised last hidden state, with the scaling some architectures add."""
+    logits: Tensor = model.get_output_embeddings()(hidden)
+    config = model.config
+    if getattr(config, "logit_scale", None):
+        logits = logits * config.logit_scale
+    if getattr(config, "logits_scaling", None):
+        logits = logits / config.logits_scaling
+    cap = getattr(config, "final_logit_softcapping", None)
+    return torch.tanh(logits / cap) * cap if cap else logits
+
+
 def num_parameters(module: nn.Module) -> int:
     """Parameters, tied ones counted once."""
     return sum(parameter.numel() for parameter in module.parameters())
@@ -126,14 +147,16 @@ def save_model(model: Any, folder: Path, tokenizer: Any = None) -> None:
         for name, value in model.state_dict().items()
         if name in names
     }
-    dtype = model.config.dtype
-    model.config.dtype = torch.bfloat16
-    try:
-        model.save_pretrained(partial, state_dict=state, max_shard_size=MAX_SHARD)
-    finally:
-        model.config.dtype = dtype
+    model.save_pretrained(partial, state_dict=state, max_shard_size=MAX_SHARD)
+    # transformers writes the type the model has now, not that of the tensors.
+    path = partial / "config.json"
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"dtype": "bfloat16"}, indent=2) + "\n"
+    )
     if tokenizer is not None:
         tokenizer.save_pretrained(partial)
+    for path in partial.iterdir():
+        path.chmod(0o644)
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     os.replace(partial, folder)

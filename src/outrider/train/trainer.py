@@ -42,6 +42,9 @@ class Recipe(Protocol):
     def loss(self, tokens_BL: Tensor, step: int, done: float) -> tuple[Tensor, dict[str, Tensor]]:
         """Scalar loss and figures to show; `done` is the share of the run behind us, in [0, 1]."""
 
+    def measure(self, rows_BL: Tensor) -> dict[str, Any]:
+        """Agreement with the target on whole rows; at least `alpha` and `agreement`."""
+
     def save(self, folder: Path) -> None:
         """Write the trained model as a folder that can be loaded for inference."""
 
@@ -57,6 +60,8 @@ class TrainConfig:
     checkpoint_every_s: float = 60.0
     log_every: int = 20
     bf16: bool = True
+    # What else must be the same for a checkpoint to be continued: data, recipe, shapes.
+    fingerprint: str = ""
 
     def __post_init__(self) -> None:
         if (self.num_steps is None) == (self.minutes is None):
@@ -190,11 +195,14 @@ class _Run:
             "num_steps": self.num_steps,
             "seconds": self.seconds,
             "curve": self.curve,
-            "seed": self.config.seed,
-            "optim_config": repr(asdict(self.config.optim)),
+            "identity": self._identity(),
             "module": self.recipe.module.state_dict(),
             "optimisers": self.optimisers.state_dict(),
         }
+
+    def _identity(self) -> str:
+        config = self.config
+        return repr((config.seed, config.rows_per_step, asdict(config.optim), config.fingerprint))
 
     def write_checkpoint(self) -> None:
         """Atomic: a reader sees the old file or the new one, never a part."""
@@ -214,8 +222,7 @@ class _Run:
         if self.path is None or not self.path.exists():
             return
         state = torch.load(self.path, map_location=self.device, weights_only=True)
-        same = (self.config.seed, repr(asdict(self.config.optim)))
-        if (state["seed"], state["optim_config"]) != same:
+        if state["identity"] != self._identity():
             raise ConfigError(
                 f"{self.path} is of a run with other options; remove it to start afresh"
             )

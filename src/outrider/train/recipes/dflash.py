@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outrider.errors import ConfigError
 from outrider.model.heads import DFlashConfig, DFlashHead
+from outrider.train.models import rope_theta
 from outrider.train.recipes.eagle3 import default_taps
 from outrider.train.recipes.heads import Depth, FrozenTarget, HeadConfig, HeadRecipe
 
@@ -32,29 +33,37 @@ class DFlashRecipeConfig(HeadConfig):
     confidence: bool = False
 
 
-class DFlashRecipe(HeadRecipe):
-    def __init__(self, target: FrozenTarget, config: DFlashRecipeConfig) -> None:
-        if config.block_size < 2:
-            raise ConfigError("a block holds the last known token and at least one guess")
-        shape = target.model.config
-        head = DFlashHead(
-            DFlashConfig(
-                hidden_size=shape.hidden_size,
-                vocab_size=shape.vocab_size,
-                taps=config.taps or default_taps(shape.num_hidden_layers),
-                mask_token_id=config.mask_token_id,
-                num_hidden_layers=config.num_hidden_layers,
-                num_attention_heads=shape.num_attention_heads,
-                num_key_value_heads=shape.num_key_value_heads,
-                head_dim=shape.hidden_size // shape.num_attention_heads,
-                intermediate_size=config.intermediate_size or shape.intermediate_size,
-                block_size=config.block_size,
-                markov_rank=config.markov_rank,
-                confidence=config.confidence,
-                max_position_embeddings=shape.max_position_embeddings,
-                rms_norm_eps=shape.rms_norm_eps,
-            )
+def new_head(target: FrozenTarget, config: DFlashRecipeConfig) -> DFlashHead:
+    if config.block_size < 2:
+        raise ConfigError("a block holds the last known token and at least one guess")
+    shape = target.model.config
+    return DFlashHead(
+        DFlashConfig(
+            hidden_size=shape.hidden_size,
+            vocab_size=shape.vocab_size,
+            taps=config.taps or default_taps(shape.num_hidden_layers),
+            mask_token_id=config.mask_token_id,
+            num_hidden_layers=config.num_hidden_layers,
+            num_attention_heads=shape.num_attention_heads,
+            num_key_value_heads=getattr(shape, "num_key_value_heads", shape.num_attention_heads),
+            head_dim=shape.hidden_size // shape.num_attention_heads,
+            intermediate_size=config.intermediate_size or shape.intermediate_size,
+            block_size=config.block_size,
+            markov_rank=config.markov_rank,
+            confidence=config.confidence,
+            max_position_embeddings=shape.max_position_embeddings,
+            rope_theta=rope_theta(shape),
+            rms_norm_eps=getattr(shape, "rms_norm_eps", 1e-6),
         )
+    )
+
+
+class DFlashRecipe(HeadRecipe):
+    def __init__(
+        self, target: FrozenTarget, config: DFlashRecipeConfig, head: DFlashHead | None = None
+    ) -> None:
+        """Trains `head` further, or a new one when there is none."""
+        head = head or new_head(target, config)
         super().__init__(head.to(target.head.weight.device), target, config)
         self.head, self.blocks_per_row = head, config.blocks_per_row
 
@@ -77,7 +86,7 @@ class DFlashRecipe(HeadRecipe):
         ).unflatten(1, places_AS.shape)
         for place in range(1, size):
             hidden_NH = hidden[:, :, place].flatten(0, 1)
-            q_NV = self.target.head(hidden_NH.to(self.target.head.weight.dtype))
+            q_NV = self.target.logits(hidden_NH)
             if self.head.config.markov_rank:
                 q_NV = q_NV + self.head.markov_bias(block_BAS[..., place - 1].flatten())
             p_NV = self.target.laws(tokens_BL)[:, starts_A + place - 1].flatten(0, 1)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from outrider.train.losses import acceptance, get_loss, greedy_agreement
-from outrider.train.models import compile_layers, hidden_states, save_model
+from outrider.train.measure import measure, model_logits
+from outrider.train.models import compile_layers, hidden_states, output_logits, save_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +64,16 @@ class DraftRecipe:
 
     def _distil_slice(self, q_NH: Tensor, p_NH: Tensor, weight: Tensor) -> Tensor:
         """[sum of the loss, of alpha, of greedy agreement] over the slice's positions."""
-        q_NV = self.draft.lm_head(q_NH)
+        q_NV = output_logits(self.draft, q_NH)
         with torch.no_grad():
-            p_NV = self.target.lm_head(p_NH)
+            p_NV = output_logits(self.target, p_NH)
         tvd_N = get_loss("tvd")(q_NV, p_NV)
         loss = ((1 - weight) * self._base(q_NV, p_NV) + weight * tvd_N).sum()
         alpha = acceptance(q_NV, p_NV).sum()
         return torch.stack([loss, alpha, greedy_agreement(q_NV, p_NV).sum()])
+
+    def measure(self, rows_BL: Tensor) -> dict[str, Any]:
+        return measure(model_logits(self.draft), model_logits(self.target), rows_BL).as_dict()
 
     def save(self, folder: Path) -> None:
         save_model(self.draft, folder)

@@ -16,6 +16,7 @@ from torch import Tensor
 from outrider.errors import ConfigError
 from outrider.model.head_layers import KeyValue, join
 from outrider.model.heads import Eagle3Config, Eagle3Head
+from outrider.train.models import rope_theta
 from outrider.train.recipes.heads import Depth, FrozenTarget, HeadConfig, HeadRecipe
 
 
@@ -31,7 +32,8 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
     """Low, middle and high; vLLM's (2, L/2, L - 3) where a target is deep enough for it."""
     if num_layers >= 12:
         return (2, num_layers // 2, num_layers - 3)
-    return tuple(sorted({max(1, num_layers // 3), max(1, num_layers // 2 + 1), num_layers - 1}))
+    low, high = max(0, min(num_layers // 3, num_layers - 3)), num_layers - 1
+    return (low, (low + high) // 2, high)
 
 
 def frequent_ids(tokens: Tensor, vocab_size: int, size: int) -> Tensor:
@@ -41,35 +43,43 @@ def frequent_ids(tokens: Tensor, vocab_size: int, size: int) -> Tensor:
     return order[:size].sort().values
 
 
-class Eagle3Recipe(HeadRecipe):
-    def __init__(self, target: FrozenTarget, config: Eagle3RecipeConfig, text: Tensor) -> None:
-        """`text` is a token stream: its most frequent ids become the draft vocabulary."""
-        shape = target.model.config
-        size = config.draft_vocab_size or shape.vocab_size
-        if size > shape.vocab_size:
-            raise ConfigError(
-                f"a draft vocabulary of {size} exceeds the target's {shape.vocab_size}"
-            )
-        head = Eagle3Head(
-            Eagle3Config(
-                hidden_size=shape.hidden_size,
-                vocab_size=shape.vocab_size,
-                draft_vocab_size=size,
-                taps=config.taps or default_taps(shape.num_hidden_layers),
-                num_attention_heads=shape.num_attention_heads,
-                num_key_value_heads=shape.num_key_value_heads,
-                head_dim=shape.hidden_size // shape.num_attention_heads,
-                intermediate_size=config.intermediate_size or shape.intermediate_size,
-                max_position_embeddings=shape.max_position_embeddings,
-                rms_norm_eps=shape.rms_norm_eps,
-            )
+def new_head(target: FrozenTarget, config: Eagle3RecipeConfig, text: Tensor) -> Eagle3Head:
+    shape = target.model.config
+    size = min(config.draft_vocab_size or shape.vocab_size, shape.vocab_size)
+    head = Eagle3Head(
+        Eagle3Config(
+            hidden_size=shape.hidden_size,
+            vocab_size=shape.vocab_size,
+            draft_vocab_size=size,
+            taps=config.taps or default_taps(shape.num_hidden_layers),
+            num_attention_heads=shape.num_attention_heads,
+            num_key_value_heads=getattr(shape, "num_key_value_heads", shape.num_attention_heads),
+            head_dim=shape.hidden_size // shape.num_attention_heads,
+            intermediate_size=config.intermediate_size or shape.intermediate_size,
+            max_position_embeddings=shape.max_position_embeddings,
+            rope_theta=rope_theta(shape),
+            rms_norm_eps=getattr(shape, "rms_norm_eps", 1e-6),
         )
-        ids_W = frequent_ids(text, shape.vocab_size, size)
-        head.set_target_ids(ids_W)
-        weight_VH = target.head.weight.detach()
-        with torch.no_grad():
-            head.lm_head.weight.copy_(weight_VH[ids_W.to(weight_VH.device)])
-        super().__init__(head.to(weight_VH.device), target, config)
+    )
+    ids_W = frequent_ids(text, shape.vocab_size, size)
+    head.set_target_ids(ids_W)
+    weight_VH = target.head.weight.detach()
+    with torch.no_grad():
+        head.lm_head.weight.copy_(weight_VH[ids_W.to(weight_VH.device)])
+    return head
+
+
+class Eagle3Recipe(HeadRecipe):
+    def __init__(
+        self,
+        target: FrozenTarget,
+        config: Eagle3RecipeConfig,
+        text: Tensor,
+        head: Eagle3Head | None = None,
+    ) -> None:
+        """Trains `head` further, or a new one whose draft vocabulary is frequent in `text`."""
+        head = head or new_head(target, config, text)
+        super().__init__(head.to(target.head.weight.device), target, config)
         self.head, self.num_unroll = head, config.num_unroll
 
     def depths(self, tokens_BL: Tensor, step: int) -> Iterator[Depth]:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outrider.model.heads import Head
 from outrider.train.losses import distil
-from outrider.train.models import compile_layers, layer_states
+from outrider.train.models import compile_layers, layer_states, output_logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,12 @@ class FrozenTarget:
         """Logits for the token after each position, [B, L, V]."""
         states = self.states(tokens_BL)
         if self._laws is None:
-            self._laws = self.head(states[-1])
+            self._laws = self.logits(states[-1])
         return self._laws
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's own output head, for its states or for a drafter's."""
+        return output_logits(self.model, hidden.to(self.head.weight.dtype))
 
     def taps(self, tokens_BL: Tensor, taps: tuple[int, ...]) -> Tensor:
         """[B, L, T, H]"""
@@ -85,7 +89,8 @@ class HeadRecipe:
     """Base of the head recipes; subclasses say what is compared at each depth."""
 
     def __init__(self, head: Head, target: FrozenTarget, config: HeadConfig) -> None:
-        self.module = head
+        self.module: nn.Module = head
+        self.drafter = head
         self.target, self.config = target, config
         self._distil = torch.compile(distil) if config.compiled else distil
 
@@ -140,7 +145,7 @@ class HeadRecipe:
         }
 
     def save(self, folder: Path) -> None:
-        self.module.save(folder)
+        self.drafter.save(folder)
 
 
 def confidence_loss(confidence_N: Tensor, alpha_N: Tensor) -> Tensor:
@@ -155,7 +160,7 @@ class Together:
 
     def __init__(self, recipes: dict[str, HeadRecipe]) -> None:
         self.recipes = recipes
-        self.module = torch.nn.ModuleDict({name: r.module for name, r in recipes.items()})
+        self.module: nn.Module = nn.ModuleDict({name: r.module for name, r in recipes.items()})
 
     def loss(self, tokens_BL: Tensor, step: int, done: float) -> tuple[Tensor, dict[str, Tensor]]:
         total = torch.zeros((), device=tokens_BL.device)
@@ -165,6 +170,9 @@ class Together:
             total = total + loss
             figures |= {f"{name}_{key}": value for key, value in {"loss": loss, **own}.items()}
         return total, figures
+
+    def measure(self, rows_BL: Tensor) -> dict[str, Any]:
+        return {name: recipe.measure(rows_BL) for name, recipe in self.recipes.items()}
 
     def save(self, folder: Path) -> None:
         for name, recipe in self.recipes.items():

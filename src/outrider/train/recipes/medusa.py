@@ -26,21 +26,29 @@ class MedusaRecipeConfig(HeadConfig):
     positions_per_row: int = 128
 
 
-class MedusaRecipe(HeadRecipe):
-    def __init__(self, target: FrozenTarget, config: MedusaRecipeConfig) -> None:
-        shape = target.model.config
-        heads = MedusaHeads(
-            MedusaConfig(
-                hidden_size=shape.hidden_size,
-                vocab_size=shape.vocab_size,
-                num_heads=config.num_heads,
-                num_hidden_layers=config.num_hidden_layers,
-                original_lm_head=config.original_lm_head,
-            )
+def new_heads(target: FrozenTarget, config: MedusaRecipeConfig) -> MedusaHeads:
+    shape = target.model.config
+    heads = MedusaHeads(
+        MedusaConfig(
+            hidden_size=shape.hidden_size,
+            vocab_size=shape.vocab_size,
+            num_heads=config.num_heads,
+            num_hidden_layers=config.num_hidden_layers,
+            original_lm_head=config.original_lm_head,
         )
-        if not config.original_lm_head:
-            for head in heads.lm_heads:
-                head.load_state_dict({"weight": target.head.weight.detach().float()})
+    )
+    if not config.original_lm_head:
+        for head in heads.lm_heads:
+            head.load_state_dict({"weight": target.head.weight.detach().float()})
+    return heads
+
+
+class MedusaRecipe(HeadRecipe):
+    def __init__(
+        self, target: FrozenTarget, config: MedusaRecipeConfig, heads: MedusaHeads | None = None
+    ) -> None:
+        """Trains `heads` further, or new ones when there are none."""
+        heads = heads or new_heads(target, config)
         super().__init__(heads.to(target.head.weight.device), target, config)
         self.heads, self.positions_per_row = heads, config.positions_per_row
 
@@ -53,14 +61,10 @@ class MedusaRecipe(HeadRecipe):
         generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + step)
         starts = torch.randperm(usable, generator=generator)[: self.positions_per_row]
         starts = starts.to(tokens_BL.device)
-        guesses = self.heads(hidden_BLH[:, starts].to(self._dtype()))
+        guesses = self.heads(hidden_BLH[:, starts])
         for index in range(num_heads):
-            head = self.heads.output_head(index, self.target.head)
-            q_NV = head(guesses[index].flatten(0, 1))
+            guess_NH = guesses[index].flatten(0, 1)
+            shared = self.heads.config.original_lm_head
+            q_NV = self.target.logits(guess_NH) if shared else self.heads.lm_heads[index](guess_NH)
             p_NV = self.target.laws(tokens_BL)[:, starts + 1 + index].flatten(0, 1)
             yield Depth(q_NW=q_NV, p_NV=p_NV)
-
-    def _dtype(self) -> torch.dtype:
-        """The target's output head must accept what the Medusa blocks return."""
-        weight: Tensor = self.target.head.weight
-        return weight.dtype

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from outrider.train.measure import cross_entropy, exit_logits, measure, model_logits
 from outrider.train.models import compile_layers, save_model
 
 
@@ -98,6 +99,16 @@ class TargetRecipe:
         uniform_LB = torch.rand(self.num_layers, num_rows, generator=generator)
         rates_L1 = torch.tensor(self.drop_rates)[:, None]
         return (uniform_LB >= rates_L1).to(like)
+
+    def measure(self, rows_BL: Tensor) -> dict[str, Any]:
+        """Loss of the whole model and agreement of its exits; `alpha` is the middle exit's."""
+        logits = model_logits(self.model)
+        exits = {
+            str(layer): measure(exit_logits(self.model, layer), logits, rows_BL).as_dict()
+            for layer in self.exits
+        }
+        middle = exits[str(self.exits[len(self.exits) // 2])]
+        return {**middle, "nats": cross_entropy(logits, rows_BL), "exits": exits}
 
     def save(self, folder: Path) -> None:
         save_model(self.model, folder)

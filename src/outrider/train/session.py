@@ -1,0 +1,265 @@
+"""One training run from files to a finished drafter: what every `outrider train` command does.
+
+    data -> checks -> held-out split -> the target's own text -> recipe -> measure -> train
+         -> measure -> save
+
+Everything that can be wrong is found before the first step. The drafter's agreement with the
+target on held-out text is measured before and after, so a run says what it was worth.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from outrider.errors import ConfigError
+from outrider.train.data import (
+    BatchSource,
+    DataError,
+    Mixture,
+    Rows,
+    Windows,
+    digest,
+    encode,
+    read_documents,
+    to_device,
+)
+from outrider.train.kinds import Material, build_recipe
+from outrider.train.models import load_model, load_tokenizer
+from outrider.train.optim import OptimConfig
+from outrider.train.provenance import write_provenance
+from outrider.train.sampler import generate_rows, prompts, temperatures
+from outrider.train.trainer import Recipe, Report, TrainConfig, train
+
+logger = logging.getLogger(__name__)
+
+OWN_TEMPERATURES = {1.0: 0.6, 0.7: 0.3, 0.0: 0.1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionConfig:
+    """A run. `options` are the recipe's own (see `kinds`)."""
+
+    kind: str
+    out: Path
+    data: tuple[Path, ...] = ()
+    target: str = "bundled"
+    start: str | None = None
+    own_tokens: int = 0
+    own_share: float = 0.5
+    length: int = 512
+    num_steps: int | None = None
+    minutes: float | None = None
+    rows_per_step: int = 16
+    accumulation: int = 1
+    seed: int = 0
+    device: str = "auto"
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    checkpoint_every_s: float = 60.0
+    log_every: int = 10
+    compiled: bool | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.data and not self.own_tokens:
+            raise DataError("no training data: give files, or --own-tokens for the target's text")
+        if not 0 <= self.own_share <= 1:
+            raise ConfigError(f"own_share is {self.own_share}; it is a share between 0 and 1")
+        if self.length < 16:
+            raise ConfigError(f"sequences of {self.length} tokens are too short: take 16 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a run was worth; the dictionaries are a recipe's `measure` on held-out rows."""
+
+    folder: Path
+    before: dict[str, Any]
+    after: dict[str, Any]
+    trained_on: dict[str, Any]
+    report: Report
+
+
+def run_session(config: SessionConfig) -> Outcome:
+    """Train one drafter and write it to `config.out`; resumes an interrupted run of this call."""
+    device = _device(config.device)
+    from outrider.model.bundled import find_folder
+
+    target_folder = find_folder(config.target)
+    tokenizer = load_tokenizer(target_folder)
+    on_gpu = device.type == "cuda"
+    # The frozen target needs no more than its own type; what is trained is kept in fp32.
+    frozen_type = torch.bfloat16 if on_gpu and config.kind != "early-exit" else torch.float32
+    target = load_model(target_folder, dtype=frozen_type).to(device)
+    stream, heldout, files = _read(config, tokenizer, target.config.vocab_size)
+    own, own_heldout = _own_rows(config, target, stream)
+    train_tokens = to_device(stream, device) if stream is not None else own.flatten()
+    material = Material(
+        target=target,
+        tokenizer=tokenizer,
+        text=train_tokens,
+        start=find_folder(config.start) if config.start else None,
+        compiled=on_gpu if config.compiled is None else config.compiled,
+        seed=config.seed,
+    )
+    recipe = build_recipe(config.kind, material, config.options)
+    heldout_rows = _heldout_rows(heldout, own_heldout, config.length, device)
+    source = _source(config, train_tokens if stream is not None else None, own)
+    sample = source.rows(0, config.rows_per_step)[:32]
+    before = _measure(recipe, heldout_rows, on_gpu)
+    checkpoint = config.out / "checkpoint.pt"
+    report = train(
+        recipe,
+        source,
+        _train_config(config, files, on_gpu),
+        checkpoint=checkpoint,
+        title=config.kind,
+    )
+    after = _measure(recipe, heldout_rows, on_gpu)
+    trained_on = _measure(recipe, sample, on_gpu)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        _save(config, recipe, tokenizer)
+        data = {"files": files, "target": str(config.target), "own_tokens": config.own_tokens}
+        results = {"before": before, "after": after, "training_text": trained_on}
+        path = config.out / "provenance.json"
+        write_provenance(path, report=report, results=results, data=data)
+        checkpoint.unlink(missing_ok=True)
+    return Outcome(
+        folder=config.out, before=before, after=after, trained_on=trained_on, report=report
+    )
+
+
+def _device(name: str) -> torch.device:
+    """The device of this process; joins the process group when torchrun started it."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError("there is no CUDA device here: use --device cpu")
+    device = torch.device(name)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if dist.is_initialized() and device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    return device
+
+
+def _read(
+    config: SessionConfig, tokenizer: Any, vocab_size: int
+) -> tuple[Any, Any, list[dict[str, object]]]:
+    """Token streams for training and for measuring, and the hashes of the files they came from."""
+    if not config.data:
+        return None, None, []
+    documents = read_documents(config.data, tokenizer)
+    if len(documents) >= 20:
+        measured, trained = documents[::20], [d for i, d in enumerate(documents) if i % 20]
+        streams = encode(trained, tokenizer, vocab_size), encode(measured, tokenizer, vocab_size)
+    else:
+        whole = encode(documents, tokenizer, vocab_size)
+        cut = max(1, min(len(whole) // 10, 16 * config.length))
+        streams = whole[:-cut], whole[-cut:]
+    needed = 2 * config.length
+    if len(streams[0]) < needed:
+        raise DataError(
+            f"too little text: {len(streams[0])} tokens to train on, at least {needed} are needed "
+            f"for sequences of {config.length}; give more text or a smaller --length"
+        )
+    files: list[dict[str, object]] = [
+        {"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        for path in config.data
+    ]
+    files.append({"tokens": len(streams[0]), "sha256": digest(streams[0])})
+    return streams[0], streams[1], files
+
+
+def _own_rows(config: SessionConfig, target: Any, stream: Any) -> tuple[Tensor, Tensor]:
+    """The target's own rows for training, and a few to measure on; empty without own_tokens."""
+    device = next(target.parameters()).device
+    if not config.own_tokens:
+        empty = torch.empty(0, config.length, dtype=torch.int32, device=device)
+        return empty, empty
+    began = time.monotonic()
+    num_rows = -(-config.own_tokens // config.length) + 4
+    num_prompt = max(1, min(32, config.length // 4))
+    if stream is None:
+        end = target.config.eos_token_id
+        end = end[0] if isinstance(end, list) else end or 0
+        given = torch.full((num_rows, 1), end)
+    else:
+        given = prompts(
+            torch.from_numpy(stream.astype(np.int64)), num_rows, num_prompt, config.seed
+        )
+    warmth = temperatures(num_rows, OWN_TEMPERATURES)
+    parts = [
+        generate_rows(
+            target, given[i : i + 1024], config.length, warmth[i : i + 1024], config.seed + i
+        ).to(device, torch.int32)
+        for i in range(0, num_rows, 1024)
+    ]
+    table = torch.cat(parts)
+    logger.info("%d of the target's own tokens in %.0f s", table.numel(), time.monotonic() - began)
+    return table[4:], table[:4]
+
+
+def _source(config: SessionConfig, text: Tensor | None, own: Tensor) -> BatchSource:
+    if text is None:
+        return Rows(own, config.seed)
+    windows = Windows(text, config.length, config.seed)
+    if not len(own):
+        return windows
+    share = config.own_share
+    return Mixture([(windows, 1 - share), (Rows(own, config.seed), share)])
+
+
+def _heldout_rows(heldout: Any, own: Tensor, length: int, device: torch.device) -> Tensor:
+    """At most 32 rows; a held-out stream shorter than one row is one short row."""
+    if heldout is None:
+        return own.long()
+    count = min(32, max(1, len(heldout) // length))
+    length = min(length, len(heldout))
+    return to_device(heldout[: count * length], device).long().view(count, length)
+
+
+def _train_config(config: SessionConfig, files: list[Any], on_gpu: bool) -> TrainConfig:
+    facts: list[Any] = [config.kind, config.target, config.start, config.length, config.own_tokens]
+    facts += [config.own_share, sorted(config.options.items()), files]
+    return TrainConfig(
+        num_steps=config.num_steps,
+        minutes=config.minutes,
+        rows_per_step=config.rows_per_step,
+        accumulation=config.accumulation,
+        seed=config.seed,
+        optim=config.optim,
+        checkpoint_every_s=config.checkpoint_every_s,
+        log_every=config.log_every,
+        bf16=on_gpu,
+        fingerprint=hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest(),
+    )
+
+
+def _measure(recipe: Recipe, rows_BL: Tensor, on_gpu: bool) -> dict[str, Any]:
+    with torch.no_grad(), torch.autocast(rows_BL.device.type, torch.bfloat16, enabled=on_gpu):
+        return recipe.measure(rows_BL)
+
+
+def _save(config: SessionConfig, recipe: Recipe, tokenizer: Any) -> None:
+    """The drafter's folder; the checkpoint and the provenance file share it."""
+    staging = config.out / ".model"
+    recipe.save(staging)
+    if config.kind in ("draft", "early-exit"):
+        tokenizer.save_pretrained(staging)
+    for path in staging.iterdir():
+        os.replace(path, config.out / path.name)
+    staging.rmdir()

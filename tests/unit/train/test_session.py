@@ -1,0 +1,106 @@
+"""Whole runs on a tiny target: from files to a folder that loads, with figures before and after."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outrider.errors import ModelError, VocabularyMismatch
+from outrider.model.heads import load_head
+from outrider.train.data import DataError
+from outrider.train.export import export_vllm
+from outrider.train.models import load_model
+from outrider.train.optim import OptimConfig
+from outrider.train.session import Outcome, SessionConfig, run_session
+from tiny_training import TEXT, write_trained_target
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_trained_target(tmp_path_factory.mktemp("models") / "target")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def session(kind: str, target: Path, out: Path, **more: Any) -> Outcome:
+    settings: dict[str, Any] = {"num_steps": 8, "length": 64, "rows_per_step": 4, "log_every": 2}
+    optim = OptimConfig(learning_rate=5e-3, warmup_steps=2)
+    return run_session(
+        SessionConfig(kind=kind, target=str(target), out=out, optim=optim, **settings | more)
+    )
+
+
+def test_a_draft_is_written_with_its_provenance(target: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "draft"
+    outcome = session("draft", target, out, data=(text,), num_steps=20, options={"num_layers": 1})
+    assert outcome.after["alpha"] > outcome.before["alpha"]
+    record = json.loads((out / "provenance.json").read_text())
+    assert record["results"]["after"] == outcome.after
+    assert len(record["data"]["files"][0]["sha256"]) == 64
+    assert record["run"]["curve"][-1]["step"] == 20
+    assert not (out / "checkpoint.pt").exists()
+    assert load_model(out).config.num_hidden_layers == 1
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_fine_tuning_starts_where_the_drafter_was(target: Path, text: Path, tmp_path: Path) -> None:
+    first = session("draft", target, tmp_path / "a", data=(text,), num_steps=20)
+    more = session("draft", target, tmp_path / "b", data=(text,), start=str(tmp_path / "a"))
+    assert more.before["alpha"] == pytest.approx(first.after["alpha"], abs=5e-3)  # bf16 on disk
+
+
+def test_the_targets_own_text_needs_no_files(target: Path, tmp_path: Path) -> None:
+    outcome = session("medusa", target, tmp_path / "m", own_tokens=2000, num_steps=4)
+    assert outcome.report.num_steps == 4
+    assert load_head(tmp_path / "m").kind == "medusa"
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash"])
+def test_exports_carry_what_vllm_expects(
+    kind: str, target: Path, text: Path, tmp_path: Path
+) -> None:
+    options = {"dflash": {"markov_rank": 4, "confidence": True}}.get(kind, {})
+    session(kind, target, tmp_path / "head", data=(text,), num_steps=2, options=options)
+    served = export_vllm(tmp_path / "head", target, tmp_path / "vllm")
+    assert served["method"] == kind
+    tensors = load_file(tmp_path / "vllm" / "model.safetensors")
+    config = json.loads((tmp_path / "vllm" / "config.json").read_text())
+    ours = load_file(tmp_path / "head" / "model.safetensors")
+    for name in set(tensors) & set(ours):
+        assert torch.equal(tensors[name], ours[name])
+    if kind == "medusa":
+        assert config["model_type"] == "medusa"
+        assert {"blocks.0.layers.0.weight", "lm_heads.0.weight"} <= set(tensors)
+    elif kind == "eagle3":
+        assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+        assert tensors["fc.weight"].shape == (64, 3 * 64)
+        assert tensors["midlayer.self_attn.q_proj.weight"].shape[1] == 2 * 64
+        assert tensors["d2t"].dtype == torch.int64
+    else:
+        assert config["architectures"] == ["DFlashDraftModel"]
+        assert not [name for name in tensors if name.startswith(("markov", "confidence"))]
+        assert load_head(tmp_path / "vllm").kind == "dflash"
+
+
+def test_mistakes_are_found_before_any_training(target: Path, text: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no training data"):
+        session("draft", target, tmp_path / "x")
+    short = tmp_path / "short.txt"
+    short.write_text("def f(x):")
+    with pytest.raises(DataError, match="too little text"):
+        session("draft", target, tmp_path / "x", data=(short,))
+    with pytest.raises(VocabularyMismatch, match="train a new draft"):
+        session("draft", target, tmp_path / "x", data=(text,), start="bundled:draft")
+    with pytest.raises(ModelError, match="no drafting head"):
+        session("eagle3", target, tmp_path / "x", data=(text,), start=str(target))
+    assert not (tmp_path / "x").exists()
