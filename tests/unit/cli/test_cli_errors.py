@@ -87,8 +87,11 @@ def test_not_a_causal_model(command: Command, target: Path, tmp_path: Path) -> N
 def test_vocabulary_mismatch(command: Command, target: Path, tmp_path: Path) -> None:
     other = write_tiny_llama(tmp_path / "other", vocab_size=128, num_layers=1, tokenizer=False)
     write_tiny_tokenizer(other, num_tokens=128, eos="<other>")
-    ran = command("generate", str(target), "--draft-model", str(other), "-p", "x")
+    args = ["generate", str(target), "--draft-model", str(other), "-p", "x"]
+    ran = command(*args, "--proposer", "draft-model")
     assert_refused(ran, "vocabulary", "choose a drafter")
+    # Unless the user insists, such a drafter drafts text instead of tokens.
+    assert command(*args, "-m", "4", "--json").record["proposer"] == "cross-vocab"
 
 
 def test_prompt_longer_than_the_context(command: Command, target: Path) -> None:
