@@ -6,7 +6,7 @@ Names follow vLLM and mlx-lm where these agree; `outrider.cli.app.ALIASES` accep
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,7 +18,7 @@ MACHINE = "Machine"
 OUTPUT = "Output"
 
 
-def _option(panel: str, help: str, *names: str, metavar: str | None = None, **more: Any) -> Any:
+def option(panel: str, help: str, *names: str, metavar: str | None = None, **more: Any) -> Any:
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, **more)
 
 
@@ -29,13 +29,13 @@ Model = Annotated[
 
 Prompt = Annotated[
     str | None,
-    _option(
+    option(
         INPUT, "The text to continue; '-' reads standard input.", "--prompt", "-p", metavar="TEXT"
     ),
 ]
 File = Annotated[
     Path | None,
-    _option(
+    option(
         INPUT,
         "Continue this file's text; '-' reads standard input.",
         "--file",
@@ -45,16 +45,16 @@ File = Annotated[
 ]
 Prediction = Annotated[
     str | None,
-    _option(INPUT, "A guess of the output, to draft from.", "--prediction", metavar="TEXT"),
+    option(INPUT, "A guess of the output, to draft from.", "--prediction", metavar="TEXT"),
 ]
 PredictionFile = Annotated[
     Path | None,
-    _option(INPUT, "The same, from a file.", "--prediction-file", metavar="FILE"),
+    option(INPUT, "The same, from a file.", "--prediction-file", metavar="FILE"),
 ]
 
 DraftModel = Annotated[
     str | None,
-    _option(
+    option(
         SPECULATION,
         "Drafter: a folder, a hub name or bundled:NAME.",
         "--draft-model",
@@ -64,7 +64,7 @@ DraftModel = Annotated[
 ]
 Proposer = Annotated[
     str | None,
-    _option(
+    option(
         SPECULATION,
         "Who drafts; a wrong name lists the right ones.",
         "--proposer",
@@ -72,19 +72,31 @@ Proposer = Annotated[
         show_default="draft-model where there is one, else ngram",
     ),
 ]
+
+
+def read_draft_tokens(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"a number or auto, not {text!r}") from None
+
+
 NumDraftTokens = Annotated[
-    int,
-    _option(
+    Any,  # int or "auto": typer knows no unions
+    option(
         SPECULATION,
-        "Tokens drafted per step; 0 is plain decoding.",
+        "Tokens drafted per step; 0 is plain decoding, auto what pays.",
         "--num-draft-tokens",
         "-k",
-        metavar="K",
+        metavar="K|auto",
+        parser=read_draft_tokens,
     ),
 ]
 Verifier = Annotated[
     str,
-    _option(
+    option(
         SPECULATION,
         "Acceptance rule: coupled, token, block, tree. All are exact.",
         "--verifier",
@@ -92,31 +104,27 @@ Verifier = Annotated[
     ),
 ]
 
-Temperature = Annotated[
-    float, _option(SAMPLING, "0 is greedy.", "--temperature", "-t", metavar="T")
-]
-TopK = Annotated[
-    int, _option(SAMPLING, "Keep the K most probable; 0: all.", "--top-k", metavar="K")
-]
+Temperature = Annotated[float, option(SAMPLING, "0 is greedy.", "--temperature", "-t", metavar="T")]
+TopK = Annotated[int, option(SAMPLING, "Keep the K most probable; 0: all.", "--top-k", metavar="K")]
 TopP = Annotated[
-    float, _option(SAMPLING, "Keep the smallest set of mass P.", "--top-p", metavar="P")
+    float, option(SAMPLING, "Keep the smallest set of mass P.", "--top-p", metavar="P")
 ]
 MinP = Annotated[
-    float, _option(SAMPLING, "Keep what has P times the top probability.", "--min-p", metavar="P")
+    float, option(SAMPLING, "Keep what has P times the top probability.", "--min-p", metavar="P")
 ]
 PresencePenalty = Annotated[
-    float, _option(SAMPLING, "Against tokens already produced.", "--presence-penalty", metavar="X")
+    float, option(SAMPLING, "Against tokens already produced.", "--presence-penalty", metavar="X")
 ]
 FrequencyPenalty = Annotated[
-    float, _option(SAMPLING, "The same, per occurrence.", "--frequency-penalty", metavar="X")
+    float, option(SAMPLING, "The same, per occurrence.", "--frequency-penalty", metavar="X")
 ]
 RepetitionPenalty = Annotated[
     float,
-    _option(SAMPLING, "Against tokens of prompt and output.", "--repetition-penalty", metavar="X"),
+    option(SAMPLING, "Against tokens of prompt and output.", "--repetition-penalty", metavar="X"),
 ]
 Seed = Annotated[
     int | None,
-    _option(
+    option(
         SAMPLING,
         "The same seed gives the same tokens, with and without speculation.",
         "--seed",
@@ -124,37 +132,37 @@ Seed = Annotated[
         show_default="a fresh one",
     ),
 ]
-NumSamples = Annotated[int, _option(SAMPLING, "How many completions.", "--n", metavar="N")]
+NumSamples = Annotated[int, option(SAMPLING, "How many completions.", "--n", metavar="N")]
 
-MaxTokens = Annotated[int, _option(STOPPING, "Most tokens.", "--max-tokens", "-m", metavar="N")]
-MinTokens = Annotated[int, _option(STOPPING, "Fewest tokens.", "--min-tokens", metavar="N")]
+MaxTokens = Annotated[int, option(STOPPING, "Most tokens.", "--max-tokens", "-m", metavar="N")]
+MinTokens = Annotated[int, option(STOPPING, "Fewest tokens.", "--min-tokens", metavar="N")]
 StopTexts = Annotated[
     list[str] | None,
-    _option(STOPPING, "Stop before this text; may be repeated.", "--stop", metavar="TEXT"),
+    option(STOPPING, "Stop before this text; may be repeated.", "--stop", metavar="TEXT"),
 ]
-IgnoreEos = Annotated[bool, _option(STOPPING, "Go on after the end-of-text token.", "--ignore-eos")]
+IgnoreEos = Annotated[bool, option(STOPPING, "Go on after the end-of-text token.", "--ignore-eos")]
 
-Device = Annotated[str, _option(MACHINE, "cpu, cuda or cuda:N.", "--device", metavar="NAME")]
+Device = Annotated[str, option(MACHINE, "cpu, cuda or cuda:N.", "--device", metavar="NAME")]
 Dtype = Annotated[
-    str, _option(MACHINE, "auto, float32, bfloat16 or float16.", "--dtype", metavar="NAME")
+    str, option(MACHINE, "auto, float32, bfloat16 or float16.", "--dtype", metavar="NAME")
 ]
 Backend = Annotated[
-    str, _option(MACHINE, "auto, native, torch or transformers.", "--backend", metavar="NAME")
+    str, option(MACHINE, "auto, native, torch or transformers.", "--backend", metavar="NAME")
 ]
 Threads = Annotated[
     int | None,
-    _option(MACHINE, "CPU threads.", "--threads", metavar="N", show_default="every core"),
+    option(MACHINE, "CPU threads.", "--threads", metavar="N", show_default="every core"),
 ]
 
 Json = Annotated[
-    bool, _option(OUTPUT, "Print one JSON object as the last line of stdout.", "--json")
+    bool, option(OUTPUT, "Print one JSON object as the last line of stdout.", "--json")
 ]
 Trace = Annotated[
-    bool, _option(OUTPUT, "Show what was drafted, accepted and rejected, step by step.", "--trace")
+    bool, option(OUTPUT, "Show what was drafted, accepted and rejected, step by step.", "--trace")
 ]
 Stream = Annotated[
     bool | None,
-    _option(
+    option(
         OUTPUT,
         "Print confirmed text as it comes.",
         "--stream/--no-stream",
@@ -163,7 +171,7 @@ Stream = Annotated[
 ]
 Logprobs = Annotated[
     int | None,
-    _option(
+    option(
         OUTPUT,
         "Log-probabilities, with that many alternatives.",
         "--logprobs",

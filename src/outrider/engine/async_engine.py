@@ -164,14 +164,17 @@ class AsyncEngine:
 
     def _dispatch(self, report: StepReport) -> None:
         items: list[tuple[_Client, Item]] = []
+        ended: dict[str, _Client] = {}
         for event in report.events:
             client = self._clients.get(event.request_id)
-            if client is None:
-                continue
-            items.append((client, event))
-            if event.finish_reason is not None and self._engine.is_finished(event.request_id):
-                del self._clients[event.request_id]
-                items.append((client, self._engine.collect(event.request_id)))
+            if client is not None:
+                items.append((client, event))
+                if event.finish_reason is not None and self._engine.is_finished(event.request_id):
+                    ended[event.request_id] = client
+        # After all events: several samples of a request may end in the same step.
+        for request_id, client in ended.items():
+            del self._clients[request_id]
+            items.append((client, self._engine.collect(request_id)))
         for request_id, error in report.failures.items():
             client = self._clients.pop(request_id, None)
             if client is not None:

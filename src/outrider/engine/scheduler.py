@@ -38,7 +38,7 @@ class Scheduler:
     def __init__(self, kv: KVCache, max_positions: int, config: SchedulerConfig) -> None:
         self._kv = kv
         self.max_positions = max_positions
-        self._config = config
+        self.config = config
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -50,7 +50,7 @@ class Scheduler:
         """This step's lines, KV reserved for each, and the sequences preempted to make room."""
         preempted: list[Sequence] = []
         lines: list[Scheduled] = []
-        free_tokens = self._config.max_step_tokens
+        free_tokens = self.config.max_step_tokens
         # Decoding sequences first: a long prompt must not hold up everybody else's next token.
         for sequence in sorted(self.running, key=lambda s: s.num_pending > 1):
             if not free_tokens:
@@ -77,7 +77,7 @@ class Scheduler:
 
     def _admit(self, free_tokens: int) -> Scheduled | None:
         sequence = self.waiting[0]
-        if len(self.running) >= self._config.max_sequences or self._awaits_sibling(sequence):
+        if len(self.running) >= self.config.max_sequences or self._awaits_sibling(sequence):
             return None
         if not sequence.scores_prompt:  # which needs the logits of every token: none may be skipped
             sequence.num_computed = self._kv.match(sequence.id, sequence.tokens, sequence.salt)

@@ -66,6 +66,16 @@ def test_a_stream_delivers_every_event(sync: Engine) -> None:
     assert asyncio.run(main()) == expected(sync, PROMPT)
 
 
+def test_samples_that_end_in_the_same_step_all_tell_so(sync: Engine) -> None:
+    params = SamplingParams(max_tokens=5, n=3, temperature=1.0, seed=2, ignore_eos=True)
+
+    async def main() -> list[str | None]:
+        async with running(sync) as engine:
+            return [e.finish_reason async for e in engine.stream(PROMPT, params=params)]
+
+    assert asyncio.run(main()).count("length") == 3
+
+
 def test_leaving_a_stream_cancels_its_request(sync: Engine) -> None:
     async def main() -> None:
         async with running(sync) as engine:

@@ -16,6 +16,7 @@ from outrider.engine.async_engine import AsyncEngine
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
+from outrider.engine.scheduler import SchedulerConfig
 from outrider.errors import EngineError, Overloaded
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
@@ -170,7 +171,7 @@ def test_out_of_memory_without_drafts_turns_one_request_away(
 
 
 def test_a_request_that_waited_too_long_is_never_computed(engine: Engine) -> None:
-    engine.parts.scheduler._config = type(engine.parts.scheduler._config)(max_sequences=1)
+    engine.parts.scheduler.config = SchedulerConfig(max_sequences=1)
     first = engine.add(PROMPT, PARAMS)
     late = engine.add(PROMPT, PARAMS, queue_timeout_s=0.01)
     engine.step()

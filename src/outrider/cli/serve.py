@@ -1,0 +1,278 @@
+"""`outrider serve`: an OpenAI-compatible server over one batching engine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from outrider.cli import flags
+from outrider.errors import ConfigError
+
+EXAMPLE = "Example: outrider serve --port 8000 --num-draft-tokens auto"
+KEY_VARIABLE = "OUTRIDER_API_KEY"
+
+NETWORK = "Network"
+LIMITS = "Limits"
+PRIVACY = "Privacy"
+
+Host = Annotated[str, flags.option(NETWORK, "Address to listen on.", "--host", metavar="ADDRESS")]
+Port = Annotated[int, flags.option(NETWORK, "Port to listen on.", "--port", metavar="PORT")]
+KeyFile = Annotated[
+    Path | None,
+    flags.option(
+        NETWORK,
+        f"API keys, one per line; {KEY_VARIABLE} holds a single one.",
+        "--api-key-file",
+        metavar="FILE",
+    ),
+]
+ModelName = Annotated[
+    str | None,
+    flags.option(
+        NETWORK,
+        "What clients call the model.",
+        "--served-model-name",
+        metavar="NAME",
+        show_default="the folder's name",
+    ),
+]
+ChatTemplate = Annotated[
+    Path | None,
+    flags.option(
+        NETWORK,
+        "A jinja chat template.",
+        "--chat-template",
+        metavar="FILE",
+        show_default="the model's own",
+    ),
+]
+NumDraftTokens = Annotated[
+    str,
+    flags.option(
+        flags.SPECULATION,
+        "Tokens drafted per step; 0 is plain decoding, auto what pays.",
+        "--num-draft-tokens",
+        "-k",
+        metavar="K|auto",
+    ),
+]
+Proposers = Annotated[
+    str,
+    flags.option(
+        flags.SPECULATION,
+        "Proposers that requests may name besides the default one.",
+        "--proposers",
+        metavar="NAMES",
+    ),
+]
+MaxSequences = Annotated[
+    int, flags.option(LIMITS, "Sequences decoded at once.", "--max-num-seqs", metavar="N")
+]
+MaxQueue = Annotated[
+    int,
+    flags.option(LIMITS, "Sequences that may wait; more get a 503.", "--max-queue", metavar="N"),
+]
+QueueTimeout = Annotated[
+    float, flags.option(LIMITS, "Longest wait in the queue.", "--queue-timeout", metavar="S")
+]
+KvTokens = Annotated[
+    int | None,
+    flags.option(
+        LIMITS,
+        "Capacity of the KV cache.",
+        "--kv-tokens",
+        metavar="N",
+        show_default="2 GiB's worth",
+    ),
+]
+PrefixCaching = Annotated[
+    bool,
+    flags.option(
+        LIMITS,
+        "Reuse the K/V of shared prefixes, per API key.",
+        "--prefix-caching/--no-prefix-caching",
+    ),
+]
+DrainTimeout = Annotated[
+    float,
+    flags.option(
+        LIMITS, "On SIGTERM, wait so long for running requests.", "--drain-timeout", metavar="S"
+    ),
+]
+StallTimeout = Annotated[
+    float,
+    flags.option(LIMITS, "A step that takes longer fails /health.", "--stall-timeout", metavar="S"),
+]
+Pad = Annotated[
+    bool | None,
+    flags.option(
+        PRIVACY,
+        "Frame sizes in buckets: hide how many tokens a step confirmed.",
+        "--pad/--no-pad",
+        show_default="on unless only this machine can connect",
+    ),
+]
+Paced = Annotated[
+    float | None,
+    flags.option(
+        PRIVACY,
+        "Stream at a constant rate, in tokens per second.",
+        "--paced",
+        metavar="RATE",
+        show_default="off",
+    ),
+]
+LogFormat = Annotated[
+    str, flags.option(flags.OUTPUT, "text or json.", "--log-format", metavar="NAME")
+]
+LogLevel = Annotated[
+    str,
+    flags.option(flags.OUTPUT, "debug, info, warning or error.", "--log-level", metavar="NAME"),
+]
+
+
+def serve(
+    model: flags.Model = "bundled",
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    api_key_file: KeyFile = None,
+    served_model_name: ModelName = None,
+    chat_template: ChatTemplate = None,
+    draft_model: flags.DraftModel = None,
+    proposer: flags.Proposer = None,
+    proposers: Proposers = "ngram,prediction",
+    num_draft_tokens: NumDraftTokens = "auto",
+    verifier: flags.Verifier = "coupled",
+    max_sequences: MaxSequences = 64,
+    max_queue: MaxQueue = 256,
+    queue_timeout: QueueTimeout = 60.0,
+    kv_tokens: KvTokens = None,
+    prefix_caching: PrefixCaching = True,
+    drain_timeout: DrainTimeout = 30.0,
+    stall_timeout: StallTimeout = 120.0,
+    pad: Pad = None,
+    paced: Paced = None,
+    device: flags.Device = "cpu",
+    dtype: flags.Dtype = "auto",
+    backend: flags.Backend = "auto",
+    threads: flags.Threads = None,
+    log_format: LogFormat = "text",
+    log_level: LogLevel = "info",
+) -> None:
+    """Serve a model over HTTP, OpenAI-compatible, with speculation chosen per request."""
+    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if not find_spec(name)]
+    if missing:
+        raise ConfigError("the server's parts are not installed: pip install 'outrider[server]'")
+    if log_format not in ("text", "json"):
+        raise ConfigError(f"--log-format is text or json, not {log_format!r}")
+    if log_level not in ("debug", "info", "warning", "error"):
+        raise ConfigError(f"--log-level is debug, info, warning or error, not {log_level!r}")
+
+    from outrider.server.config import ServerConfig
+
+    config = ServerConfig(
+        host=host,
+        port=port,
+        api_keys=read_keys(api_key_file),
+        model_name=served_model_name or model_name(model),
+        chat_template=None if chat_template is None else read_template(chat_template),
+        proposers=tuple(name.strip() for name in proposers.split(",") if name.strip()),
+        max_queue=max_queue,
+        queue_timeout_s=queue_timeout,
+        drain_timeout_s=drain_timeout,
+        stall_timeout_s=stall_timeout,
+        pad=pad,
+        paced=paced,
+    )
+
+    from outrider.server.logs import set_up
+    from outrider.server.run import PortTaken, bind
+    from outrider.server.run import serve as run
+
+    try:
+        listener = bind(config)
+    except PortTaken as error:
+        print("outrider:", error, file=sys.stderr)
+        raise typer.Exit(1) from None
+    set_up(log_format, log_level)
+    shown, at = (f"[{host}]" if ":" in host else host), listener.getsockname()[1]
+    print(f"outrider: loading {config.model_name} on http://{shown}:{at}", file=sys.stderr)
+
+    from outrider.engine.build import EngineConfig, build
+    from outrider.engine.engine import Engine
+    from outrider.server.service import Service
+
+    engine_config = EngineConfig(
+        model=model,
+        draft_model=draft_model,
+        proposer=proposer,
+        num_draft_tokens=read_draft_tokens(num_draft_tokens),
+        verifier=verifier,
+        device=device,
+        dtype=dtype,
+        backend=backend,  # type: ignore[arg-type]
+        threads=threads,
+        kv_tokens=kv_tokens,
+        prefix_caching=prefix_caching,
+        max_sequences=max_sequences,
+    )
+
+    def load() -> Engine:
+        return build(engine_config)
+
+    code = run(Service(config, load), listener)
+    leave(code)
+
+
+def leave(code: int) -> None:
+    """Exits. A thread that is still loading or hangs in a step cannot be asked to end."""
+    busy = [t for t in threading.enumerate() if t.name in ("outrider-load", "outrider-engine")]
+    if busy:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise typer.Exit(code)
+
+
+def read_keys(file: Path | None) -> tuple[str, ...]:
+    """The keys of a file, or the one of the environment; never an argument others could list."""
+    if file is None:
+        key = os.environ.get(KEY_VARIABLE, "")
+        return (key,) if key else ()
+    try:
+        lines = file.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not ASCII text"
+        raise ConfigError(f"cannot read keys from {file}: {reason}") from None
+    keys = tuple(line.strip() for line in lines if line.strip())
+    if not keys:
+        raise ConfigError(f"{file} holds no key")
+    return keys
+
+
+def read_draft_tokens(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"--num-draft-tokens is a number or auto, not {text!r}") from None
+
+
+def read_template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(f"cannot read the chat template from {file}: {reason}") from None
+
+
+def model_name(model: str) -> str:
+    """What clients call a model: a hub name as it is, a folder by its last part."""
+    return Path(model).resolve().name if Path(model).exists() else model

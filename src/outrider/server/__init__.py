@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server: routes over one batching engine. Needs the extra `[server]`."""

@@ -1,0 +1,190 @@
+"""From a body to what the engine is asked: tokens, sampling parameters, speculation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from outrider.engine.request import Speculation
+from outrider.errors import RequestError, UnknownName
+from outrider.sampling import SamplingParams
+from outrider.server.errors import ApiError
+from outrider.server.generation import Ask
+from outrider.server.schema import ChatBody, CompletionBody, GenerationBody, Message
+from outrider.server.service import Served
+
+INLINE_CHARS = 4096  # longer texts are tokenised in a thread: the loop has other clients
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+
+
+def check_model(asked: str | None, served: str) -> None:
+    if asked is not None and asked != served:
+        raise ApiError(
+            404,
+            f"the model {asked!r} is not served here; /v1/models lists what is",
+            kind="not_found_error",
+            param="model",
+            code="model_not_found",
+        )
+
+
+async def completion_ask(body: CompletionBody, served: Served, salt: str) -> tuple[Ask, list[str]]:
+    """The ask, and the prompts' texts for an echo."""
+    given: list[Any]
+    prompt = body.prompt
+    given = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
+    prompts = [await _encode(served, one) if isinstance(one, str) else list(one) for one in given]
+    _check_prompts(prompts, served, "prompt")
+    texts = (
+        [
+            one if isinstance(one, str) else served.tokenizer.decode(one, skip_special=False)
+            for one in given
+        ]
+        if body.echo
+        else []
+    )
+    params = _params(
+        body,
+        body.max_tokens if body.max_tokens is not None else DEFAULT_COMPLETION_TOKENS,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+    )
+    ask = Ask(
+        prompts=prompts, params=params, speculation=_speculation(body, served, False), salt=salt
+    )
+    return ask, texts
+
+
+async def chat_ask(body: ChatBody, served: Served, salt: str) -> Ask:
+    prompt = await chat_prompt(
+        body.messages,
+        served,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )
+    _check_prompts([prompt], served, "messages")
+    prediction: list[int] = []
+    if body.prediction is not None:
+        prediction = await _encode(served, body.prediction.text, special=False)
+    limit = body.max_completion_tokens or body.max_tokens or served.max_model_len - len(prompt)
+    params = _params(body, limit, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    return Ask(
+        prompts=[prompt],
+        params=params,
+        speculation=_speculation(body, served, bool(prediction)),
+        prediction=prediction,
+        salt=salt,
+    )
+
+
+async def chat_prompt(messages: Sequence[Message], served: Served, **options: bool) -> list[int]:
+    """The messages as the model's template frames them, tokenised."""
+    plain = [
+        {"role": m.role, "content": m.text} | ({} if m.name is None else {"name": m.name})
+        for m in messages
+    ]
+    text = await asyncio.to_thread(served.template.render, plain, **options)
+    return await _encode(served, text, special=False)
+
+
+async def _encode(served: Served, text: str, *, special: bool = True) -> list[int]:
+    if len(text) <= INLINE_CHARS:
+        return served.tokenizer.encode(text, special=special)
+    return await asyncio.to_thread(served.tokenizer.encode, text, special=special)
+
+
+def _check_prompts(prompts: list[list[int]], served: Served, param: str) -> None:
+    """Refuses here what the engine would refuse, in the words clients look for."""
+    limit, num_tokens = served.max_model_len, served.core.parts.target.spec.num_tokens
+    for prompt in prompts:
+        if not prompt:
+            raise RequestError("the prompt is empty: give at least one token", param)
+        if len(prompt) >= limit:
+            raise ApiError(
+                400,
+                f"this model's maximum context length is {limit} tokens, and your prompt has "
+                f"{len(prompt)}: shorten it",
+                param=param,
+                code="context_length_exceeded",
+            )
+        if max(prompt) >= num_tokens:
+            raise RequestError(f"token ids must be below {num_tokens}", param)
+
+
+def _params(
+    body: GenerationBody,
+    max_tokens: int,
+    *,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    def given(value: float | None, default: float) -> float:
+        return default if value is None else value
+
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    max_tokens = max(max_tokens, 1)
+    if body.min_tokens > max_tokens:
+        raise RequestError("min_tokens must not exceed max_tokens", "min_tokens")
+    return SamplingParams(
+        temperature=given(body.temperature, 1.0),
+        top_k=max(body.top_k or 0, 0),
+        top_p=given(body.top_p, 1.0),
+        min_p=given(body.min_p, 0.0),
+        presence_penalty=given(body.presence_penalty, 0.0),
+        frequency_penalty=given(body.frequency_penalty, 0.0),
+        repetition_penalty=given(body.repetition_penalty, 1.0),
+        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
+        seed=body.seed,
+        n=body.n or 1,
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens,
+        stop=tuple(stop),
+        stop_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=body.ignore_eos,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _speculation(body: GenerationBody, served: Served, predicted: bool) -> Speculation:
+    """The request's own wishes over the server's default; a prediction implies its proposer."""
+    default, wish = served.core.default, body.speculation
+    if wish is None:
+        if predicted:
+            return _predicting(served, default)
+        return default
+    if wish.off or wish.num_draft_tokens == 0:
+        if wish.proposer is not None and wish.off:
+            raise RequestError("speculation: off goes without a proposer", "speculation")
+        return Speculation(proposer=None, verifier=wish.verifier or default.verifier)
+    proposer = wish.proposer or ("prediction" if predicted else default.proposer)
+    if proposer is None:
+        raise RequestError("this server does not speculate: name a proposer", "speculation")
+    if proposer not in served.proposers:
+        raise UnknownName("proposer", proposer[:64], served.proposers)
+    if predicted and proposer != "prediction":
+        raise RequestError(f"proposer {proposer!r} reads no prediction", "speculation")
+    if proposer == "prediction" and not predicted:
+        raise RequestError("proposer 'prediction' needs a prediction", "speculation")
+    if wish.verifier is not None and wish.verifier not in served.core.parts.verifiers:
+        raise UnknownName("verifier", wish.verifier[:64], served.core.parts.verifiers)
+    num_draft_tokens = wish.num_draft_tokens
+    if num_draft_tokens is None:
+        num_draft_tokens = default.num_draft_tokens or "auto"
+    return Speculation(
+        proposer=proposer,
+        num_draft_tokens=num_draft_tokens,
+        verifier=wish.verifier or default.verifier,
+    )
+
+
+def _predicting(served: Served, default: Speculation) -> Speculation:
+    """A prediction speeds up where the server may read it, and is no error where it may not."""
+    if "prediction" not in served.proposers:
+        return default
+    return Speculation(
+        proposer="prediction",
+        num_draft_tokens=default.num_draft_tokens or "auto",
+        verifier=default.verifier,
+    )

@@ -1,0 +1,179 @@
+"""All engine requests of one HTTP request, and what their choices have gained so far.
+
+A reader that is slow does not make anything pile up: what it has not taken yet is merged, so it
+never holds more than the output itself, in one piece per choice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from outrider.engine.async_engine import Item
+from outrider.engine.engine import Result
+from outrider.engine.request import Speculation
+from outrider.events import StepEvent, TokenLogprob
+from outrider.sampling import SamplingParams
+from outrider.server.service import Service
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What to generate: `params.n` choices for each prompt, all alike but for the prompt."""
+
+    prompts: list[list[int]]
+    params: SamplingParams
+    speculation: Speculation
+    prediction: list[int] = field(default_factory=list)
+    salt: str = ""
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.params.n
+
+
+@dataclass(slots=True)
+class Delta:
+    """What a choice has gained since it was last looked at; lists go token by token."""
+
+    index: int  # of the choice
+    tokens: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] | None = None
+    finish_reason: str | None = None
+
+    def add(self, event: StepEvent) -> None:
+        self.tokens += event.tokens
+        self.pieces += event.pieces
+        self.logprobs += event.logprobs or ()
+        self.prompt_logprobs = self.prompt_logprobs or event.prompt_logprobs
+        self.finish_reason = event.finish_reason
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+@dataclass(slots=True)
+class Drafting:
+    """What was drafted for a request, step by step: filled where the reply will tell."""
+
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    num_predicted: int = 0  # of these, drafted from the caller's prediction
+    num_predicted_accepted: int = 0
+
+    def add(self, event: StepEvent) -> None:
+        if event.draft_tokens:
+            self.drafted.append(len(event.draft_tokens))
+            self.accepted.append(len(event.path))
+            if event.source == "prediction":
+                self.num_predicted += len(event.draft_tokens)
+                self.num_predicted_accepted += len(event.path)
+
+
+class Generation:
+    """Use it with `with`: leaving cancels what still runs. Then iterate `deltas` or await `all`."""
+
+    def __init__(self, service: Service, ask: Ask, *, streamed: bool, detailed: bool) -> None:
+        self.ask = ask
+        self.drafting = Drafting() if detailed else None
+        self.results: list[Result | None] = [None] * len(ask.prompts)
+        self.num_completion_tokens = 0
+        self._service = service
+        self._streamed = streamed
+        self._pending: dict[int, Delta] = {}
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
+        self._last_s: dict[int, float] = {}  # per choice
+        self._admission = service.admitted(ask.num_choices)
+        self._leave: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Generation:
+        served = self._service.served
+        self._admission.__enter__()
+        try:
+            for i, prompt in enumerate(self.ask.prompts):
+                leave = served.engine.submit(
+                    prompt,
+                    partial(self._take, i),
+                    params=self.ask.params,
+                    speculation=self.ask.speculation,
+                    prediction=self.ask.prediction,
+                    salt=self.ask.salt,
+                    queue_timeout_s=self._service.config.queue_timeout_s,
+                )
+                self._leave.append(leave)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        for leave in self._leave:
+            leave()
+        unfinished = sum(result is None for result in self.results)
+        if unfinished:
+            reason = "abort" if self._error is None else "error"
+            self._service.metrics.count_finished([reason] * unfinished)
+        self._admission.__exit__(None, None, None)
+
+    async def all(self) -> list[Result]:
+        """Waits for every result; raises what the first failure was."""
+        while not self._is_done():
+            await self._news.wait()
+            self._news.clear()
+        return [result for result in self.results if result is not None]
+
+    async def deltas(self) -> AsyncIterator[list[Delta]]:
+        """What is new, as often as it is asked for; at most one per choice."""
+        while not (self._is_done() and not self._pending):
+            await self._news.wait()
+            self._news.clear()
+            pending, self._pending = self._pending, {}
+            if pending:
+                yield list(pending.values())
+
+    def _is_done(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        return None not in self.results
+
+    def _take(self, prompt_index: int, item: Item) -> None:
+        if isinstance(item, StepEvent):
+            self._take_event(prompt_index * self.ask.params.n + item.sample_index, item)
+        elif isinstance(item, Result):
+            self._take_result(prompt_index, item)
+        else:
+            self._error = item
+        self._news.set()
+
+    def _take_event(self, index: int, event: StepEvent) -> None:
+        now = monotonic()
+        last = self._last_s.get(index)
+        self._last_s[index] = now
+        self._service.metrics.count_step(event, None if last is None else now - last)
+        self.num_completion_tokens += len(event.tokens)
+        if self.drafting is not None:
+            self.drafting.add(event)
+        if self._streamed:
+            delta = self._pending.get(index)
+            if delta is None:
+                delta = self._pending[index] = Delta(index)
+            delta.add(event)
+
+    def _take_result(self, prompt_index: int, result: Result) -> None:
+        self.results[prompt_index] = result
+        metrics = self._service.metrics
+        metrics.count_request(
+            result.times,
+            len(result.prompt_tokens),
+            result.num_cached_tokens,
+            [len(completion.tokens) for completion in result.completions],
+        )
+        metrics.count_finished(completion.finish_reason for completion in result.completions)

@@ -1,0 +1,185 @@
+"""What every request passes before a route sees it: who asks, how much, how long.
+
+Decisions read the raw path and headers of the connection, never a URL put together from them: a
+strange Host header cannot make one route look like another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import secrets
+from hmac import compare_digest
+from time import monotonic
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outrider.server.errors import ApiError
+from outrider.server.service import Service
+
+logger = logging.getLogger(__name__)
+
+OPEN_PATHS = frozenset({"/health"})  # without a key
+ALWAYS_PATHS = frozenset({"/health", "/metrics", "/version"})  # also while loading or draining
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_LOCAL_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+]
+
+
+class Guard:
+    """An ASGI app around the routes. Sets `state["key"]` and `state["request_id"]` of the scope."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        self._keys = [key.encode() for key in service.config.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return  # no web sockets here: the connection is closed
+        started = monotonic()
+        headers = dict(scope["headers"])
+        request_id = _request_id(headers.get(b"x-request-id", b""))
+        scope.setdefault("state", {})["request_id"] = request_id
+        status = 0
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                sent = {name for name, _ in message["headers"]}
+                extra = [(name, value) for name, value in _HEADERS if name not in sent]
+                own = [*message["headers"], *extra, (b"x-request-id", request_id.encode())]
+                message = {**message, "headers": own}
+            await send(message)
+
+        try:
+            scope["state"]["key"] = self._check(scope, headers)
+            replayed = await self._read_body(headers, receive)
+        except ApiError as error:
+            await _refuse(error, answer)
+        else:
+            await self._app(scope, replayed, answer)
+        finally:
+            self._log(scope, status, monotonic() - started)
+
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> str | None:
+        """The key that came with the request; ApiError where it may not go on."""
+        path, method = scope["path"], scope["method"]
+        if path in OPEN_PATHS:
+            return None
+        key = self._key(headers.get(b"authorization", b""))
+        # A page in somebody's browser can reach a local port under a name of its own.
+        if not self._keys and not _LOCAL_HOST.fullmatch(_latin(headers.get(b"host", b""))):
+            raise ApiError(403, "this server answers to local names only", code="forbidden_host")
+        if path not in ALWAYS_PATHS:
+            _ = self._service.served  # 503 while there is nothing to serve
+        if method == "POST":
+            kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+            if kind != b"application/json":
+                raise ApiError(415, "the body must be application/json", code="unsupported_media")
+        return key
+
+    def _key(self, authorization: bytes) -> str | None:
+        if not self._keys:
+            return None
+        scheme, _, given = authorization.partition(b" ")
+        given = given.strip()
+        # Every key is compared, in constant time: neither which nor how far shows.
+        matches = [compare_digest(given, key) for key in self._keys]
+        if scheme.lower() != b"bearer" or not any(matches):
+            raise ApiError(
+                401,
+                "a valid API key is needed: Authorization: Bearer KEY",
+                kind="authentication_error",
+                code="invalid_api_key",
+            )
+        return given.decode("ascii")
+
+    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> Receive:
+        """Reads the whole body, within limits; returns a `receive` that hands it out again."""
+        limit = self._service.config.max_body_bytes
+        too_large = ApiError(413, f"the body may have {limit} bytes", code="body_too_large")
+        declared = headers.get(b"content-length", b"0")
+        if not declared.isdigit() or int(declared[:20]) > limit:
+            raise too_large
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._service.config.body_timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        break  # gone: the route will find out
+                    pieces.append(message.get("body", b""))
+                    size += len(pieces[-1])
+                    if size > limit:
+                        raise too_large
+                    if not message.get("more_body"):
+                        break
+        except TimeoutError:
+            raise ApiError(408, "the body took too long to arrive", code="body_timeout") from None
+        body: Message | None = {
+            "type": "http.request",
+            "body": b"".join(pieces),
+            "more_body": False,
+        }
+
+        async def replay() -> Message:
+            nonlocal body
+            if body is not None:
+                message, body = body, None
+                return message
+            return await receive()
+
+        return replay
+
+    def _log(self, scope: Scope, status: int, duration_s: float) -> None:
+        state = scope["state"]
+        logger.info(
+            "request",
+            extra={
+                "request_id": state["request_id"],
+                "method": scope["method"],
+                "path": _printable(scope["path"]),
+                "status": status,
+                "duration_s": round(duration_s, 4),
+                **state.get("log", {}),
+            },
+        )
+
+
+async def _refuse(error: ApiError, send: Send) -> None:
+    """Answers without having read everything: the connection ends here."""
+    content = error.content()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(content)).encode()),
+        (b"connection", b"close"),
+        *((name.encode(), value.encode()) for name, value in error.headers().items()),
+    ]
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    with contextlib.suppress(OSError):
+        await send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await send({"type": "http.response.body", "body": content, "more_body": False})
+
+
+def _request_id(given: bytes) -> str:
+    text = _latin(given)
+    return text if _REQUEST_ID.fullmatch(text) else secrets.token_hex(12)
+
+
+def _latin(value: bytes) -> str:
+    return value.decode("latin-1")
+
+
+def _printable(path: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in path[:128])

@@ -1,0 +1,181 @@
+"""Figures for Prometheus, under vLLM's names: its dashboards and load generators read ours too.
+
+Counted in plain integers on the server's event loop and turned into Prometheus' types only when
+somebody asks: a counter costs one addition per step, not a lock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from outrider.engine.engine import RequestTimes
+from outrider.events import StepEvent
+
+if TYPE_CHECKING:
+    from outrider.engine.engine import Engine
+
+_SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_LONG_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+_TOKENS = tuple(float(1 << i) for i in range(18))
+
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("Time to the first token.", _SHORT_S + _LONG_S[9:]),
+    "inter_token_latency_seconds": ("Time per token after the first.", _SHORT_S),
+    "e2e_request_latency_seconds": ("Arrival to last token.", _LONG_S),
+    "request_queue_time_seconds": ("Waiting for a place in the batch.", _SHORT_S + _LONG_S[9:]),
+    "request_prefill_time_seconds": ("First run to first token.", _SHORT_S + _LONG_S[9:]),
+    "request_decode_time_seconds": ("First to last token.", _LONG_S),
+    "request_prompt_tokens": ("Tokens of a prompt.", _TOKENS),
+    "request_generation_tokens": ("Tokens of a completion.", _TOKENS),
+}
+
+
+class _Histogram:
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float, count: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.total += value * count
+
+    def buckets(self) -> list[tuple[str, float]]:
+        names = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
+
+
+class Metrics:
+    """All figures of one server. Call it on the event loop only."""
+
+    def __init__(self, model_name: str) -> None:
+        self._labels = {"model_name": model_name}
+        self._engine: Engine | None = None
+        self._histograms = {name: _Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_generation_tokens = 0
+        self.finished: Counter[str] = Counter()
+        self.num_drafts = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
+        self.accepted_at: list[int] = []  # by position
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def watch(self, engine: Engine) -> None:
+        """Whose queue and KV the gauges show."""
+        self._engine = engine
+
+    def count_step(self, event: StepEvent, gap_s: float | None) -> None:
+        """One sequence's step; `gap_s` since its last one, None for the first."""
+        num_tokens = len(event.tokens)
+        self.num_generation_tokens += num_tokens
+        if gap_s is not None and num_tokens:
+            self._histograms["inter_token_latency_seconds"].add(gap_s / num_tokens, num_tokens)
+        if event.draft_tokens:
+            num_accepted = len(event.path)
+            self.num_drafts += 1
+            self.num_draft_tokens += len(event.draft_tokens)
+            self.num_accepted_tokens += num_accepted
+            while len(self.accepted_at) < num_accepted:
+                self.accepted_at.append(0)
+            for position in range(num_accepted):
+                self.accepted_at[position] += 1
+
+    def count_request(
+        self, times: RequestTimes, num_prompt_tokens: int, num_cached: int, num_outputs: list[int]
+    ) -> None:
+        """A request that ran to its end."""
+        self.num_prompt_tokens += num_prompt_tokens
+        self.num_cached_tokens += num_cached
+        observe = self._histograms
+        observe["request_prompt_tokens"].add(num_prompt_tokens)
+        for num_tokens in num_outputs:
+            observe["request_generation_tokens"].add(num_tokens)
+        admitted, first, last = times.admitted_s, times.first_token_s, times.last_token_s
+        if admitted is None or first is None or last is None:
+            return
+        observe["time_to_first_token_seconds"].add(first - times.arrived_s)
+        observe["e2e_request_latency_seconds"].add(last - times.arrived_s)
+        observe["request_queue_time_seconds"].add(admitted - times.arrived_s)
+        observe["request_prefill_time_seconds"].add(first - admitted)
+        observe["request_decode_time_seconds"].add(last - first)
+
+    def count_finished(self, reasons: Iterable[str]) -> None:
+        self.finished.update(reasons)
+
+    def text(self) -> bytes:
+        """The page Prometheus reads."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Prometheus' side of the contract: everything, as it is now."""
+        yield from self._gauges()
+        counters = {
+            "prompt_tokens": self.num_prompt_tokens,
+            "generation_tokens": self.num_generation_tokens,
+            "prompt_tokens_cached": self.num_cached_tokens,
+            "spec_decode_num_drafts": self.num_drafts,
+            "spec_decode_num_draft_tokens": self.num_draft_tokens,
+            "spec_decode_num_accepted_tokens": self.num_accepted_tokens,
+            "num_preemptions": self._engine.parts.scheduler.num_preemptions if self._engine else 0,
+        }
+        for name, value in counters.items():
+            yield self._counter(name, {(): float(value)})
+        yield self._counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            {(str(i),): float(count) for i, count in enumerate(self.accepted_at)},
+            "position",
+        )
+        reasons = {"stop", "length", "abort", "error", *self.finished}
+        yield self._counter(
+            "request_success",
+            {(reason,): float(self.finished[reason]) for reason in sorted(reasons)},
+            "finished_reason",
+        )
+        for name, histogram in self._histograms.items():
+            family = HistogramMetricFamily(
+                f"vllm:{name}", _HISTOGRAMS[name][0], labels=list(self._labels)
+            )
+            labels = list(self._labels.values())
+            family.add_metric(labels, histogram.buckets(), sum_value=histogram.total)
+            yield family
+
+    def _counter(
+        self, name: str, values: dict[tuple[str, ...], float], *labels: str
+    ) -> CounterMetricFamily:
+        family = CounterMetricFamily(
+            f"vllm:{name}", name.replace("_", " "), labels=[*self._labels, *labels]
+        )
+        for label_values, value in values.items():
+            family.add_metric([*self._labels.values(), *label_values], value)
+        return family
+
+    def _gauges(self) -> Iterator[Metric]:
+        parts = self._engine.parts if self._engine is not None else None
+        values = {
+            "num_requests_running": len(parts.scheduler.running) if parts else 0,
+            "num_requests_waiting": len(parts.scheduler.waiting) if parts else 0,
+            "kv_cache_usage_perc": parts.kv.usage if parts else 0.0,
+        }
+        for name, value in values.items():
+            family = GaugeMetricFamily(
+                f"vllm:{name}", name.replace("_", " "), labels=list(self._labels)
+            )
+            family.add_metric(list(self._labels.values()), float(value))
+            yield family

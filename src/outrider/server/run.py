@@ -1,0 +1,120 @@
+"""The server as a process: its socket, its signals, its exit code.
+
+0    SIGTERM, and everything in flight came to its end (or nobody wanted to wait for it)
+1    the port is taken, or the engine died       2    the model could not be loaded
+130  interrupted
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import socket
+from types import FrameType
+
+import uvicorn
+
+from outrider.server.app import make_app
+from outrider.server.config import ServerConfig
+from outrider.server.service import Service, State
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_S = 1.0  # for streams to notice that their requests were dropped
+
+
+class PortTaken(Exception):
+    """Somebody else listens there, or we may not."""
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A listening socket, before anything slow is done. Raises PortTaken with one line."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, config.port))
+        listener.listen(512)
+    except OSError as error:
+        listener.close()
+        reasons = {
+            errno.EADDRINUSE: "it is in use",
+            errno.EACCES: "permission denied",
+            errno.EADDRNOTAVAIL: "no such address here",
+        }
+        reason = reasons.get(error.errno or 0, os.strerror(error.errno or 0))
+        raise PortTaken(f"cannot listen on {config.host}:{config.port}: {reason}") from error
+    listener.setblocking(False)
+    return listener
+
+
+class Server(uvicorn.Server):
+    """uvicorn with our manners at the end: finish or drop what runs, then go."""
+
+    def __init__(self, service: Service) -> None:
+        config = service.config
+        super().__init__(
+            uvicorn.Config(
+                make_app(service),
+                http="h11",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=2,
+                h11_max_incomplete_event_size=config.max_header_bytes,
+            )
+        )
+        self.service = service
+        self.interrupted = False
+        self._ending: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        service.on_end = self.stop
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+        await self.service.close()
+
+    def stop(self) -> None:
+        """Ends the main loop; connections get a moment to hear why."""
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.interrupted = self.interrupted or sig == signal.SIGINT
+        loading = self.service.state is State.LOADING
+        if loading or self._ending is not None or self._loop is None or self.should_exit:
+            self.should_exit = True  # nothing to wait for, or asked twice
+            self.force_exit = self._ending is not None
+            return
+        self._loop.call_soon_threadsafe(self._begin_to_end)
+
+    def _begin_to_end(self) -> None:
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end())
+
+    async def _end(self) -> None:
+        logger.info("shutting down", extra={"drain_s": self.service.config.drain_timeout_s})
+        if not await self.service.drain():
+            logger.warning("requests were dropped: they did not end in time")
+            await self.service.close(LAST_WORDS_S)  # fails whatever still runs
+            await asyncio.sleep(0.05)
+        self.should_exit = True
+
+
+def serve(service: Service, listener: socket.socket) -> int:
+    """Serves until told to stop; returns the exit code, or raises what loading raised."""
+    server = Server(service)
+    asyncio.run(server.serve([listener]))
+    if service.failure is not None:
+        if not service.was_ready:
+            raise service.failure
+        return 1
+    return 130 if server.interrupted else 0

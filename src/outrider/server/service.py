@@ -1,0 +1,178 @@
+"""One engine behind all routes, from loading to draining.
+
+Everything here belongs to the server's event loop; the engine has a thread of its own, and
+loading has another, so that the process answers (503) and can be stopped while it loads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+
+from outrider.engine.async_engine import AsyncEngine
+from outrider.engine.engine import Engine
+from outrider.model.tokenizer import Tokenizer
+from outrider.server.chat import ChatTemplate, load_template
+from outrider.server.config import ServerConfig
+from outrider.server.errors import ApiError, overloaded
+from outrider.server.metrics import Metrics
+from outrider.server.texts import TokenTexts
+
+logger = logging.getLogger(__name__)
+
+
+class State(enum.Enum):
+    LOADING = "the model is loading"
+    READY = "ready"
+    DRAINING = "the server is shutting down"
+    FAILED = "the engine has stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What there is once the model is loaded."""
+
+    engine: AsyncEngine
+    core: Engine  # owned by the engine's thread: read-only here
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    texts: TokenTexts
+    proposers: frozenset[str]  # that requests may name
+
+    @property
+    def max_model_len(self) -> int:
+        return self.core.parts.scheduler.max_positions
+
+
+class Service:
+    def __init__(self, config: ServerConfig, load: Callable[[], Engine]) -> None:
+        """`load` builds the engine; it is called once, in a thread of its own, by `start`."""
+        self.config = config
+        self.metrics = Metrics(config.model_name)
+        self.state = State.LOADING
+        self.was_ready = False
+        self.failure: BaseException | None = None
+        self.on_end: Callable[[], None] = lambda: None  # nothing more will be served
+        self.loader: threading.Thread | None = None
+        self._load = load
+        self._served: Served | None = None
+        self._num_in_flight = 0
+        self._idle = asyncio.Event()
+
+    # --- from loading to the end -------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins to load. Call it on the running loop."""
+        loop = asyncio.get_running_loop()
+        started = monotonic()
+
+        def load() -> None:
+            try:
+                core = self._load()
+                for name in self.config.proposers:
+                    core.parts.proposers[name]  # built now, not in the middle of somebody's step
+                template, own = load_template(core.tokenizer, self.config.chat_template)
+                texts = TokenTexts(core.tokenizer)
+            except BaseException as error:
+                loop.call_soon_threadsafe(self._fail, error)
+                return
+            if not own:
+                logger.warning("no chat template: chat messages are joined into plain text")
+            loop.call_soon_threadsafe(self._loaded, core, template, texts, monotonic() - started)
+
+        self.loader = threading.Thread(target=load, name="outrider-load", daemon=True)
+        self.loader.start()
+
+    def _loaded(
+        self, core: Engine, template: ChatTemplate, texts: TokenTexts, load_s: float
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        named = {*self.config.proposers}
+        if core.default.proposer is not None:
+            named.add(core.default.proposer)
+        self.metrics.watch(core)
+
+        def failed(error: BaseException) -> None:
+            loop.call_soon_threadsafe(self._fail, error)
+
+        engine = AsyncEngine(core, on_failure=failed)
+        self._served = Served(engine, core, core.tokenizer, template, texts, frozenset(named))
+        self.was_ready = True
+        if self.state is State.LOADING:
+            self.state = State.READY
+        logger.info("ready", extra={"model": self.config.model_name, "load_s": round(load_s, 3)})
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = error
+        self.state = State.FAILED
+        self.on_end()
+
+    async def drain(self) -> bool:
+        """Takes no more requests and waits for those in flight; True if all came to their end."""
+        self.state = State.DRAINING
+        if self._num_in_flight == 0:
+            return True
+        self._idle.clear()
+        try:
+            await asyncio.wait_for(self._idle.wait(), self.config.drain_timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self, timeout_s: float = 2.0) -> bool:
+        """Ends the engine; False if its thread could not be ended."""
+        return self._served is None or await self._served.engine.close(timeout_s)
+
+    # --- for the routes ------------------------------------------------------------------------
+
+    @property
+    def served(self) -> Served:
+        """Raises ApiError (503) while there is nothing to serve."""
+        if self.state is not State.READY or self._served is None:
+            raise overloaded(self.state.value, code=self.state.name.lower())
+        return self._served
+
+    @property
+    def trouble(self) -> str | None:
+        """Why /health should fail; None while all is well."""
+        if self.state is not State.READY or self._served is None:
+            return self.state.value
+        if self._served.engine.stalled_s > self.config.stall_timeout_s:
+            return "the engine does not answer"
+        return None
+
+    @contextmanager
+    def admitted(self, num_sequences: int) -> Iterator[None]:
+        """A place for that many sequences while the block runs; ApiError where there is none."""
+        max_running = self.served.core.parts.scheduler.config.max_sequences
+        limit = max_running + self.config.max_queue
+        if num_sequences > limit:
+            raise ApiError(
+                400, f"at most {limit} completions at once, not {num_sequences}", param="n"
+            )
+        if self._num_in_flight + num_sequences > limit:
+            raise overloaded("the queue is full: try again later", code="queue_full")
+        self._num_in_flight += num_sequences
+        try:
+            yield
+        finally:
+            self._num_in_flight -= num_sequences
+            if self._num_in_flight == 0:
+                self._idle.set()
+
+    def salt(self, key: str | None, own: str | None) -> str:
+        """What separates one tenant's cached prefixes and stores from another's.
+
+        A digest, so that no key is ever kept beside the data it protects.
+        """
+        if key is None and own is None:
+            return ""
+        parts = "\0".join([key or "", own or ""])
+        return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()

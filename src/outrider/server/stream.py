@@ -1,0 +1,211 @@
+"""Server-sent events: one frame per chunk, `[DONE]` at the end, and what a wiretap must not see.
+
+How many tokens a step confirmed depends on how predictable the text is, so frame sizes and times
+tell an eavesdropper about it, encrypted or not. Two answers:
+
+    padded   a frame's size is one of a few: 256, 512, 1024, ... bytes
+    paced    besides, a constant number of tokens per frame, on a clock: with the engine ahead of
+             the clock, sizes and times no longer depend on what was accepted
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import string
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from outrider.server.errors import api_error
+from outrider.server.generation import Delta, Generation
+from outrider.server.reply import Reply
+
+DONE = b"data: [DONE]\n\n"
+SMALLEST_FRAME = 256
+MAX_FRAMES_PER_S = 20.0
+_NOISE = "".join(secrets.choice(string.ascii_letters) for _ in range(1 << 16))
+
+
+def frame(payload: dict[str, Any], *, padded: bool = False) -> bytes:
+    """One event. Padding goes into the field that OpenAI's clients know for it."""
+    if padded:
+        bare = len(_encode(payload | {"obfuscation": ""}))
+        payload = payload | {"obfuscation": _NOISE[: bucket(bare) - bare]}
+    return _encode(payload)
+
+
+def bucket(size: int) -> int:
+    """The next size a padded frame may have."""
+    allowed = SMALLEST_FRAME
+    while allowed < size:
+        allowed *= 2
+    return allowed
+
+
+def _encode(payload: dict[str, Any]) -> bytes:
+    return b"data: %b\n\n" % json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode(
+        "utf-8", "replace"
+    )
+
+
+async def frames(
+    generation: Generation,
+    reply: Reply,
+    *,
+    usage: bool,
+    continuous_usage: bool,
+    padded: bool,
+    rate: float | None,
+) -> AsyncGenerator[bytes, None]:
+    """Every frame of a stream, `[DONE]` included. An error raised before the first frame is the
+
+    caller's to answer; later ones become the last event.
+    """
+    begun = False
+    deltas = generation.deltas() if rate is None else paced(generation, rate)
+    try:
+        async for batch in deltas:
+            for delta in batch:
+                payload = reply.chunk(delta)
+                if continuous_usage:
+                    payload["usage"] = reply.usage()
+                elif usage:
+                    payload["usage"] = None
+                begun = True
+                yield frame(payload, padded=padded)
+        last = reply.last_chunk(usage=usage)
+        if "usage" in last or "metrics" in last:
+            yield frame(last, padded=padded)
+    except Exception as error:
+        if not begun:
+            raise
+        yield frame(api_error(error).body(), padded=padded)
+    yield DONE
+
+
+async def paced(generation: Generation, rate: float) -> AsyncIterator[list[Delta]]:
+    """The same tokens at `rate` per second and choice: a constant number of them on each tick.
+
+    A tick that finds too few sends an empty delta, so that there is always a frame.
+    """
+    per_tick = max(1, round(rate / MAX_FRAMES_PER_S))
+    tick_s = per_tick / rate
+    held: dict[int, Delta] = {}
+    open_choices = set(range(generation.ask.num_choices))
+    ended = asyncio.Event()
+    failure: list[Exception] = []
+
+    async def fill() -> None:
+        try:
+            async for batch in generation.deltas():
+                for delta in batch:
+                    _append(held.setdefault(delta.index, Delta(delta.index)), delta)
+        except Exception as error:
+            failure.append(error)
+        finally:
+            ended.set()
+
+    filler = asyncio.create_task(fill())
+    try:
+        # Nothing has been said yet: wait, so that an early failure can still be an HTTP status.
+        while not held and not ended.is_set():
+            await asyncio.sleep(min(tick_s, 0.02))
+        loop = asyncio.get_running_loop()
+        next_tick = loop.time()
+        while open_choices:
+            if failure:
+                raise failure[0]
+            batch = []
+            for index in sorted(open_choices):
+                delta = _take(held.setdefault(index, Delta(index)), per_tick)
+                if delta.finish_reason is not None:
+                    open_choices.discard(index)
+                batch.append(delta)
+            yield batch
+            next_tick += tick_s
+            await asyncio.sleep(next_tick - loop.time())
+        await ended.wait()  # the results follow the last event
+    finally:
+        filler.cancel()
+
+
+def _append(held: Delta, more: Delta) -> None:
+    held.tokens += more.tokens
+    held.pieces += more.pieces
+    held.logprobs += more.logprobs
+    held.prompt_logprobs = held.prompt_logprobs or more.prompt_logprobs
+    held.finish_reason = more.finish_reason
+
+
+def _take(held: Delta, num_tokens: int) -> Delta:
+    """The first `num_tokens` tokens of what is held, which loses them; nothing if there are fewer
+
+    and more are to come.
+    """
+    if len(held.tokens) < num_tokens and held.finish_reason is None:
+        return Delta(held.index)
+    is_last = len(held.tokens) <= num_tokens
+    taken = Delta(
+        held.index,
+        held.tokens[:num_tokens],
+        held.pieces[:num_tokens],
+        held.logprobs[:num_tokens],
+        held.prompt_logprobs,
+        held.finish_reason if is_last else None,
+    )
+    del held.tokens[:num_tokens], held.pieces[:num_tokens], held.logprobs[:num_tokens]
+    held.prompt_logprobs = None
+    return taken
+
+
+class EventStream(Response):
+    """Sends frames until they end, the client leaves, or it stops reading."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, first: bytes, rest: AsyncGenerator[bytes, None], *, send_timeout_s: float
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._first = first
+        self._rest = rest
+        self._send_timeout_s = send_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.create_task(self._send_all(send))
+        leaving = asyncio.create_task(disconnected(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, leaving):
+                task.cancel()
+            await asyncio.gather(sending, leaving, return_exceptions=True)
+            await self._rest.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+        async with aclosing(self._rest) as rest:
+            body = self._first
+            while True:
+                # A write only waits while the client has left a buffer full behind.
+                async with asyncio.timeout(self._send_timeout_s):
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                try:
+                    body = await anext(rest)
+                except StopAsyncIteration:
+                    break
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def disconnected(receive: Receive) -> None:
+    """Returns when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

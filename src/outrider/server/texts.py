@@ -1,0 +1,98 @@
+"""How single tokens look in replies: text, bytes, log-probabilities.
+
+Offsets count characters of the reply's text. A token that holds part of a character has no text
+of its own (U+FFFD stands for it), which is why its bytes are given too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from tokenizers import decoders, pre_tokenizers
+
+from outrider.events import TokenLogprob
+from outrider.model.tokenizer import Tokenizer
+
+FLOOR = -9999.0  # JSON has no minus infinity; OpenAI writes this
+
+
+class TokenTexts:
+    """Spells token ids of one tokenizer; remembers what it has spelled."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._byte_level = isinstance(tokenizer._inner.decoder, decoders.ByteLevel)
+        self.text = lru_cache(maxsize=1 << 16)(self._text)
+
+    def _text(self, token: int) -> str:
+        return self._tokenizer.decode([token], skip_special=False)
+
+    def bytes(self, token: int) -> list[int]:
+        spelled = self._tokenizer.token(token) or ""
+        if token in self._tokenizer.special_ids:
+            return list(spelled.encode())
+        if self._byte_level and all(char in _byte_of() for char in spelled):
+            return [_byte_of()[char] for char in spelled]
+        if token in self._tokenizer.byte_ids:
+            return [int(spelled[3:5], 16)]
+        return list(self.text(token).encode())
+
+    def legacy(
+        self, scored: Sequence[TokenLogprob | None], tokens: Sequence[int], offset: int
+    ) -> dict[str, Any]:
+        """`logprobs` of a completion choice. None: a token nothing precedes."""
+        texts = [self.text(token) for token in tokens]
+        offsets = []
+        for text in texts:
+            offsets.append(offset)
+            offset += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [None if s is None else finite(s.logprob) for s in scored],
+            "top_logprobs": [None if s is None else self._alternatives(s) for s in scored],
+            "text_offset": offsets,
+        }
+
+    def chat(self, scored: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """`logprobs` of a chat choice."""
+        return {
+            "content": [
+                {
+                    **self._entry(s.token, s.logprob),
+                    "top_logprobs": [self._entry(token, value) for token, value in s.top.items()],
+                }
+                for s in scored
+            ],
+            "refusal": None,
+        }
+
+    def _alternatives(self, scored: TokenLogprob) -> dict[str, float]:
+        """By text; where two tokens look alike, the more probable one stands for both."""
+        found: dict[str, float] = {}
+        for token, value in [*scored.top.items(), (scored.token, scored.logprob)]:
+            text = self.text(token)
+            found[text] = max(finite(value), found.get(text, -math.inf))
+        return found
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": self.text(token),
+            "logprob": finite(logprob),
+            "bytes": self.bytes(token),
+        }
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, FLOOR) if not math.isnan(logprob) else FLOOR
+
+
+@lru_cache(maxsize=1)
+def _byte_of() -> dict[str, int]:
+    """Byte-level vocabularies write printable bytes as themselves, the others from U+0100 up."""
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    table = {chr(byte): byte for byte in range(256) if chr(byte) in alphabet}
+    missing = [byte for byte in range(256) if byte not in table.values()]
+    return table | {chr(256 + i): byte for i, byte in enumerate(missing)}
