@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -11,6 +14,8 @@ settings.register_profile(
     "outrider", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("outrider")
+_cache = tempfile.TemporaryDirectory(prefix="outrider-tests-")
+os.environ["OUTRIDER_CACHE"] = _cache.name  # not the user's
 torch.set_num_threads(1)  # the tensors of the tests are tiny
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from outrider.cli import flags
 from outrider.cli.console import busy, print_json, stderr, stdout
+from outrider.control import DEFAULT_NUM_DRAFT_TOKENS
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def demo(
     model: flags.Model = "bundled",
     prompt: Prompt = None,
     draft_model: flags.DraftModel = None,
-    num_draft_tokens: flags.NumDraftTokens = 4,
+    num_draft_tokens: flags.NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
     temperature: Temperature = None,
     seed: Seed = 1,
     max_tokens: flags.MaxTokens = 128,

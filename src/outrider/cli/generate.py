@@ -9,6 +9,7 @@ import typer
 
 from outrider.cli import flags
 from outrider.cli.console import busy, print_json
+from outrider.control import DEFAULT_NUM_DRAFT_TOKENS
 from outrider.errors import ConfigError, RequestError
 
 EXAMPLE = "Example: outrider generate -p 'def fibonacci(n):' --max-tokens 60 --trace"
@@ -24,7 +25,7 @@ def generate(
     prediction_file: flags.PredictionFile = None,
     draft_model: flags.DraftModel = None,
     proposer: flags.Proposer = None,
-    num_draft_tokens: flags.NumDraftTokens = 4,
+    num_draft_tokens: flags.NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
     verifier: flags.Verifier = "coupled",
     temperature: flags.Temperature = 0.0,
     top_k: flags.TopK = 0,

@@ -8,10 +8,11 @@ prefix is looked at, not only up to the first that falls: costs have cliffs and 
 all is plain decoding. What other sequences prefill in the same pass has to be paid anyhow and does
 not count.
 
-Three things keep it honest. A new choice must beat the old one by `HYSTERESIS`. A sequence that is
-off drafts two tokens now and then, paid from a purse that fills with `PROBE_SHARE` of all time, so
-it finds out when drafts are good again and a drafter that never is costs no more than that. And
-while speculation wins by little, a plain step now and then keeps its price up to date.
+Three things keep it honest. A new choice must beat the old one by `HYSTERESIS`, less as time goes
+by. A sequence that is off drafts two tokens now and then, paid from a purse that fills with
+`PROBE_SHARE` of all time, so it finds out when drafts are good again and a drafter that never is
+costs no more than that. And prices are kept up to date: of the neighbours by drafting a token more
+or less now and then, of plain decoding by a plain step where speculation wins by little.
 
 Choices depend on finished steps only: the ratio rules stay exact. Requests with a K of their own
 are left alone.
@@ -19,19 +20,26 @@ are left alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from outrider.contracts import ControlledView, Proposal, Verdict
+from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.control.cost import Costs, batch_bucket, context_bucket
 from outrider.control.survival import OWN_DECAY, Prior, Survival
 from outrider.events import StepTiming
 
-HYSTERESIS = 1.03
+HYSTERESIS = 0.04  # what a new choice must win by just after the last one ...
+PATIENCE = 50  # ... and half of it this many steps later: small advantages that last count too
+BENEFIT_OF_DOUBT = 1.02  # plain decoding wins below this advantage: its price is the surest
 PROBE_SHARE = 0.015  # of all time that may go into finding out whether to speculate again
 PROBE_TOKENS = 2
+GOOD = 0.8  # acceptance; where it would not pay, nothing is probed
 FADE_STEPS = 16  # how often a sequence that is off comes closer to the prior
+STRAY_EVERY = 32  # drafts of a sequence: then one that is a little longer or shorter
 PLAIN_EVERY = 100  # steps without a plain one ...
 PLAIN_BELOW = 1.5  # ... while speculation is estimated to win by less than this factor
+DECIDE_EVERY = 4  # steps of an unchanged batch: estimates move slowly, deciding takes time
 LEAST_SURVIVAL = 0.02  # nodes below it pay nowhere
 SMOOTHING = 0.1  # of the small constant times
 
@@ -53,29 +61,54 @@ class _Source:
 class _Track:
     """One sequence."""
 
-    __slots__ = ("budget", "idle", "source", "survival")
+    __slots__ = ("budget", "idle", "num_drafts", "source", "survival")
 
     def __init__(self, source: _Source) -> None:
         self.source = source
         self.survival = Survival(source.prior)
         self.budget = -1  # the last choice; -1: none yet
         self.idle = 1  # steps since its last draft: its drafter has to catch up
+        self.num_drafts = 0
+
+    def stray(self, limit: int) -> int:
+        """Mostly the last choice; now and then a neighbour, the longer and the shorter in turn."""
+        k = min(self.budget, limit)
+        self.num_drafts += 1
+        if k == 0 or self.num_drafts % STRAY_EVERY:
+            return k
+        step = 1 + k // 8
+        longer = self.num_drafts % (2 * STRAY_EVERY) == 0
+        return min(k + step, limit) if longer else k - step
 
 
 class AdaptiveController:
-    """contracts.Controller. `costs` is refreshed by every step."""
+    """contracts.Controller. `costs` is refreshed by every step.
 
-    def __init__(self, costs: Costs | None = None) -> None:
+    `measure` fills in what drafting with a proposer costs, when it is first asked for.
+    """
+
+    def __init__(
+        self, costs: Costs | None = None, measure: Callable[[Costs, str], None] | None = None
+    ) -> None:
         self.costs = costs or Costs.guess()
+        self.measure = measure
         self._sources: dict[str, _Source] = {}
         self._tracks: dict[int, _Track] = {}
         self._asked: list[tuple[int, _Track, int]] = []  # (index of the view, track, budget)
         self._bucket = 0
+        self._age = 0  # steps since the last decision, and whom it was about
+        self._tracks_then: list[_Track] = []
+        self._start_then = 0
         self._plain_s = 0.0  # what this step would have taken without drafts
         self._probed = False
         self._purse_s = 0.0
         self._probe_s = 0.0  # what a probe really took lately
         self._since_plain = 0
+        self._since_change = 0
+
+    def prepare(self, proposer: str) -> None:
+        """Measures now rather than at the first request."""
+        self._source(proposer)
 
     def release(self, sequence_id: int) -> None:
         self._tracks.pop(sequence_id, None)
@@ -89,48 +122,67 @@ class AdaptiveController:
         if not mine:
             return budgets
         tracks = [self._track(views[i]) for i in mine]
-        most = [min(limits[i], len(t.survival.curve)) for i, t in zip(mine, tracks, strict=True)]
-        fixed = sum(limits) - sum([limits[i] for i in mine])
-        step = _Step(self.costs, views, tracks, num_tokens + fixed, sum(most))
-        self._bucket, self._plain_s = step.bucket, step.plain_s
-
-        chosen, rate = step.best(most)
-        if all(track.budget >= 0 for track in tracks):
-            kept = [min(track.budget, limit) for track, limit in zip(tracks, most, strict=True)]
-            if kept != chosen and rate < HYSTERESIS * step.rate(kept):
-                chosen = kept
-        for track, k in zip(tracks, chosen, strict=True):
-            track.budget = k
-        if self._since_plain >= PLAIN_EVERY and rate * step.plain_s < PLAIN_BELOW * len(views):
-            chosen = [0] * len(mine)
+        most = [min(limits[i], MAX_AUTO_DRAFT_TOKENS) for i in mine]
+        start = num_tokens + sum(limits) - sum([limits[i] for i in mine])
+        self._age += 1
+        self._probed = False
+        if self._age < DECIDE_EVERY and tracks == self._tracks_then and start == self._start_then:
+            chosen = [track.stray(m) for track, m in zip(tracks, most, strict=True)]
         else:
-            self._probe(step, chosen, most)
+            self._age, self._tracks_then, self._start_then = 0, tracks, start
+            chosen = self._decide(views, tracks, most, start)
         for i, track, k in zip(mine, tracks, chosen, strict=True):
             budgets[i] = k
             self._asked.append((i, track, k))
         return budgets
 
+    def _decide(
+        self, views: Seq[ControlledView], tracks: list[_Track], most: list[int], start: int
+    ) -> list[int]:
+        step = _Step(self.costs, views, tracks, start, sum(most))
+        self._bucket, self._plain_s = step.bucket, step.plain_s
+        chosen, rate = step.best(most)
+        if all(track.budget >= 0 for track in tracks):
+            kept = [min(track.budget, limit) for track, limit in zip(tracks, most, strict=True)]
+            patience = HYSTERESIS * PATIENCE / (PATIENCE + self._since_change)
+            if kept == chosen or rate < (1.0 + patience) * step.rate(kept):
+                chosen = kept
+                self._since_change += DECIDE_EVERY
+            else:
+                self._since_change = 0
+        for track, k in zip(tracks, chosen, strict=True):
+            track.budget = k
+        stale = self._since_plain >= PLAIN_EVERY and rate * step.plain_s < PLAIN_BELOW * len(views)
+        if stale or self.costs.verify.is_guess:
+            return [0] * len(tracks)
+        chosen = [track.stray(m) for track, m in zip(tracks, most, strict=True)]
+        self._probe(step, chosen, most)
+        return chosen
+
     def _track(self, view: ControlledView) -> _Track:
         track = self._tracks.get(view.id)
         if track is None:
-            name = view.proposer or ""
-            source = self._sources.get(name)
-            if source is None:
-                source = self._sources[name] = _Source(name)
-            track = self._tracks[view.id] = _Track(source)
+            track = self._tracks[view.id] = _Track(self._source(view.proposer or ""))
         return track
+
+    def _source(self, name: str) -> _Source:
+        source = self._sources.get(name)
+        if source is None:
+            source = self._sources[name] = _Source(name)
+            if self.measure is not None:
+                self.measure(self.costs, name)
+        return source
 
     def _probe(self, step: _Step, chosen: list[int], most: list[int]) -> None:
         """Lets the sequence that has been off longest draft a little, if the purse allows."""
-        self._probed = False
         if 0 not in chosen or self._purse_s <= 0.0:
             return
         off = [order for order, k in enumerate(chosen) if k == 0]
         order = max(off, key=lambda o: step.tracks[o].idle)
         k = min(PROBE_TOKENS, most[order])
         extra_s = step.extra_s(chosen, order, k)
-        perfect_pays = k * step.plain_s > extra_s * step.num_sequences
-        if perfect_pays and self._purse_s >= max(extra_s, self._probe_s):
+        good_drafts_pay = GOOD * k * step.plain_s > extra_s * step.num_sequences
+        if good_drafts_pay and self._purse_s >= max(extra_s, self._probe_s):
             chosen[order] = k
             self._probed = True
 
@@ -145,9 +197,9 @@ class AdaptiveController:
     ) -> None:
         if not self._asked:
             return
-        steady = True
-        longest = num_drafting = 0
+        longest = num_drafting = num_late = 0
         source: _Source | None = None
+        mixed = len(self._asked) < len(views)
         for i, track, k in self._asked:
             if k == 0:
                 track.idle += 1
@@ -155,17 +207,19 @@ class AdaptiveController:
                     track.survival.fade(OWN_DECAY**FADE_STEPS)
                 continue
             proposal = proposals[i]
-            steady = steady and track.idle == 0 and (source is None or source is track.source)
+            mixed = mixed or (source is not None and source is not track.source)
             source = track.source
-            track.idle = 0
             longest = max(longest, k)
             num_drafting += 1
+            num_late += track.idle > 0
+            track.idle = 0
             track.survival.observe(
                 k, len(proposal.tokens), verdicts[i].path, proposal.parents is not None
             )
         num_nodes = sum([len(proposal.tokens) for proposal in proposals])
         self._learn_costs(len(views), num_nodes, timing)
-        if source is not None and steady and len(self._asked) == len(views):
+        # A drafter that has to catch up first takes longer than the table is about.
+        if source is not None and not mixed and 8 * num_late <= num_drafting:
             drafting_s = timing.draft_s - self.costs.plan_s
             table = self.costs.draft(source.name)
             table.refresh(batch_bucket(num_drafting), longest, drafting_s)
@@ -225,7 +279,9 @@ class _Step:
             if source not in self.sources:
                 self.sources.append(source)
                 source.num_sequences = 0
+                source.prior.refresh()
             source.num_sequences += 1
+            track.survival.refresh()
         for source in self.sources:
             table = costs.draft(source.name)
             deepest = len(source.prior.rates)
@@ -233,10 +289,10 @@ class _Step:
             source.scale = table.scale
 
     def best(self, most: list[int]) -> tuple[list[int], float]:
-        """The allocation with the highest rate, and that rate."""
+        """The allocation with the highest `rate`, and that rate."""
         row, scale, n = self.row, self.scale, self.start
         tokens, spent_s = float(self.num_sequences), self.plain_s
-        best, best_rate = 0, tokens / spent_s
+        best, best_rate = 0, BENEFIT_OF_DOUBT * tokens / spent_s
         ranked = self._ranked(most)
         for source in self.sources:
             source.deepest = 0
@@ -270,7 +326,9 @@ class _Step:
         return ranked
 
     def rate(self, budgets: list[int]) -> float:
-        """Tokens per second of any allocation."""
+        """Tokens per second of any allocation; of none, a little more than it is."""
+        if not any(budgets):
+            return BENEFIT_OF_DOUBT * self.num_sequences / self.plain_s
         n, spent_s = self.start, self.plain_s
         tokens = float(self.num_sequences)
         for source in self.sources:

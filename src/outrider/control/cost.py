@@ -4,12 +4,15 @@ Tables start from a measurement (`outrider.engine.calibrate`) or, without one, f
 usual shape, and follow what the engine's own steps take. A step teaches two things at once: how
 fast the machine is now (one factor for the whole table) and what its own cell costs.
 
-Contexts and batch sizes fall into buckets that double; counts (tokens of a pass, drafts per
-sequence) have a cell each, so a cliff between four and five tokens stays a cliff.
+Contexts and batch sizes fall into buckets that double. Counts (tokens of a pass, drafts per
+sequence) have a knot each up to eight, so a cliff between four and five stays a cliff, and then
+eight per doubling, with straight lines between: what a further token costs is a difference of two
+noisy numbers, and must not be taken over a distance of one where there are fifty.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,7 +20,8 @@ from itertools import pairwise
 FIRST_CONTEXT = 512  # contexts below it share a bucket
 NUM_CONTEXT_BUCKETS = 10  # up to 256k
 NUM_BATCH_BUCKETS = 11  # up to 1024
-LOCAL_RATE = 0.1  # of a cell's error that one step corrects
+KNOTS = [*range(8), *(n << e for e in range(9) for n in range(8, 16)), 8192]
+LOCAL_RATE = 0.05  # of a knot's error that one step corrects
 SCALE_RATE = 0.01  # of the whole table's, once it is known
 MOST_ERROR = 2.0  # a step that took longer than this was disturbed
 
@@ -52,6 +56,11 @@ class CostTable:
         self.scale = 1.0
 
     @property
+    def is_guess(self) -> bool:
+        """Whether hardly anything is known: the scale should first settle on the plainest steps."""
+        return self._num_seen < 4
+
+    @property
     def rows(self) -> list[list[float]]:
         """The table as it stands now, scale included."""
         return [[self.scale * cell for cell in row] for row in self._rows]
@@ -63,33 +72,53 @@ class CostTable:
         """
         row = self._rows[bucket]
         if len(row) <= most:
-            known = len(row)
-            slope = max(0.0, (row[-1] - row[known // 2]) / (known - 1 - known // 2))
-            row += [row[-1] + slope * i for i in range(1, most + 2 - known)]
+            last, middle = len(row) - 1, len(row) // 2
+            slope = max(0.0, (row[last] - row[middle]) / (last - middle)) if middle < last else 0.0
+            end = KNOTS[bisect_left(KNOTS, min(most, KNOTS[-1]))]
+            row += [row[last] + slope * i for i in range(1, max(most, end) + 1 - last)]
         return row
 
     def seconds(self, bucket: int, count: int) -> float:
         return self.scale * self.row(bucket, count)[count]
 
     def refresh(self, bucket: int, count: int, seconds: float) -> None:
-        """Moves scale and cell towards what a step of this kind took."""
-        row = self.row(bucket, count)
+        """Moves the scale and the knots around `count` towards what a step of this kind took."""
+        right = bisect_left(KNOTS, min(count, KNOTS[-1]))
+        row = self.row(bucket, KNOTS[right])
         said = self.scale * row[count]
         if said <= 0.0 or seconds <= 0.0:
             return
-        error = seconds / said
         self._num_seen += 1
-        if self._num_seen > 1:
-            error = min(max(error, 1.0 / MOST_ERROR), MOST_ERROR)
+        if self._num_seen == 1:  # only the shape was guessed
+            self.scale = seconds / row[count]
+            return
+        error = min(max(seconds / said, 1.0 / MOST_ERROR), MOST_ERROR)
         self.scale *= 1.0 + (error - 1.0) * max(SCALE_RATE, 1.0 / self._num_seen)
-        step = 1.0 + (error - 1.0) * LOCAL_RATE
-        row[count] *= step
-        # Wide passes of nearly the same width cost nearly the same: neighbours learn along.
-        for distance in range(1, count // 8 + 1):
-            share = 1.0 + (step - 1.0) * (1.0 - distance / (count // 8 + 1))
-            row[count - distance] *= share
-            if count + distance < len(row):
-                row[count + distance] *= share
+        step = (error - 1.0) * LOCAL_RATE
+        if count >= KNOTS[right]:
+            self._bend(row, right, row[count] * (1.0 + step))
+            return
+        low, high = KNOTS[right - 1], KNOTS[right]
+        share = (count - low) / (high - low)
+        self._bend(row, right - 1, row[low] * (1.0 + step * (1.0 - share)))
+        self._bend(row, right, row[high] * (1.0 + step * share))
+
+    def _bend(self, row: list[float], knot: int, seconds: float) -> None:
+        """Sets a knot, pushes along neighbours that would make the row fall, redraws the lines."""
+        first = last = knot
+        row[KNOTS[knot]] = seconds
+        while first > 1 and row[KNOTS[first - 1]] > seconds:
+            first -= 1
+            row[KNOTS[first]] = seconds
+        while last + 1 < len(KNOTS) and KNOTS[last + 1] < len(row):
+            if row[KNOTS[last + 1]] >= seconds:
+                break
+            last += 1
+            row[KNOTS[last]] = seconds
+        for left, right in pairwise(KNOTS[max(0, first - 1) : last + 2]):
+            if right - left > 1 and right < len(row):
+                slope = (row[right] - row[left]) / (right - left)
+                row[left + 1 : right] = [row[left] + slope * i for i in range(1, right - left)]
 
 
 @dataclass(slots=True)

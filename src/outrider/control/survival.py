@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
 
 START = 0.7  # acceptance of a proposer nobody has seen yet: worth trying
-NEXT_NODE = 0.8  # a tree's unseen node in terms of the one before it
-PRIOR_WEIGHT = 3.0  # of the prior, in drafts
+NEXT_NODE = 0.9  # a tree's unseen node in terms of the one before it
+PRIOR_WEIGHT = 5.0  # of the prior, in drafts
 OWN_DECAY = 0.97  # a request's memory: about 33 drafts
 SHARED_DECAY = 0.995  # a proposer's: about 200
-LEAST_EVIDENCE = 4.0  # what a request remembers of its own, however long ago
+LEAST_EVIDENCE = 12.0  # what a request remembers of its own, however long ago
 
 
 class _Evidence:
@@ -40,7 +40,7 @@ class _Evidence:
         self.fill = fill
         self.is_tree = is_tree
 
-    def _count(self, budget: int, num_drafted: int, path: Sequence[int], is_tree: bool) -> None:
+    def count(self, budget: int, num_drafted: int, path: Sequence[int], is_tree: bool) -> None:
         decay, judged, kept = self._decay, self._judged, self._kept
         self.fill += (1.0 - decay) * (num_drafted / budget - self.fill)
         self.is_tree = self.is_tree or is_tree
@@ -66,14 +66,16 @@ class Prior(_Evidence):
         super().__init__(size, SHARED_DECAY, fill=1.0, is_tree=False)
         self.rates = [START] * size
 
-    def observe(self, budget: int, num_drafted: int, path: Sequence[int], is_tree: bool) -> None:
-        self._count(budget, num_drafted, path, is_tree)
-        # Each position leans on the one before it, the first on START.
-        lean, step, weight = START, NEXT_NODE if self.is_tree else 1.0, PRIOR_WEIGHT
-        rates, judged = self.rates, self._judged
+    def refresh(self) -> None:
+        """Brings `rates` up to date.
+
+        Each position leans on the one before, the first on START. A tree's nodes are not drafted
+        in the order of their worth: what was left out so far is worth less than all that was not.
+        """
+        lean, weight, rates, judged = START, PRIOR_WEIGHT, self.rates, self._judged
         for j, kept in enumerate(self._kept):
-            lean = rates[j] = (kept + weight * lean) / (judged[j] + weight)
-            lean *= step
+            rate = rates[j] = (kept + weight * lean) / (judged[j] + weight)
+            lean = NEXT_NODE * min(lean, rate) if self.is_tree else rate
 
 
 class Survival(_Evidence):
@@ -85,16 +87,14 @@ class Survival(_Evidence):
         super().__init__(len(prior.rates), OWN_DECAY, prior.fill, prior.is_tree)
         self.prior = prior
         self.curve = [0.0] * len(prior.rates)
-        self._refresh()
 
     def observe(self, budget: int, num_drafted: int, path: Sequence[int], is_tree: bool) -> None:
         """What became of a draft of `num_drafted` nodes, `budget` allowed; `path` was accepted.
 
-        Tells the prior too.
+        Tells the prior too. Only counts: `refresh` before the curve is read.
         """
-        self.prior.observe(budget, num_drafted, path, is_tree)
-        self._count(budget, num_drafted, path, is_tree)
-        self._refresh()
+        self.prior.count(budget, num_drafted, path, is_tree)
+        self.count(budget, num_drafted, path, is_tree)
 
     def fade(self, share: float) -> None:
         """Trusts old evidence less, so that a few new drafts can overrule it."""
@@ -103,9 +103,9 @@ class Survival(_Evidence):
             share = max(share, LEAST_EVIDENCE / most)
             self._judged = [share * n for n in self._judged]
             self._kept = [share * n for n in self._kept]
-        self._refresh()
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Brings `curve` up to date with the counts and with the prior's `rates`."""
         rates, judged, curve, weight = self.prior.rates, self._judged, self.curve, PRIOR_WEIGHT
         if self.is_tree:
             for j, kept in enumerate(self._kept):

@@ -13,6 +13,7 @@ from outrider import native
 from outrider.contracts import Model, Proposer, ProposerContext
 from outrider.control import DEFAULT_NUM_DRAFT_TOKENS, NumDraftTokens
 from outrider.control.adaptive import AdaptiveController
+from outrider.engine.calibrate import Calibration
 from outrider.engine.engine import Engine
 from outrider.engine.parts import Parts
 from outrider.engine.request import Speculation
@@ -161,10 +162,21 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         limit,
         SchedulerConfig(max_sequences=config.max_sequences, max_step_tokens=config.max_step_tokens),
     )
-    parts = Parts(target, kv, scheduler, AdaptiveController(), proposers, verifiers)
+    controller = AdaptiveController()
+    parts = Parts(target, kv, scheduler, controller, proposers, verifiers)
     default = Speculation(
         proposer=name if config.num_draft_tokens else None,
         num_draft_tokens=config.num_draft_tokens,
         verifier=config.verifier,
     )
-    return Engine(parts, tokenizer, default)
+    engine = Engine(parts, tokenizer, default)
+    identity = {
+        "model": config.model,
+        "draft_model": draft_model,
+        "options": repr(sorted(config.proposer_options.items())),
+        "machine": [config.device, config.dtype, config.backend],
+    }
+    controller.measure = Calibration(parts, engine.make_sequence, identity)
+    if config.num_draft_tokens == "auto":
+        controller.prepare(name)
+    return engine

@@ -1,0 +1,182 @@
+"""Measures what a pass and a draft cost on this machine: under two seconds, once.
+
+The target runs over sequences that exist only as reserved KV slots (what lies in them does not
+matter to the clock), the proposer drafts for made-up texts. A proposer that cannot draft without
+a real step behind it is left to what the first steps will show.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+
+from outrider import __version__, native
+from outrider.contracts import Model, Observation, Proposal, Verdict
+from outrider.control import MAX_AUTO_DRAFT_TOKENS, cost_cache
+from outrider.control.cost import Costs, CostTable, draft_table, verify_table
+from outrider.engine.parts import Parts
+from outrider.engine.request import Request, Sequence, Speculation
+from outrider.layout import Slice, pack
+from outrider.sampling import SamplingParams
+
+VERIFY_S, DRAFT_S = 1.1, 0.7  # time limits; what is not reached is interpolated
+WIDTHS = (1, 5, 2, 9, 3, 17, 33, 65)  # the most telling first
+FEW_WIDTHS = (1, 9)  # of the longer contexts
+CONTEXTS = (64, 1024, 4096)
+BATCHES = (1, 4, 16)
+DRAFTS = (1, 4, 12)
+NUM_ROUNDS = 5
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 2] * 6  # repeats itself: look-up finds something
+
+_ID = -1  # of the sequence that reserves the slots; real ones count from 0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Calibration:
+    """Fills cost tables from the cache or by measuring. Call it between two passes of the target.
+
+    `identity` says what else the figures depend on: models, device, types.
+    """
+
+    parts: Parts
+    make_sequence: Callable[[Request, int], Sequence]
+    identity: Mapping[str, object] = field(default_factory=dict)
+
+    def __call__(self, costs: Costs, proposer: str) -> None:
+        """Sets `costs.verify`, unless it is known, and the table of `proposer`, if possible."""
+        identity = {**self.identity, **machine(self.parts.target), "proposer": proposer}
+        known = cost_cache.load(identity)
+        if known is None:
+            known = Costs.guess()
+            verify = self._verify() if costs.verify.is_guess else costs.verify
+            if verify is None:
+                return
+            known.verify = verify
+            drafts = self._draft(proposer)
+            if drafts is not None:
+                known.drafts[proposer] = drafts
+            cost_cache.save(identity, known)
+        if costs.verify.is_guess:
+            costs.verify = known.verify
+        costs.drafts |= known.drafts
+
+    def _verify(self) -> CostTable | None:
+        """None when the KV pool has no room to measure in."""
+        kv, longest = self.parts.kv, self.parts.scheduler.max_positions
+        points: dict[int, dict[int, float]] = {}
+        try:
+            kinds = [
+                (context, width)
+                for context in CONTEXTS
+                for width in (WIDTHS if context == CONTEXTS[0] else FEW_WIDTHS)
+                if context + width <= longest and kv.reserve(_ID, context + width)
+            ]
+            if len(kinds) < 2:
+                return None
+            self._pass_s(*kinds[0])  # the first pass touches memory for the first time
+            for context, width in _rounds(kinds, VERIFY_S):
+                seconds = self._pass_s(context, width)
+                known = points.setdefault(context, {})
+                known[width] = min(seconds, known.get(width, seconds))
+        finally:
+            kv.free(_ID)
+        return verify_table(points)
+
+    def _pass_s(self, context: int, width: int) -> float:
+        draft = Proposal([0] * (width - 1))
+        batch = pack([Slice([0], context, self.parts.kv.table(_ID), draft)])
+        started = perf_counter()
+        # Reading a number waits for devices that work on their own.
+        self.parts.target.forward(batch).logits_RV[0, 0].item()
+        return perf_counter() - started
+
+    def _draft(self, name: str) -> CostTable | None:
+        """None for a proposer that does not draft without a real step behind it."""
+        proposer = self.parts.proposers[name]
+        if proposer.needs.taps:
+            return None
+        points: dict[int, dict[int, float]] = {}
+        views: list[Sequence] = []
+        deadline = perf_counter() + DRAFT_S
+        try:
+            for batch in BATCHES:
+                if points and perf_counter() > deadline:
+                    break
+                views += [self._view(name, i) for i in range(len(views), batch)]
+                self._draft_s(name, views, 1)  # reads the prompts
+                for _, k in _rounds([(batch, k) for k in DRAFTS], DRAFT_S / len(BATCHES)):
+                    seconds = self._draft_s(name, views, k)
+                    known = points.setdefault(batch, {})
+                    known[k] = min(seconds, known.get(k, seconds))
+        except Exception as error:  # drafts are optional, also for a measurement
+            logger.debug("%s is not measured beforehand: %s", name, error)
+            return None
+        finally:
+            for view in views:
+                proposer.release(view.id)
+        return draft_table(points, MAX_AUTO_DRAFT_TOKENS)
+
+    def _draft_s(self, name: str, views: list[Sequence], k: int) -> float:
+        proposer = self.parts.proposers[name]
+        started = perf_counter()
+        proposals = proposer.propose(views, [k] * len(views))
+        seconds = perf_counter() - started
+        if not all(proposal.tokens for proposal in proposals):
+            raise LookupError("it drafts nothing for a text it has not seen grow")
+        for view in views:
+            view.tokens.append(view.tokens[len(view.tokens) % len(PROMPT)])
+        proposer.observe(
+            views,
+            [
+                Observation(p, Verdict([], v.tokens[-1]))
+                for p, v in zip(proposals, views, strict=True)
+            ],
+        )
+        return seconds
+
+    def _view(self, proposer: str, index: int) -> Sequence:
+        """A text of its own tenant: nothing of it may turn up in anybody's drafts."""
+        num_tokens = self.parts.target.spec.num_tokens
+        request = Request(
+            id=f"calibration-{index}",
+            prompt=[token % num_tokens for token in PROMPT],
+            params=SamplingParams(ignore_eos=True),
+            speculation=Speculation(proposer=proposer),
+            seed=index,
+            salt="outrider calibration",
+        )
+        return self.make_sequence(request, 0)
+
+
+def machine(target: Model) -> dict[str, object]:
+    """What makes one machine's figures useless on another, or for another build."""
+    return {
+        "version": __version__,
+        "torch": torch.__version__,
+        "host": platform.node(),
+        "cpu": [platform.machine(), os.cpu_count()],
+        "threads": [torch.get_num_threads(), native.num_threads() if native.available() else 0],
+        "kernels": native.isa() if native.available() else "torch",
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        "target": [target.spec.name, target.spec.num_parameters, type(target).__name__],
+    }
+
+
+def _rounds(kinds: list[tuple[int, int]], limit_s: float) -> Iterator[tuple[int, int]]:
+    """Every kind in turn, again and again: a disturbance then hits no kind in all its runs.
+
+    The first two are always yielded; the rest as time allows.
+    """
+    deadline = perf_counter() + limit_s
+    for number, kind in enumerate(kinds * NUM_ROUNDS):
+        if number >= 2 and perf_counter() > deadline:
+            return
+        yield kind

@@ -1,0 +1,218 @@
+"""Speculative decoding without a model: true costs and true acceptance in, tokens per second out.
+
+The controller under test sees what the engine would show it: finished steps and noisy clocks. It
+is judged by expectation, the tokens its budgets are worth over what they truly cost, so that luck
+decides nothing and short runs are enough. One unit of time is a plain pass over one token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from random import Random
+from typing import Any, cast
+
+from outrider.contracts import ControlledView, Controller, Proposal, Verdict
+from outrider.control.cost import Costs, draft_table, interpolate, verify_table
+from outrider.control.fixed import FixedController
+from outrider.events import StepTiming
+
+MOST = 16
+Acceptance = Callable[[int, int], float]  # (step, sequence) -> of every draft given those before
+
+
+@dataclass
+class View:
+    """As much of a sequence as a controller looks at."""
+
+    id: int
+    adaptive: bool = True
+    proposer: str = "simulated"
+    num_tokens: int = 100
+
+    @property
+    def tokens(self) -> range:
+        return range(self.num_tokens)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """True costs in passes of one token: `verify` by tokens of the pass, `draft` per draft step."""
+
+    verify: Sequence[float]
+    draft: float = 0.1
+    draft_batch: float = 0.005  # added to a draft step by every further sequence
+    overhead: float = 0.02
+    noise: float = 0.05  # standard deviation of every clock reading, relative
+
+    def verify_s(self, num_tokens: int) -> float:
+        row = self.verify
+        if num_tokens < len(row):
+            return row[num_tokens]
+        return row[-1] + (row[-1] - row[-2]) * (num_tokens - len(row) + 1)
+
+    def draft_s(self, budgets: Sequence[int]) -> float:
+        """One pass per depth over those that go that deep."""
+        widths = [sum(k > depth for k in budgets) for depth in range(max(budgets, default=0))]
+        return sum(self.draft + self.draft_batch * (width - 1) for width in widths)
+
+
+# verify(M)/decode(1): a native CPU step, a library matmul on a CPU, a GPU, and what they do in
+# between and beyond.
+NATIVE = Machine(interpolate({1: 1.0, 5: 1.1, 9: 1.38, 17: 2.5, 33: 4.6, 600: 80.0}))
+LIBRARY = Machine(interpolate({1: 1.0, 3: 1.05, 5: 1.9, 9: 2.4, 17: 2.5, 33: 3.6, 600: 50.0}))
+GPU = Machine(interpolate({1: 1.0, 16: 1.02, 64: 1.25, 256: 2.2, 600: 5.0}), draft=0.15)
+FREE_DRAFTS = Machine(NATIVE.verify, draft=0.001, draft_batch=0.001)
+
+
+@dataclass
+class Trace:
+    """What a run did, step by step: expected tokens, true seconds."""
+
+    tokens: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    budgets: list[list[int]] = field(default_factory=list)
+
+    def rate(self, start: int = 0, stop: int | None = None) -> float:
+        """Tokens per unit of time over some steps; plain decoding of one sequence is about 1."""
+        return sum(self.tokens[start:stop]) / sum(self.seconds[start:stop])
+
+
+def run(
+    machine: Machine,
+    acceptance: Acceptance,
+    controller: Controller,
+    *,
+    num_steps: int = 2000,
+    batch: Callable[[int], int] = lambda step: 1,
+    limit: int = MOST,
+    length: int = 10**9,
+    fill: float = 1.0,
+    tree: bool = False,
+    seed: int = 0,
+) -> Trace:
+    """`length` tokens each, then the next request; `fill`: how often the proposer finds a draft."""
+    random = Random(seed)
+    trace = Trace()
+    views: list[View] = []
+    next_id = 0
+    for step in range(num_steps):
+        while len(views) < batch(step):
+            views.append(View(next_id, adaptive=not isinstance(controller, FixedController)))
+            next_id += 1
+        del views[batch(step) :]
+        seen = cast("list[ControlledView]", views)
+        budgets = controller.budget(seen, [limit] * len(views), len(views))
+        assert all(0 <= k <= limit for k in budgets)
+        proposals, verdicts, worth = [], [], 0.0
+        for view, k in zip(views, budgets, strict=True):
+            num_nodes = k if random.random() < fill else 0
+            alpha = acceptance(step, view.id)
+            proposal, verdict = _judge(alpha, num_nodes, tree, random)
+            proposals.append(proposal)
+            verdicts.append(verdict)
+            worth += 1 + sum(chance for chance, _ in best_nodes(alpha, tree)[:num_nodes])
+        timing = _timing(machine, budgets, [len(p.tokens) for p in proposals])
+        trace.tokens.append(worth)
+        trace.seconds.append(timing.draft_s + timing.verify_s + timing.other_s)
+        trace.budgets.append(budgets)
+        controller.update(seen, proposals, verdicts, _read(timing, machine.noise, random))
+        emitted = [len(verdict.path) + 1 for verdict in verdicts]
+        for view, count in zip(views, emitted, strict=True):
+            view.num_tokens += count
+        for view in [v for v in views if v.num_tokens >= 100 + length]:
+            controller.release(view.id)
+            views.remove(view)
+    return trace
+
+
+@cache
+def best_nodes(alpha: float, tree: bool) -> list[tuple[float, int]]:
+    """(probability of being on the accepted path, parent) of 16 nodes, as drafters choose them.
+
+    A chain's node holds with probability alpha. In a tree each node has two children, of which
+    the second holds with half of what the first leaves; the most probable nodes come first.
+    """
+    found: list[tuple[float, int]] = []
+    waiting = [(alpha, -1), (0.5 * (1 - alpha), -1)] if tree else [(alpha, -1)]
+    while len(found) < MOST:
+        waiting.sort()
+        chance, parent = waiting.pop()
+        waiting.append((chance * alpha, len(found)))
+        if tree:
+            waiting.append((chance * 0.5 * (1 - alpha), len(found)))
+        found.append((chance, parent))
+    return found
+
+
+def _judge(alpha: float, num_nodes: int, tree: bool, random: Random) -> tuple[Proposal, Verdict]:
+    nodes = best_nodes(alpha, tree)[:num_nodes]
+    path: list[int] = []
+    last, here = -1, 1.0
+    while True:
+        children, u = [i for i, (_, parent) in enumerate(nodes) if parent == last], random.random()
+        for node in children:
+            u -= nodes[node][0] / here
+            if u < 0:
+                path.append(node)
+                last, here = node, nodes[node][0]
+                break
+        else:
+            break
+    parents = [parent for _, parent in nodes] if tree else None
+    return Proposal([0] * num_nodes, parents), Verdict(path, 0)
+
+
+def _timing(machine: Machine, budgets: Sequence[int], drafted: Sequence[int]) -> StepTiming:
+    num_tokens = len(budgets) + sum(drafted)
+    return StepTiming(
+        draft_s=machine.draft_s(budgets) + 0.2 * machine.overhead,
+        verify_s=machine.verify_s(num_tokens),
+        other_s=0.8 * machine.overhead,
+        num_sequences=len(budgets),
+        num_tokens=num_tokens,
+    )
+
+
+def _read(true: StepTiming, noise: float, random: Random) -> StepTiming:
+    """What the clocks say."""
+
+    def clock(seconds: float) -> float:
+        return seconds * max(0.5, random.gauss(1.0, noise))
+
+    return replace(
+        true,
+        draft_s=clock(true.draft_s),
+        verify_s=clock(true.verify_s),
+        other_s=clock(true.other_s),
+    )
+
+
+def fixed(machine: Machine, acceptance: Acceptance, k: int, **options: Any) -> Trace:
+    """The same with one K throughout."""
+    return run(machine, acceptance, FixedController(), limit=k, **options)
+
+
+def best_fixed(machine: Machine, acceptance: Acceptance, **options: Any) -> tuple[int, float]:
+    """The K of 0..16 with the highest rate, and that rate."""
+    rates = {
+        k: fixed(machine, acceptance, k, **options).rate() for k in (*range(9), 10, 12, 14, 16)
+    }
+    best = max(rates, key=lambda k: rates[k])
+    return best, rates[best]
+
+
+def measured(machine: Machine, seed: int = 0) -> Costs:
+    """The cost tables a start-up measurement would give: few points, noisy clocks."""
+    random = Random(seed)
+
+    def clock(seconds: float) -> float:
+        return min(seconds * max(0.5, random.gauss(1.0, machine.noise)) for _ in range(3))
+
+    widths = (1, 2, 3, 5, 9, 17, 33, 65)
+    verify = {n: clock(machine.verify_s(n)) for n in widths}
+    draft = {b: {k: clock(machine.draft_s([k] * b)) for k in (1, 4)} for b in (1, 4, 16)}
+    costs = Costs(verify_table({64: verify}))
+    costs.drafts["simulated"] = draft_table(draft, MOST)
+    return costs

@@ -1,0 +1,219 @@
+"""The controller in the simulator: near the best K, off when it should be, on again when it may."""
+
+from __future__ import annotations
+
+import math
+from time import perf_counter
+from typing import cast
+
+import pytest
+
+from outrider.contracts import ControlledView, Proposal, Verdict
+from outrider.control.adaptive import AdaptiveController
+from outrider.control.cost import Costs
+from outrider.events import StepTiming
+
+from .simulator import (
+    FREE_DRAFTS,
+    GPU,
+    LIBRARY,
+    NATIVE,
+    Acceptance,
+    Machine,
+    View,
+    best_fixed,
+    fixed,
+    measured,
+    run,
+)
+
+MACHINES = {"native": NATIVE, "library": LIBRARY, "gpu": GPU, "free drafts": FREE_DRAFTS}
+each_machine = pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+
+
+def constant(alpha: float) -> Acceptance:
+    return lambda step, sequence: alpha
+
+
+def controller(machine: Machine) -> AdaptiveController:
+    return AdaptiveController(measured(machine))
+
+
+@each_machine
+@pytest.mark.parametrize("alpha", [0.3, 0.5, 0.7, 0.8, 0.9, 0.97])
+def test_within_three_percent_of_the_best_fixed_k(machine: Machine, alpha: float) -> None:
+    best, rate = best_fixed(machine, constant(alpha), num_steps=2)
+    trace = run(machine, constant(alpha), controller(machine), num_steps=1500)
+    print(f"best K = {best}: {trace.rate() / rate:.3f} of it")
+    assert trace.rate() >= 0.97 * rate
+
+
+@each_machine
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_junk_drafter_costs_at_most_three_percent(machine: Machine, batch: int) -> None:
+    junk = constant(0.01)
+    options = {"num_steps": 800, "batch": lambda step: batch, "length": 200}
+    plain = fixed(machine, junk, 0, **options).rate()
+    trace = run(machine, junk, controller(machine), **options)  # type: ignore[arg-type]
+    print(f"{trace.rate() / plain:.3f} of plain")
+    assert trace.rate() >= 0.97 * plain
+
+
+@each_machine
+def test_off_when_drafts_collapse_and_on_again_when_they_recover(machine: Machine) -> None:
+    def collapsing(step: int, sequence: int) -> float:
+        return 0.02 if 300 <= step < 900 else 0.8
+
+    trace = run(machine, collapsing, controller(machine), num_steps=1500)
+    plain = fixed(machine, constant(0.0), 0, num_steps=2).rate()
+    _, good = best_fixed(machine, constant(0.8), num_steps=2)
+    print(
+        f"before {trace.rate(50, 300) / good:.3f} of the best, collapsed "
+        f"{trace.rate(400, 900) / plain:.3f} of plain, after {trace.rate(1000) / good:.3f}"
+    )
+    assert trace.rate(50, 300) >= 0.93 * good
+    assert trace.rate(400, 900) >= 0.96 * plain
+    assert trace.rate(1000) >= 0.95 * good
+
+
+@each_machine
+def test_drifting_acceptance_is_followed(machine: Machine) -> None:
+    """No single K is right throughout, so the controller beats all of them."""
+
+    def drifting(step: int, sequence: int) -> float:
+        return 0.5 + 0.4 * math.sin(step / 150)
+
+    _, rate = best_fixed(machine, drifting, num_steps=950)
+    trace = run(machine, drifting, controller(machine), num_steps=950)
+    print(f"{trace.rate() / rate:.3f} of the best fixed K")
+    assert trace.rate() >= rate
+
+
+@each_machine
+def test_mixed_requests_are_told_apart(machine: Machine) -> None:
+    def mixed(step: int, sequence: int) -> float:
+        return 0.85 if sequence % 2 else 0.05
+
+    options = {"num_steps": 1500, "length": 150}
+    _, rate = best_fixed(machine, mixed, **options)
+    trace = run(machine, mixed, controller(machine), **options)  # type: ignore[arg-type]
+    print(f"{trace.rate() / rate:.3f} of the best fixed K")
+    assert trace.rate() >= rate
+
+
+@each_machine
+@pytest.mark.parametrize("alpha", [0.5, 0.8])
+def test_never_slower_than_plain_as_the_batch_grows(machine: Machine, alpha: float) -> None:
+    ctrl = controller(machine)
+    for batch in (1, 2, 4, 8, 16, 32):
+        options = {"num_steps": 150, "batch": lambda step, batch=batch: batch, "length": 300}
+        plain = fixed(machine, constant(alpha), 0, **options).rate()
+        trace = run(machine, constant(alpha), ctrl, **options)  # type: ignore[arg-type]
+        print(f"batch {batch}: {trace.rate() / plain:.3f} of plain")
+        assert trace.rate() >= 0.98 * plain
+
+
+@each_machine
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.8])
+def test_trees(machine: Machine, alpha: float) -> None:
+    _, rate = best_fixed(machine, constant(alpha), num_steps=2, tree=True)
+    trace = run(machine, constant(alpha), controller(machine), num_steps=800, tree=True)
+    print(f"{trace.rate() / rate:.3f} of the best fixed number of nodes")
+    assert trace.rate() >= 0.93 * rate
+
+
+def test_a_proposer_that_seldom_finds_anything_stays_on_when_it_is_cheap() -> None:
+    options = {"num_steps": 1000, "fill": 0.1}
+    trace = run(FREE_DRAFTS, constant(0.8), controller(FREE_DRAFTS), **options)  # type: ignore[arg-type]
+    asked = sum(budgets[0] > 0 for budgets in trace.budgets)
+    assert asked > 900
+
+
+def test_without_a_measurement_the_first_steps_teach_the_costs() -> None:
+    for machine in (NATIVE, GPU):
+        _, rate = best_fixed(machine, constant(0.8), num_steps=2)
+        trace = run(machine, constant(0.8), AdaptiveController(), num_steps=1000)
+        assert trace.rate() >= 0.9 * rate
+
+
+# --- the contract -----------------------------------------------------------------------------
+
+
+def budget(
+    ctrl: AdaptiveController, views: list[View], limits: list[int], tokens: int
+) -> list[int]:
+    return ctrl.budget(cast("list[ControlledView]", views), limits, tokens)
+
+
+def test_requests_with_a_k_of_their_own_are_left_alone() -> None:
+    ctrl = controller(NATIVE)
+    views = [View(0, adaptive=False), View(1), View(2, adaptive=False)]
+    assert budget(ctrl, views, [3, 16, 0], 3)[::2] == [3, 0]
+    assert budget(ctrl, views[:1], [7], 1) == [7]
+    timing = StepTiming(0.1, 1.0, 0.0, 1, 8)
+    ctrl.update(
+        cast("list[ControlledView]", views[:1]), [Proposal([1] * 7)], [Verdict([], 0)], timing
+    )
+
+
+def test_limits_are_respected() -> None:
+    ctrl = controller(GPU)
+    run(GPU, constant(0.97), ctrl, num_steps=100)
+    view = View(10**6)
+    assert budget(ctrl, [view], [16], 1)[0] > 3
+    assert budget(ctrl, [view], [3], 1) == [3]
+    assert budget(ctrl, [view], [0], 1) == [0]
+
+
+def test_what_others_prefill_does_not_change_the_choice_where_tokens_stay_cheap() -> None:
+    ctrl = controller(GPU)
+    run(GPU, constant(0.8), ctrl, num_steps=200)
+    alone = budget(ctrl, [View(10**6)], [16], 1)[0]
+    beside = budget(ctrl, [View(10**6 + 1)], [16], 200)[0]
+    assert abs(alone - beside) <= 2
+
+
+def test_a_released_sequence_is_forgotten() -> None:
+    ctrl = controller(NATIVE)
+    run(NATIVE, constant(0.8), ctrl, num_steps=300, length=20)
+    assert len(ctrl._tracks) == 1
+    ctrl.release(max(ctrl._tracks))
+    ctrl.release(12345)  # unknown ids are fine
+    assert not ctrl._tracks
+
+
+def test_each_proposer_is_measured_once_when_first_used() -> None:
+    seen: list[str] = []
+
+    def measure(costs: Costs, proposer: str) -> None:
+        seen.append(proposer)
+
+    ctrl = AdaptiveController(measured(NATIVE), measure)
+    ctrl.prepare("ngram")
+    for view in (View(0, proposer="ngram"), View(1, proposer="draft-model"), View(2)):
+        budget(ctrl, [view], [4], 1)
+    budget(ctrl, [View(3, proposer="draft-model")], [4], 1)
+    assert seen == ["ngram", "draft-model", "simulated"]
+
+
+def test_a_budget_depends_on_finished_steps_only() -> None:
+    """The ratio rules' condition: two runs with the same past choose the same budgets."""
+    first = run(NATIVE, constant(0.7), controller(NATIVE), num_steps=300, seed=5)
+    again = run(NATIVE, constant(0.7), controller(NATIVE), num_steps=300, seed=5)
+    assert first.budgets == again.budgets
+
+
+def test_a_step_of_one_sequence_takes_microseconds() -> None:
+    ctrl = controller(NATIVE)
+    views = cast("list[ControlledView]", [View(0)])
+    proposals, verdicts = [Proposal([0] * 4)], [Verdict([0, 1], 0)]
+    timing = StepTiming(0.4, 1.1, 0.02, 1, 5)
+    fastest = math.inf
+    for _ in range(20):
+        started = perf_counter()
+        for _ in range(20):
+            ctrl.budget(views, [16], 1)
+            ctrl.update(views, proposals, verdicts, timing)
+        fastest = min(fastest, (perf_counter() - started) / 20)
+    print(f"{fastest * 1e6:.1f} µs")
+    assert fastest < 100e-6  # about 15 on a quiet machine

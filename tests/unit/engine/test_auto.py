@@ -1,0 +1,153 @@
+"""num_draft_tokens="auto" through the engine: measured once, exact, and only where asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.contracts import Proposal, SequenceView
+from outrider.control import MAX_AUTO_DRAFT_TOKENS
+from outrider.control.adaptive import AdaptiveController
+from outrider.engine import calibrate
+from outrider.engine.build import EngineConfig, build
+from outrider.engine.engine import Engine, Result
+from outrider.engine.request import Speculation
+from outrider.errors import ConfigError, RequestError
+from outrider.sampling import SamplingParams
+from outrider.testing import write_tiny_llama
+
+from .test_engine import Drafter
+
+PROMPTS = [[5, 9, 5, 9, 5, 9, 2], [7, 7, 7, 1], [3, 1, 4, 1, 5, 9, 2, 6]]
+PLAIN = Speculation(num_draft_tokens=0)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("pair")
+    target = write_tiny_llama(folder / "target", max_positions=160)
+    return target, write_tiny_llama(folder / "draft", num_layers=1, max_positions=160)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setattr(calibrate, "VERIFY_S", 0.02)
+    monkeypatch.setattr(calibrate, "DRAFT_S", 0.02)
+    return tmp_path / "costs"
+
+
+def make(pair: tuple[Path, Path], **options: object) -> Engine:
+    config = {"draft_model": str(pair[1]), "backend": "torch", "num_draft_tokens": "auto"}
+    return build(EngineConfig(model=str(pair[0]), **(config | options)))  # type: ignore[arg-type]
+
+
+def controller(engine: Engine) -> AdaptiveController:
+    assert isinstance(engine.parts.controller, AdaptiveController)
+    return engine.parts.controller
+
+
+def decode(
+    engine: Engine, speculation: Speculation | None = None, **params: object
+) -> list[Result]:
+    sampling = SamplingParams(**({"max_tokens": 60, "ignore_eos": True} | params))  # type: ignore[arg-type]
+    ids = [engine.add(prompt, sampling, speculation=speculation) for prompt in PROMPTS]
+    for _ in engine.run(ids):
+        pass
+    return [engine.collect(request_id) for request_id in ids]
+
+
+@pytest.mark.parametrize("proposer", ["draft-model", "ngram", "suffix", "draft-tree"])
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "seed": 1}])
+def test_the_output_is_plain_decodings(
+    pair: tuple[Path, Path], proposer: str, params: dict[str, object]
+) -> None:
+    engine = make(pair, proposer=proposer)
+    assert engine.default.num_draft_tokens == "auto"
+    auto, plain = decode(engine, **params), decode(engine, PLAIN, **params)
+    assert [r.tokens for r in auto] == [r.tokens for r in plain]
+
+
+def test_auto_drafts_between_nothing_and_its_limit(pair: tuple[Path, Path]) -> None:
+    engine = make(pair)
+    sizes: list[int] = []
+    engine.observers.append(
+        lambda report: sizes.extend(len(event.draft_tokens) for event in report.events)
+    )
+    decode(engine)
+    assert 0 < max(sizes) <= MAX_AUTO_DRAFT_TOKENS
+    assert not controller(engine)._tracks  # finished sequences are forgotten
+
+
+def test_costs_are_measured_at_the_start_and_kept(pair: tuple[Path, Path], cache: Path) -> None:
+    first = controller(make(pair)).costs
+    assert not first.verify.is_guess
+    assert first.drafts["draft-model"].seconds(0, 4) > first.drafts["draft-model"].seconds(0, 1) > 0
+    assert len(list(cache.iterdir())) == 1
+    again = controller(make(pair)).costs
+    assert again.verify.rows == first.verify.rows
+    assert again.drafts["draft-model"].rows == first.drafts["draft-model"].rows
+
+
+def test_measuring_leaves_nothing_behind(pair: tuple[Path, Path]) -> None:
+    engine = make(pair, kv_tokens=64)  # no room for the longer contexts
+    assert engine.parts.kv.usage == 0
+    assert [len(r.tokens) for r in decode(engine, max_tokens=20)] == [20, 20, 20]
+
+
+def test_an_engine_with_a_fixed_k_measures_only_when_a_request_asks(
+    pair: tuple[Path, Path], cache: Path
+) -> None:
+    engine = make(pair, num_draft_tokens=3)
+    fixed = decode(engine)
+    assert not cache.exists()
+    assert all(r.stats.num_drafted for r in fixed)
+    auto = Speculation(proposer="draft-model", num_draft_tokens="auto")
+    assert [r.tokens for r in decode(engine, auto)] == [r.tokens for r in fixed]
+    assert cache.exists()
+
+
+def test_fixed_and_automatic_requests_share_a_batch(pair: tuple[Path, Path]) -> None:
+    engine = make(pair)
+    plain = decode(engine, PLAIN)
+    wishes: list[Speculation] = [
+        Speculation(proposer="draft-model", num_draft_tokens=5),
+        Speculation(proposer="draft-model", num_draft_tokens="auto"),
+        PLAIN,
+    ]
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    ids = [engine.add(p, params, speculation=w) for p, w in zip(PROMPTS, wishes, strict=True)]
+    sizes: dict[str, set[int]] = {}
+    for report in engine.run(ids):
+        for event in report.events:
+            if len(event.tokens) < 60 and event.finish_reason is None:
+                sizes.setdefault(event.request_id, set()).add(len(event.draft_tokens))
+    assert [engine.collect(i).tokens for i in ids] == [r.tokens for r in plain]
+    assert max(sizes[ids[0]]) == 5
+    assert 0 not in sizes[ids[0]]
+    assert sizes[ids[2]] == {0}
+
+
+def test_a_drafter_that_is_always_wrong_is_switched_off(pair: tuple[Path, Path]) -> None:
+    """Counted in drafts, not in seconds: the machine that runs the tests may be busy."""
+    engine = make(pair, max_step_tokens=2048)
+
+    def junk(view: SequenceView, budget: int) -> Proposal:
+        return Proposal([0] * budget)
+
+    engine.parts.proposers = {"scripted": Drafter(junk)}
+    wish = Speculation(proposer="scripted", num_draft_tokens="auto")
+    results = decode(engine, wish, max_tokens=140, banned_ids=(0,))
+    drafted = sum(r.stats.num_proposals for r in results)
+    assert sum(r.stats.num_accepted for r in results) == 0
+    assert drafted < 0.5 * sum(r.stats.num_steps for r in results)
+
+
+@pytest.mark.parametrize("wrong", ["often", 1.5, "4", None])
+def test_anything_else_is_refused(pair: tuple[Path, Path], wrong: object) -> None:
+    with pytest.raises(ConfigError, match="num_draft_tokens must be 'auto'"):
+        make(pair, num_draft_tokens=wrong)
+    engine = make(pair, num_draft_tokens=0)
+    with pytest.raises(RequestError, match="num_draft_tokens must be 'auto'"):
+        engine.add(PROMPTS[0], speculation=Speculation(num_draft_tokens=wrong))  # type: ignore[arg-type]
