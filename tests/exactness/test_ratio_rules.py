@@ -31,9 +31,12 @@ PARAMS = SamplingParams(
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("ratio")
-    options = {"vocab_size": V, "max_positions": 32, "sharpness": 1.5}
-    target = write_tiny_llama(folder / "target", num_layers=2, **options)  # type: ignore[arg-type]
-    draft = write_tiny_llama(folder / "draft", num_layers=1, **options)  # type: ignore[arg-type]
+    target, _, draft = (
+        write_tiny_llama(
+            folder / name, num_layers=layers, vocab_size=V, max_positions=32, sharpness=sharpness
+        )
+        for name, layers, sharpness in (("target", 2, 1.5), ("mid", 2, 0.8), ("draft", 1, 1.5))
+    )
     return target, draft
 
 
@@ -49,6 +52,7 @@ def engine(pair: tuple[Path, Path]) -> Engine:
             block_size=8,
             max_sequences=512,
             max_step_tokens=4096,
+            proposer_options={"cascade": {"mid": str(target.with_name("mid"))}},
         )
     )
 
@@ -95,6 +99,8 @@ def p_value(engine: Engine, speculation: Speculation) -> float:
     [
         ("token", "draft-model", 2),
         ("block", "draft-model", 3),
+        ("token", "early-exit", 2),
+        ("block", "cascade", 3),
         ("tree", "ngram", 2),
         ("tree", "draft-tree", 5),
         ("coupled", "draft-model", 2),
