@@ -17,6 +17,7 @@ _PROPOSERS = {
     "draft-model": "outrider.proposers.draft_model:DraftModelProposer",
     "draft-tree": "outrider.proposers.draft_tree:DraftTreeProposer",
     "early-exit": "outrider.proposers.early_exit:EarlyExitProposer",
+    "lookahead": "outrider.proposers.lookahead:LookaheadProposer",
     "ngram": "outrider.proposers.ngram:NgramProposer",
     "prediction": "outrider.proposers.prediction:PredictionProposer",
     "quantized": "outrider.proposers.quantized:QuantizedProposer",

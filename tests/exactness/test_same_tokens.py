@@ -21,7 +21,7 @@ from outrider.testing import write_tiny_llama
 
 DRAFTS = [
     *itertools.product(["draft-model", "ngram", "prediction"], [1, 2, 4, 8]),
-    *itertools.product(["suffix", "draft-tree"], [3, 10]),
+    *itertools.product(["suffix", "draft-tree", "lookahead"], [3, 10]),
 ]
 MAX_TOKENS = 24
 PARAMS = {

@@ -14,7 +14,7 @@ from outrider.proposers.prediction import PredictionProposer
 from outrider.registry import proposer_class, proposer_names
 
 
-@pytest.mark.parametrize("name", ["draft-model", "draft-tree", "ngram", "prediction", "suffix"])
+@pytest.mark.parametrize("name", sorted(registry._PROPOSERS))
 def test_ours_are_found_under_their_own_names(name: str) -> None:
     assert name in proposer_names()
     found = proposer_class(name)
