@@ -14,10 +14,13 @@ from outrider.errors import UnknownName
 _PROPOSERS = {
     "cascade": "outrider.proposers.cascade:CascadeProposer",
     "cross-vocab": "outrider.proposers.cross_vocab:CrossVocabProposer",
+    "dflash": "outrider.proposers.dflash:DFlashProposer",
     "draft-model": "outrider.proposers.draft_model:DraftModelProposer",
     "draft-tree": "outrider.proposers.draft_tree:DraftTreeProposer",
+    "eagle3": "outrider.proposers.eagle3:Eagle3Proposer",
     "early-exit": "outrider.proposers.early_exit:EarlyExitProposer",
     "lookahead": "outrider.proposers.lookahead:LookaheadProposer",
+    "medusa": "outrider.proposers.medusa:MedusaProposer",
     "ngram": "outrider.proposers.ngram:NgramProposer",
     "prediction": "outrider.proposers.prediction:PredictionProposer",
     "quantized": "outrider.proposers.quantized:QuantizedProposer",

@@ -18,7 +18,17 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-__all__ = ["write_tiny_llama", "write_tiny_tokenizer"]
+from outrider.model.heads import (
+    DFlashConfig,
+    DFlashHead,
+    Eagle3Config,
+    Eagle3Head,
+    Head,
+    MedusaConfig,
+    MedusaHeads,
+)
+
+__all__ = ["write_tiny_head", "write_tiny_llama", "write_tiny_tokenizer"]
 
 
 def write_tiny_tokenizer(folder: Path, *, num_tokens: int = 64, eos: str = "<end>") -> Path:
@@ -123,6 +133,49 @@ def write_tiny_llama(
     )
     if tokenizer:
         write_tiny_tokenizer(folder, num_tokens=num_tokens or vocab_size)
+    return folder
+
+
+def write_tiny_head(
+    folder: Path,
+    kind: str,
+    *,
+    vocab_size: int = 64,
+    hidden_size: int = 32,
+    taps: tuple[int, ...] = (1, 2),
+    seed: int = 0,
+    **config: Any,
+) -> Path:
+    """Writes random "medusa", "eagle3" or "dflash" heads for a tiny Llama. Returns `folder`.
+
+    Further keywords go to the head's config. EAGLE-3 knows the even ids only.
+    """
+    attention: dict[str, Any] = {
+        "taps": taps,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 48,
+    }
+    common: dict[str, Any] = {"hidden_size": hidden_size, "vocab_size": vocab_size}
+    head: Head
+    if kind == "medusa":
+        head = MedusaHeads(MedusaConfig(**common | config))
+    elif kind == "eagle3":
+        eagle = common | attention | {"draft_vocab_size": vocab_size // 2} | config
+        head = Eagle3Head(Eagle3Config(**eagle))
+    elif kind == "dflash":
+        block = {"mask_token_id": 1, "num_hidden_layers": 2, "markov_rank": 4, "confidence": True}
+        head = DFlashHead(DFlashConfig(**common | attention | block | config))
+    else:
+        raise ValueError(f"no heads of kind {kind!r}")
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            if parameter.ndim > 1:
+                parameter.copy_(_random(name, tuple(parameter.shape), seed))
+    if isinstance(head, Eagle3Head):
+        head.set_target_ids(torch.arange(head.config.draft_vocab_size) * 2)
+    head.save(folder, dtype=torch.float32)
     return folder
 
 

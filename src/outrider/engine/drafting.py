@@ -79,9 +79,10 @@ def observe(
     """Tells every proposer what became of its sequences, with the taps of what was committed."""
     outcomes = zip(proposals, verdicts, strict=True)
     seen: list[Observation] = []
-    for line, start in zip(lines, batch.starts_S1.tolist(), strict=False):
+    places = zip(batch.starts_S1.tolist(), batch.context_S.tolist(), strict=False)
+    for line, (start, context) in zip(lines, places, strict=True):
         proposal, verdict = next(outcomes) if line.is_last_chunk else (Proposal(), None)
-        observation = Observation(proposal, verdict)
+        observation = Observation(proposal, verdict, start=context)
         if taps:
             rows = list(range(start, start + line.num_tokens))
             if verdict is not None:

@@ -150,7 +150,6 @@ class Engine:
         else:
             proposer = self.parts.proposers[speculation.proposer]
             draw = exact_pairing(proposer.draws, proposer.trees, verifier)
-            self.parts.taps = tuple(sorted({*self.parts.taps, *proposer.needs.taps}))
         finish_ids = frozenset(params.stop_ids) | (
             frozenset() if params.ignore_eos else frozenset(spec.eos_ids)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from outrider.contracts import Controller, Model, Proposer, Verifier
@@ -21,7 +21,11 @@ class Parts:
     controller: Controller
     proposers: Mapping[str, Proposer]
     verifiers: dict[str, Verifier]
-    taps: tuple[int, ...] = ()
+
+    def taps_for(self, sequences: Iterable[Sequence]) -> tuple[int, ...]:
+        """The hidden layers that these sequences' proposers ask to see, ascending."""
+        names = {s.proposer for s in sequences if s.proposer is not None and s.max_draft_tokens}
+        return tuple(sorted({tap for name in names for tap in self.proposers[name].needs.taps}))
 
     def release_drafts(self, sequence: Sequence) -> None:
         """Makes proposer and controller forget a sequence: finished, preempted or failed."""

@@ -82,13 +82,21 @@ class Attention(nn.Module):
 
     def attend(self, queries_BNQD: Tensor, past: KeyValue, mask: Tensor | None) -> Tensor:
         """[B, Q, output]; in `mask` True means "may look"; None lets all see all."""
-        mixed_BNQD = F.scaled_dot_product_attention(
+        return self.output(self.mix(queries_BNQD, past, mask))
+
+    @staticmethod
+    def mix(queries_BNQD: Tensor, past: KeyValue, mask: Tensor | None) -> Tensor:
+        """What each query gathers, [B, N, Q, D]; `attend` without the projection behind it."""
+        mixed_BNQD: Tensor = F.scaled_dot_product_attention(
             queries_BNQD,
             past[0].to(queries_BNQD.dtype),
             past[1].to(queries_BNQD.dtype),
             attn_mask=mask,
             enable_gqa=queries_BNQD.shape[1] != past[0].shape[1],
         )
+        return mixed_BNQD
+
+    def output(self, mixed_BNQD: Tensor) -> Tensor:
         output: Tensor = self.o_proj(mixed_BNQD.transpose(1, 2).flatten(2))
         return output
 

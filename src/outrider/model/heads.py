@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -25,6 +26,9 @@ from torch import Tensor, nn
 
 from outrider.errors import ModelError
 from outrider.model.head_layers import Attention, FeedForward, KeyValue, join, rotary
+
+# From queries, [B, N, Q, D], and the same positions' keys and values to what attention gathers.
+Mix = Callable[[Tensor, KeyValue], Tensor]
 
 
 class Head(nn.Module):
@@ -50,6 +54,7 @@ class Head(nn.Module):
             for name, value in self.state_dict().items()
         }
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+        (partial / "model.safetensors").chmod(0o644)
         (partial / "config.json").write_text(json.dumps(self.config_json(), indent=2) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(partial, folder)
@@ -91,10 +96,10 @@ class MedusaHeads(Head):
                 nn.Linear(size, config.vocab_size, bias=False) for _ in range(config.num_heads)
             )
 
-    def forward(self, hidden_BQH: Tensor) -> Tensor:
+    def forward(self, hidden_BQH: Tensor, num_heads: int | None = None) -> Tensor:
         """From the target's normalised last hidden state to each head's, [num_heads, B, Q, H]."""
         outputs = []
-        for block in self.blocks:
+        for block in self.blocks[:num_heads]:
             x_BQH = hidden_BQH
             for layer in block["layers"]:  # type: ignore[index]
                 x_BQH = x_BQH + F.silu(layer(x_BQH))
@@ -198,18 +203,44 @@ class Eagle3Head(Head):
         The queries see `past` and then themselves under `mask` ([B or 1, 1, Q, C + Q], True: may
         look).
         """
+        inputs = self.inputs(embeds_BQH, hidden_BQH)
+        cos_sin = self.rotary(positions_BQ)
+        own = self.attention.keys_values(inputs, cos_sin)
+        everything = own if past is None else join([past, own])
+        mixed = self.attention.mix(self.attention.queries(inputs, cos_sin), everything, mask)
+        x_BQH = self.state(hidden_BQH, mixed)
+        return x_BQH, self.logits(x_BQH), own
+
+    # The same in pieces, for callers with a store of their own. Keys and values depend on the
+    # inputs alone: of a long text, only the last position needs the rest.
+
+    @property
+    def attention(self) -> Attention:
         layer: Any = self.midlayer
-        config = self.config
-        inputs = torch.cat(
+        attention: Attention = layer["self_attn"]
+        return attention
+
+    def rotary(self, positions_BQ: Tensor) -> KeyValue:
+        return rotary(positions_BQ, self.config.head_dim, self.config.rope_theta)
+
+    def inputs(self, embeds_BQH: Tensor, hidden_BQH: Tensor) -> Tensor:
+        """What queries, keys and values are made of, [B, Q, 2 H]."""
+        layer: Any = self.midlayer
+        return torch.cat(
             [layer["input_layernorm"](embeds_BQH), layer["hidden_norm"](hidden_BQH)], dim=-1
         )
-        cos_sin = rotary(positions_BQ, config.head_dim, config.rope_theta)
-        own: KeyValue = layer["self_attn"].keys_values(inputs, cos_sin)
-        queries = layer["self_attn"].queries(inputs, cos_sin)
-        everything = own if past is None else join([past, own])
-        x_BQH = hidden_BQH + layer["self_attn"].attend(queries, everything, mask)
-        x_BQH = x_BQH + layer["mlp"](layer["post_attention_layernorm"](x_BQH))
-        return x_BQH, self.lm_head(self.norm(x_BQH)), own
+
+    def state(self, hidden_BQH: Tensor, mixed_BNQD: Tensor) -> Tensor:
+        """From what attention gathered to the state to feed back, [B, Q, H]."""
+        layer: Any = self.midlayer
+        x_BQH = hidden_BQH + self.attention.output(mixed_BNQD)
+        state: Tensor = x_BQH + layer["mlp"](layer["post_attention_layernorm"](x_BQH))
+        return state
+
+    def logits(self, state_BQH: Tensor) -> Tensor:
+        """Over the draft vocabulary."""
+        logits: Tensor = self.lm_head(self.norm(state_BQH))
+        return logits
 
     def config_json(self) -> dict[str, Any]:
         fields = asdict(self.config)
@@ -268,13 +299,11 @@ class DFlashLayer(nn.Module):
         )
         self.mlp = FeedForward(size, config.intermediate_size)
 
-    def forward(
-        self, x_BSH: Tensor, context: KeyValue, cos_sin: KeyValue, mask: Tensor | None
-    ) -> Tensor:
+    def forward(self, x_BSH: Tensor, cos_sin: KeyValue, mix: Mix) -> Tensor:
         normed_BSH = self.input_layernorm(x_BSH)
         own = self.self_attn.keys_values(normed_BSH, cos_sin)
         queries = self.self_attn.queries(normed_BSH, cos_sin)
-        x_BSH = x_BSH + self.self_attn.attend(queries, join([context, own]), mask)
+        x_BSH = x_BSH + self.self_attn.output(mix(queries, own))
         output: Tensor = x_BSH + self.mlp(self.post_attention_layernorm(x_BSH))
         return output
 
@@ -322,9 +351,17 @@ class DFlashHead(Head):
         mask: Tensor | None = None,
     ) -> Tensor:
         """Normalised hidden states of the block, [B, S, H], ready for the target's head."""
+
+        def over(past: KeyValue) -> Mix:
+            return lambda queries, own: Attention.mix(queries, join([past, own]), mask)
+
+        return self.denoise(embeds_BSH, positions_BS, [over(past) for past in context])
+
+    def denoise(self, embeds_BSH: Tensor, positions_BS: Tensor, mixes: Sequence[Mix]) -> Tensor:
+        """`forward` for callers who look the context up themselves, in one way for each layer."""
         cos_sin = rotary(positions_BS, self.config.head_dim, self.config.rope_theta)
-        for layer, past in zip(self.layers, context, strict=True):
-            embeds_BSH = layer(embeds_BSH, past, cos_sin, mask)
+        for layer, mix in zip(self.layers, mixes, strict=True):
+            embeds_BSH = layer(embeds_BSH, cos_sin, mix)
         output: Tensor = self.norm(embeds_BSH)
         return output
 

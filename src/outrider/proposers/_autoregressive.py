@@ -9,7 +9,6 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from outrider.contracts import (
     DraftsInOneCall,
@@ -21,8 +20,8 @@ from outrider.contracts import (
     Stream,
 )
 from outrider.layout import Slice, pack
-from outrider.noise import draw_key, mix, sequence_key
-from outrider.sampling import RowParams, draw_tokens, law_of, true_vocabulary
+from outrider.noise import sequence_key
+from outrider.proposers._chains import Chains
 
 
 class Memory(Protocol):
@@ -98,51 +97,11 @@ class AutoregressiveDrafter:
     def _draft_stepwise(
         self, views: list[SequenceView], budgets: list[int], slices: list[Slice]
     ) -> list[Proposal]:
-        chains: list[list[int]] = [[] for _ in views]
-        laws: list[list[torch.Tensor]] = [[] for _ in views]
-        active = list(range(len(views)))
-        while active:
-            logits = self._model.forward(self._pack([slices[i] for i in active])).logits_RV
-            logits = true_vocabulary(logits, self._num_tokens)
-            keys = []
-            for row, i in enumerate(active):
-                view = views[i]
-                if view.edits is not None:
-                    view.edits.apply(logits[row], view.tokens, chains[i])
-                keys.append(draft_key(view, len(chains[i]), len(chains[i])))
-            rows = RowParams.of([views[i].params for i in active], [1] * len(active))
-            tokens = draw_tokens(logits, rows, keys)
-            if any(views[i].draw is Draw.SAMPLED for i in active):
-                law = law_of(logits, rows)
-                for row, i in enumerate(active):
-                    laws[i].append(law[row])
-            still = []
-            for i, token in zip(active, tokens, strict=True):
-                chains[i].append(token)
-                if len(chains[i]) < budgets[i] and token not in views[i].finish_ids:
-                    slices[i].context += len(slices[i].tokens)
-                    slices[i].tokens = [token]
-                    still.append(i)
-            active = still
-        return [
-            Proposal(
-                chain,
-                draw=view.draw,
-                q=torch.stack(law) if view.draw is Draw.SAMPLED else None,
-                source=self._name,
-            )
-            for view, chain, law in zip(views, chains, laws, strict=True)
-        ]
-
-
-def draft_key(view: SequenceView, depth: int, node: int) -> int:
-    """The noise of one draw: `depth` tokens after the last committed one, the step's `node`-th.
-
-    Coupled drafts share the target's noise, which belongs to the position. Sampled ones must
-    not: the block and tree rules look at drafts beside and behind those they keep, so every node
-    and, since the next step drafts the same positions again, every step needs fresh noise.
-    """
-    start = len(view.tokens)
-    if view.draw is Draw.COUPLED:
-        return draw_key(view.seed, view.sample_index, start + depth, Stream.TARGET)
-    return mix(draw_key(view.seed, view.sample_index, start, Stream.DRAFT) + node)
+        chains = Chains(views, budgets, self._num_tokens)
+        while chains.active:
+            batch = pack([slices[i] for i in chains.active])
+            chains.draw(self._model.forward(batch).logits_RV)
+            for i in chains.active:
+                slices[i].context += len(slices[i].tokens)
+                slices[i].tokens = chains.tokens[i][-1:]
+        return chains.proposals(self._name)

@@ -17,6 +17,10 @@ from functools import lru_cache
 from itertools import count
 from typing import Protocol
 
+import torch
+
+from outrider.contracts import Draw, Proposal
+
 ROOT = -1
 
 # How likely the first, second, ... child is the one accepted: roughly what small draft models
@@ -38,6 +42,30 @@ class Growth(Protocol):
     def add(self, node: int, tokens: Sequence[int], scores: Sequence[float]) -> None: ...
 
     def chosen(self) -> list[int]: ...
+
+
+def path_tokens(growth: Growth, node: int) -> list[int]:
+    """The drafted tokens from the root down to `node`."""
+    tokens: list[int] = []
+    while node != ROOT:
+        tokens.append(growth.tokens[node])
+        node = growth.parents[node]
+    return tokens[::-1]
+
+
+def submit(
+    growth: Growth, draw: Draw, source: str, laws: Sequence[torch.Tensor] | None = None
+) -> Proposal:
+    """The chosen nodes as a proposal; `laws` has the q of every node, where a rule needs it."""
+    chosen = growth.chosen()
+    place = {ROOT: ROOT} | {node: i for i, node in enumerate(chosen)}
+    return Proposal(
+        [growth.tokens[node] for node in chosen],
+        [place[growth.parents[node]] for node in chosen],
+        draw=draw,
+        q=torch.stack([laws[node] for node in chosen]) if laws and chosen else None,
+        source=source,
+    )
 
 
 class BestFirst:

@@ -31,13 +31,13 @@ from outrider.contracts import (
 )
 from outrider.errors import ConfigError
 from outrider.layout import Slice, pack
-from outrider.noise import gumbel
-from outrider.proposers._autoregressive import draft_key
+from outrider.proposers._chains import draft_key
+from outrider.proposers._children import best_children
 from outrider.proposers._draft_memory import DraftMemory
 from outrider.proposers._options import read_options
-from outrider.proposers._trees import ROOT, BestFirst, FixedShape, Growth
+from outrider.proposers._trees import ROOT, BestFirst, FixedShape, Growth, path_tokens, submit
 from outrider.proposers.draft_model import DraftModelProposer
-from outrider.sampling import RowParams, filtered, law_of, true_vocabulary
+from outrider.sampling import RowParams, law_of, true_vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,25 +92,8 @@ class _Tree:
             rest.parents = [parent - last - 1 for parent in self.parents[last + 1 :]]
         return Slice(first, len(self.view.tokens) + last, self._slice.table, rest)
 
-    def path(self, node: int) -> list[int]:
-        """The drafted tokens from the root down to `node`."""
-        tokens: list[int] = []
-        while node != ROOT:
-            tokens.append(self.growth.tokens[node])
-            node = self.growth.parents[node]
-        return tokens[::-1]
-
     def proposal(self, source: str) -> Proposal:
-        chosen = self.growth.chosen()
-        place = {ROOT: ROOT} | {node: i for i, node in enumerate(chosen)}
-        with_law = self.view.draw is Draw.WITHOUT_REPLACEMENT and chosen
-        return Proposal(
-            [self.growth.tokens[node] for node in chosen],
-            [place[self.growth.parents[node]] for node in chosen],
-            draw=self.view.draw,
-            q=torch.stack([self.laws[node] for node in chosen]) if with_law else None,
-            source=source,
-        )
+        return submit(self.growth, self.view.draw, source, self.laws)
 
 
 class DraftTreeProposer:
@@ -189,12 +172,12 @@ class DraftTreeProposer:
         wanted = [(tree, node) for tree in trees for node in tree.nodes]
         keys = []
         for row, (tree, node) in enumerate(wanted):
-            path = tree.path(node)
+            path = path_tokens(tree.growth, node)
             if tree.view.edits is not None:
                 tree.view.edits.apply(logits_RV[row], tree.view.tokens, path)
             keys.append(draft_key(tree.view, len(path), 1 + node))
         rows = RowParams.of([tree.view.params for tree in trees], [len(t.nodes) for t in trees])
-        tokens_RC, scores_RC = self._best_children(logits_RV, rows, keys)
+        tokens_RC, scores_RC = best_children(logits_RV, rows, keys, self.config.children)
         law_RV = None
         if any(tree.view.draw is Draw.WITHOUT_REPLACEMENT for tree in trees):
             law_RV = law_of(logits_RV, rows)
@@ -207,23 +190,6 @@ class DraftTreeProposer:
             else:
                 size = sum(score > -math.inf for score in scores)
             tree.growth.add(node, tokens[:size], scores[:size])
-
-    def _best_children(
-        self, logits_RV: torch.Tensor, rows: RowParams, keys: list[int]
-    ) -> tuple[list[list[int]], list[list[float]]]:
-        """The first children of each row and how likely each is to be the target's draw, as logs.
-
-        Suppose the target's logits were the drafter's plus Gumbel noise of scale 1. Then the
-        token that wins under *known* sampling noise g is distributed as softmax(logits + T g).
-        """
-        scaled_RV = filtered(logits_RV, rows)
-        if rows.temperature_R.any():
-            temperature = torch.from_numpy(rows.temperature_R).to(scaled_RV.device)[:, None]
-            noisy_RV = scaled_RV + gumbel(keys, scaled_RV.shape[-1], scaled_RV.device)
-            scaled_RV = torch.where(temperature > 0, noisy_RV * temperature, scaled_RV)
-        best = scaled_RV.topk(min(self.config.children, scaled_RV.shape[-1]))
-        scores = best.values - scaled_RV.logsumexp(dim=-1, keepdim=True)
-        return best.indices.tolist(), scores.tolist()
 
 
 def _pack(trees: list[_Tree], slices: list[Slice]) -> StepBatch:

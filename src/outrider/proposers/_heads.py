@@ -1,0 +1,83 @@
+"""Finding the drafting head a proposer runs, and refusing one that does not fit the target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+
+from outrider.contracts import Model, ModelSpec, ProposerContext
+from outrider.errors import ConfigError, ModelError
+from outrider.model.borrowed import Borrowed, borrow
+from outrider.model.bundled import bundled_path, find_folder
+from outrider.model.heads import ARCHITECTURES, DFlashHead, Eagle3Head, MedusaHeads, load_head
+from outrider.model.weights import read_config
+
+AnyHead = TypeVar("AnyHead", MedusaHeads, Eagle3Head, DFlashHead)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[AnyHead]):
+    """A head that fits its target, and what it borrows from it; on the target's device."""
+
+    head: AnyHead
+    borrowed: Borrowed
+    num_tokens: int  # the target's true vocabulary, which drafts are from
+    num_layers: int  # of the target
+
+
+def load_fitting_head(
+    cls: type[AnyHead], context: ProposerContext, chosen: str | None
+) -> Loaded[AnyHead]:
+    """The head named by the proposer's own option, the user's draft model, or the bundled one.
+
+    Raises ConfigError where there is none and ModelError for one that does not fit.
+    """
+    name = chosen or _offered(cls, context)
+    head = load_head(find_folder(name))
+    if not isinstance(head, cls):
+        raise ConfigError(f"{name} holds {head.kind} heads; proposer {cls.kind!r} cannot run them")
+    check_fit(head, context.target.spec, name)
+    device, dtype = _place(context.target)
+    head.requires_grad_(False)
+    return Loaded(
+        head.to(device, dtype),
+        borrow(find_folder(context.model), device, dtype),
+        context.target.spec.num_tokens,
+        context.target.spec.num_layers,
+    )
+
+
+def check_fit(head: MedusaHeads | Eagle3Head | DFlashHead, spec: ModelSpec, name: str) -> None:
+    config = head.config
+    if (config.hidden_size, config.vocab_size) != (spec.hidden_size, spec.vocab_size):
+        raise ModelError(
+            f"{name} was made for a target of width {config.hidden_size} with {config.vocab_size} "
+            f"ids; {spec.name} has {spec.hidden_size} and {spec.vocab_size}"
+        )
+    if max(head.taps, default=0) > spec.num_layers:
+        raise ModelError(
+            f"{name} reads layer {max(head.taps)}; {spec.name} has only {spec.num_layers}"
+        )
+
+
+def _offered(cls: type[AnyHead], context: ProposerContext) -> str:
+    """What the user chose as draft model if it is such a head, else the bundled target's own."""
+    if context.drafter is not None:
+        architectures = read_config(find_folder(context.drafter)).get("architectures") or [""]
+        if ARCHITECTURES.get(architectures[0]) is cls:
+            return context.drafter
+    if find_folder(context.model) == bundled_path():
+        return f"bundled:{cls.kind}"
+    raise ConfigError(
+        f"proposer {cls.kind!r} needs heads trained for this target: pass --draft-model FOLDER "
+        f"(draft_model= in Python); 'outrider train {cls.kind}' makes them"
+    )
+
+
+def _place(target: Model) -> tuple[torch.device, torch.dtype]:
+    """Where the taps will lie; on a CPU in float32, whatever the weights are stored as."""
+    device = getattr(target, "device", torch.device("cpu"))
+    dtype = getattr(target, "dtype", torch.float32) if device.type != "cpu" else torch.float32
+    return device, dtype

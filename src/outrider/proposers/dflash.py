@@ -1,0 +1,158 @@
+"""DFlash: a whole block of tokens denoised in one pass over the target's features.
+
+The block is the last committed token followed by masks. Its places see each other and, in every
+layer, keys and values made from the target's hidden states of the text before. The one thing done
+token by token is cheap: a low-rank bias by the token drawn just before (DSpark's Markov bias).
+
+Shapes: B sequences, S places of a block, n tokens, T taps, H hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.contracts import (
+    Draw,
+    Needs,
+    Observation,
+    Proposal,
+    ProposerContext,
+    SequenceView,
+)
+from outrider.errors import ConfigError
+from outrider.model.head_layers import KeyValue
+from outrider.model.heads import DFlashHead, Mix
+from outrider.proposers._chains import Chains
+from outrider.proposers._head_memory import HeadMemory, gather
+from outrider.proposers._heads import Loaded, load_fitting_head
+from outrider.proposers._options import read_options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashConfig:
+    """A draft ends before the first place whose predicted chance to be reached and accepted is
+    below `floor`. `head` is the folder of the head, where it is not the draft model."""
+
+    floor: float = 0.0
+    head: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.floor < 1:
+            raise ConfigError(f"dflash needs 0 <= floor < 1, not {self.floor}")
+
+
+class DFlashProposer:
+    name = "dflash"
+    draws = frozenset({Draw.COUPLED, Draw.SAMPLED})
+    trees = False
+
+    def __init__(self, loaded: Loaded[DFlashHead], config: DFlashConfig | None = None) -> None:
+        self.config = config or DFlashConfig()
+        self.needs = Needs(taps=loaded.head.taps)
+        self._loaded = loaded
+        self._head = loaded.head
+        self._memories: dict[int, HeadMemory] = {}
+
+    @classmethod
+    def build(cls, context: ProposerContext) -> DFlashProposer:
+        config = read_options(DFlashConfig, cls.name, context.options)
+        return cls(load_fitting_head(DFlashHead, context, config.head), config)
+
+    @torch.no_grad()
+    def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
+        proposals = [Proposal(source=self.name) for _ in views]
+        ready = [i for i, view in enumerate(views) if self._reads_on(view)]
+        if not ready:
+            return proposals
+        asked = [views[i] for i in ready]
+        hidden_BSH = self._denoise(asked)
+        most = self._head.config.block_size - 1
+        lengths = [min(budgets[i], most) for i in ready]
+        if self.config.floor and self._head.config.confidence:
+            lengths = self._cut(hidden_BSH, lengths)
+        for i, proposal in zip(ready, self._draw(asked, lengths, hidden_BSH), strict=True):
+            proposals[i] = proposal
+        return proposals
+
+    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
+        for view, observation in zip(views, seen, strict=True):
+            memory = self._memories.get(view.id)
+            if memory is None:
+                memory = HeadMemory(self._head.taps, self._head.config.num_hidden_layers)
+                self._memories[view.id] = memory
+            memory.see(observation)
+
+    def release(self, sequence_id: int) -> None:
+        self._memories.pop(sequence_id, None)
+
+    def _reads_on(self, view: SequenceView) -> bool:
+        """Turns what the target has shown since the last draft into keys and values.
+
+        False where that is not all but the last token: there is nothing to draft from.
+        """
+        memory = self._memories.get(view.id)
+        if memory is None or not memory.reaches(len(view.tokens) - 1):
+            return False
+        if memory.has_unread:
+            taps_nTH, places = memory.take()
+            features_1nH = self._head.fuse(taps_nTH[None].to(self._head.fc.weight.dtype))
+            positions_1n = torch.arange(places.start, places.stop, device=taps_nTH.device)[None]
+            context = self._head.context(features_1nH, positions_1n)
+            for layer, own in zip(memory.layers, context, strict=True):
+                layer.append(own)
+        return True
+
+    def _denoise(self, views: list[SequenceView]) -> Tensor:
+        """One pass over all blocks, packed one behind the other: [B, S, H]."""
+        size = self._head.config.block_size
+        masks = [self._head.config.mask_token_id] * (size - 1)
+        tokens: list[int] = []
+        places: list[int] = []
+        for view in views:
+            tokens += [view.tokens[-1], *masks]
+            places += range(len(view.tokens) - 1, len(view.tokens) - 1 + size)
+        embeds_1XH = self._loaded.borrowed.embed(tokens)[None]
+        positions_1X = torch.tensor(places, device=embeds_1XH.device)[None]
+        memories = [self._memories[view.id] for view in views]
+        mixes = [self._mix(memories, layer) for layer in range(len(self._head.layers))]
+        hidden_1XH = self._head.denoise(embeds_1XH, positions_1X, mixes)
+        return hidden_1XH.view(len(views), size, -1)
+
+    def _mix(self, memories: list[HeadMemory], layer: int) -> Mix:
+        size = self._head.config.block_size
+
+        def mix(queries_1NXD: Tensor, own: KeyValue) -> Tensor:
+            mixed = []
+            for i, memory in enumerate(memories):
+                block = slice(i * size, (i + 1) * size)
+                past = memory.layers[layer].glance((own[0][:, :, block], own[1][:, :, block]))
+                mixed.append(gather(queries_1NXD[0, :, block], past))
+            return torch.cat(mixed, dim=1)[None]
+
+        return mix
+
+    def _cut(self, hidden_BSH: Tensor, lengths: list[int]) -> list[int]:
+        """Shorter lengths where the head doubts. It looks at no token that is drawn later on, so
+        that ratio rules stay exact."""
+        chances_BS = self._head.confidence(hidden_BSH)[:, 1:].cumprod(dim=1)
+        trusted = (chances_BS >= self.config.floor).sum(dim=1).tolist()
+        return [min(n, max(1, trust)) for n, trust in zip(lengths, trusted, strict=True)]
+
+    def _draw(
+        self, views: list[SequenceView], lengths: list[int], hidden_BSH: Tensor
+    ) -> list[Proposal]:
+        logits_BSV = self._loaded.borrowed.logits(hidden_BSH[:, 1 : 1 + max(lengths)]).float()
+        chains = Chains(views, lengths, self._loaded.num_tokens)
+        for place in range(max(lengths)):
+            if not chains.active:
+                break
+            logits_RV = logits_BSV[chains.active, place]
+            if self._head.config.markov_rank:
+                before = [(chains.tokens[i] or views[i].tokens)[-1] for i in chains.active]
+                logits_RV += self._head.markov_bias(torch.tensor(before, device=logits_RV.device))
+            chains.draw(logits_RV)
+        return chains.proposals(self.name)

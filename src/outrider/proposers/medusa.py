@@ -1,0 +1,169 @@
+"""Medusa (Cai et al. 2024): several heads on the target's last hidden state, one for each depth.
+
+All heads answer at once and none knows what the others chose, so their best guesses combine to a
+tree: the children of every node at depth d are the best tokens of head d. How many of them, and
+under which nodes, is decided by their probabilities: best paths first.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+
+from outrider.contracts import (
+    Draw,
+    Needs,
+    Observation,
+    Proposal,
+    ProposerContext,
+    SequenceView,
+    Stream,
+)
+from outrider.errors import ConfigError
+from outrider.model.heads import MedusaHeads
+from outrider.noise import draw_key
+from outrider.proposers._children import best_children
+from outrider.proposers._heads import Loaded, load_fitting_head
+from outrider.proposers._options import read_options
+from outrider.sampling import RowParams, SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MedusaConfig:
+    """`children` tokens of each head are considered; 1 makes a chain, for rules that judge no
+    trees. `head` is the folder of the heads, where it is not the draft model."""
+
+    children: int = 6
+    head: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.children < 1:
+            raise ConfigError(f"medusa needs children of at least 1, not {self.children}")
+
+
+class MedusaProposer:
+    name = "medusa"
+    draws = frozenset({Draw.COUPLED, Draw.DETERMINISTIC})
+
+    def __init__(self, loaded: Loaded[MedusaHeads], config: MedusaConfig | None = None) -> None:
+        self.config = config or MedusaConfig()
+        self.trees = self.config.children > 1
+        self.needs = Needs(taps=(loaded.num_layers,))
+        self._loaded = loaded
+        self._heads = loaded.head
+        # By sequence: the last hidden state it was shown, and the index of the token it is of.
+        self._states: dict[int, tuple[int, torch.Tensor]] = {}
+
+    @classmethod
+    def build(cls, context: ProposerContext) -> MedusaProposer:
+        config = read_options(MedusaConfig, cls.name, context.options)
+        return cls(load_fitting_head(MedusaHeads, context, config.head), config)
+
+    @torch.no_grad()
+    def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
+        proposals = [Proposal(source=self.name) for _ in views]
+        ready = [i for i, view in enumerate(views) if self._knows(view)]
+        if not ready:
+            return proposals
+        # Greater depths than nodes cannot be reached.
+        depth = min(self._heads.config.num_heads, max(budgets[i] for i in ready))
+        guesses = self._guess([views[i] for i in ready], depth)
+        for i, (tokens, scores) in zip(ready, guesses, strict=True):
+            drafted, parents = likeliest(tokens, scores, budgets[i], views[i].finish_ids)
+            proposals[i] = Proposal(
+                drafted,
+                parents if self.trees else None,
+                draw=views[i].draw,
+                source=self.name,
+            )
+        return proposals
+
+    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
+        (layer,) = self.needs.taps
+        for view, observation in zip(views, seen, strict=True):
+            if layer in observation.taps:
+                hidden_nH = observation.taps[layer]
+                index = observation.start + len(hidden_nH) - 1
+                self._states[view.id] = (index, hidden_nH[-1].clone())
+
+    def release(self, sequence_id: int) -> None:
+        self._states.pop(sequence_id, None)
+
+    def _knows(self, view: SequenceView) -> bool:
+        """Whether we have the state of the last token that the target has computed."""
+        index, _ = self._states.get(view.id, (-1, None))
+        return 0 <= index == len(view.tokens) - 2
+
+    def _guess(
+        self, views: list[SequenceView], depth: int
+    ) -> list[tuple[list[list[int]], list[list[float]]]]:
+        """For each view, by depth: tokens and the logs of their chances, best first."""
+        borrowed = self._loaded.borrowed
+        states_BH = torch.stack([self._states[view.id][1] for view in views])
+        guesses_DBH = self._heads(borrowed.normed(states_BH.to(borrowed.norm_H.dtype)), depth)
+        if self._heads.config.original_lm_head:
+            logits_DBV = borrowed.logits(guesses_DBH)
+        else:
+            pairs = zip(self._heads.lm_heads, guesses_DBH, strict=False)
+            logits_DBV = torch.stack([head(guess_BH) for head, guess_BH in pairs])
+        logits_RV = logits_DBV.transpose(0, 1).flatten(0, 1)[:, : self._loaded.num_tokens].float()
+        keys: list[int] = []
+        for i, view in enumerate(views):
+            end = len(view.tokens)
+            if view.edits is not None:
+                # What lies between is not known here: penalties see the committed text only.
+                for row_V in logits_RV[i * depth : (i + 1) * depth]:
+                    view.edits.apply(row_V, view.tokens, [])
+            if _params(view).temperature:
+                keys += [
+                    draw_key(view.seed, view.sample_index, end + d, Stream.TARGET)
+                    for d in range(depth)
+                ]
+            else:
+                keys += [0] * depth
+        rows = RowParams.of([_params(view) for view in views], [depth] * len(views))
+        tokens, scores = best_children(logits_RV, rows, keys, self.config.children)
+        return [
+            (tokens[i : i + depth], scores[i : i + depth]) for i in range(0, len(tokens), depth)
+        ]
+
+
+def _params(view: SequenceView) -> SamplingParams:
+    """Coupled guesses are of the target's draw under its noise, others of the likeliest tokens."""
+    return view.params if view.draw is Draw.COUPLED else SamplingParams()
+
+
+def likeliest(
+    tokens: Seq[Seq[int]], scores: Seq[Seq[float]], num_nodes: int, finish_ids: Collection[int]
+) -> tuple[list[int], list[int]]:
+    """Tokens and parents of the nodes with the largest sums of scores along their paths.
+
+    `tokens[d]` may follow any node at depth d, best first; nothing follows a finishing one.
+    """
+    drafted: list[int] = []
+    parents: list[int] = []
+    # (minus the sum, ticket, parent, depth, rank, the sum without the last)
+    heap: list[tuple[float, int, int, int, int, float]] = []
+    num_pushed = 0
+
+    def push(parent: int, depth: int, rank: int, above: float) -> None:
+        nonlocal num_pushed
+        if depth < len(tokens) and rank < len(tokens[depth]) and scores[depth][rank] > -math.inf:
+            total = above + scores[depth][rank]
+            heapq.heappush(heap, (-total, num_pushed, parent, depth, rank, above))
+            num_pushed += 1
+
+    push(-1, 0, 0, 0.0)
+    while heap and len(drafted) < num_nodes:
+        minus_total, _, parent, depth, rank, above = heapq.heappop(heap)
+        push(parent, depth, rank + 1, above)
+        drafted.append(tokens[depth][rank])
+        parents.append(parent)
+        if tokens[depth][rank] not in finish_ids:
+            push(len(drafted) - 1, depth + 1, 0, -minus_total)
+    return drafted, parents
