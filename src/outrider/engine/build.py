@@ -18,7 +18,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.parts import Parts
 from outrider.engine.request import Speculation
 from outrider.engine.scheduler import Scheduler, SchedulerConfig
-from outrider.errors import ConfigError, VocabularyMismatch
+from outrider.errors import ConfigError
 from outrider.kv.cache import KVCache
 from outrider.model import load_model
 from outrider.model.tokenizer import Tokenizer, check_same_vocabulary, load_tokenizer
@@ -146,13 +146,7 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
     if config.verifier not in verifiers:
         make_verifier(config.verifier)  # raises with a suggestion
     if config.num_draft_tokens != 0:
-        try:
-            proposer = proposers[name]
-        except VocabularyMismatch:
-            if config.proposer is not None:
-                raise
-            name = "cross-vocab"  # a drafter of another family drafts text
-            proposer = proposers[name]
+        proposer = proposers[name]
         exact_pairing(proposer.draws, proposer.trees, verifiers[config.verifier])
     else:
         proposer_class(name)  # raises with a suggestion

@@ -88,10 +88,10 @@ def test_vocabulary_mismatch(command: Command, target: Path, tmp_path: Path) -> 
     other = write_tiny_llama(tmp_path / "other", vocab_size=128, num_layers=1, tokenizer=False)
     write_tiny_tokenizer(other, num_tokens=128, eos="<other>")
     args = ["generate", str(target), "--draft-model", str(other), "-p", "x"]
-    ran = command(*args, "--proposer", "draft-model")
-    assert_refused(ran, "vocabulary", "choose a drafter")
-    # Unless the user insists, such a drafter drafts text instead of tokens.
-    assert command(*args, "-m", "4", "--json").record["proposer"] == "cross-vocab"
+    assert_refused(command(*args), "vocabulary", "choose a drafter", "cross-vocab")
+    # Asked for by name, such a drafter drafts text instead of tokens.
+    ran = command(*args, "--proposer", "cross-vocab", "-m", "4", "--json")
+    assert ran.record["proposer"] == "cross-vocab"
 
 
 def test_prompt_longer_than_the_context(command: Command, target: Path) -> None:

@@ -125,11 +125,12 @@ def test_what_a_cascade_passes_on_is_the_middle_models_own_output(folder: Path) 
     assert cascade._memory.kv.usage == 0
 
 
-def test_a_draft_model_of_another_vocabulary_is_taken_as_it_is(folder: Path) -> None:
-    engine = engine_for(folder, None, draft="foreign")
+def test_a_draft_model_of_another_vocabulary_is_asked_for_by_name(folder: Path) -> None:
+    for proposer in (None, "draft-model"):
+        with pytest.raises(VocabularyMismatch, match="cross-vocab"):
+            engine_for(folder, proposer, draft="foreign")
+    engine = engine_for(folder, "cross-vocab", draft="foreign")
     assert isinstance(engine.parts.proposers[engine.default.proposer or ""], CrossVocabProposer)
-    with pytest.raises(VocabularyMismatch, match="cross-vocab"):
-        engine_for(folder, "draft-model", draft="foreign")
     with pytest.raises(ConfigError, match="--draft-model"):
         engine_for(folder, "cross-vocab", draft=None)
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=40)
