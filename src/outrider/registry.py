@@ -19,6 +19,7 @@ _PROPOSERS = {
     "draft-tree": "outrider.proposers.draft_tree:DraftTreeProposer",
     "eagle3": "outrider.proposers.eagle3:Eagle3Proposer",
     "early-exit": "outrider.proposers.early_exit:EarlyExitProposer",
+    "hybrid": "outrider.proposers.hybrid:HybridProposer",
     "lookahead": "outrider.proposers.lookahead:LookaheadProposer",
     "medusa": "outrider.proposers.medusa:MedusaProposer",
     "ngram": "outrider.proposers.ngram:NgramProposer",

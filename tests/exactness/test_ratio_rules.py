@@ -103,6 +103,7 @@ def p_value(engine: Engine, speculation: Speculation) -> float:
         ("block", "cascade", 3),
         ("tree", "ngram", 2),
         ("tree", "draft-tree", 5),
+        ("tree", "hybrid", 3),
         ("coupled", "draft-model", 2),
     ],
 )

@@ -21,7 +21,7 @@ from outrider.testing import write_tiny_llama
 
 DRAFTS = [
     *itertools.product(["draft-model", "ngram", "prediction"], [1, 2, 4, 8]),
-    *itertools.product(["suffix", "draft-tree", "lookahead"], [3, 10]),
+    *itertools.product(["suffix", "draft-tree", "lookahead", "hybrid"], [3, 10]),
 ]
 MAX_TOKENS = 24
 PARAMS = {
@@ -174,14 +174,14 @@ def test_every_request_chooses_for_itself(
 ) -> None:
     """One batch in which proposers, K and off are mixed."""
     choices = [
-        Speculation(proposer="draft-model", num_draft_tokens=4),
+        Speculation(proposer="hybrid", num_draft_tokens=5),
         Speculation(proposer="ngram", num_draft_tokens=8),
         Speculation(proposer=None),
         Speculation(proposer="prediction", num_draft_tokens=5),
-        Speculation(proposer="draft-model", num_draft_tokens=1),
+        Speculation(proposer="lookahead", num_draft_tokens=12),
         Speculation(proposer="draft-model", num_draft_tokens=0),
         Speculation(proposer="suffix", num_draft_tokens=6),
-        Speculation(proposer="draft-model", num_draft_tokens=7),
+        Speculation(proposer="draft-tree", num_draft_tokens=9),
     ]
     engine = engine_for(pair, proposer="draft-model", k=4, backend=backend, max_step_tokens=40)
     for name, params in PARAMS.items():

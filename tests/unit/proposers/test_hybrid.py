@@ -1,0 +1,253 @@
+"""Hybrid: who is asked, what is learnt from whom, and that every part hears what it must."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from outrider.contracts import Draw, Needs, Observation, Proposal, SequenceView, Verdict
+from outrider.engine.build import EngineConfig, build
+from outrider.engine.engine import Engine
+from outrider.errors import ConfigError
+from outrider.proposers.hybrid import HybridConfig, HybridProposer, Worth, follow
+from outrider.sampling import SamplingParams
+from outrider.testing import write_tiny_llama
+
+
+class Part:
+    """Drafts what it is told to, and takes as long as it is told to on a clock of our own."""
+
+    needs = Needs()
+    trees = False
+
+    def __init__(
+        self,
+        name: str,
+        answer: Callable[[SequenceView], list[int]],
+        draws: frozenset[Draw] = frozenset({Draw.DETERMINISTIC}),
+        cost_s: float = 0.0,
+    ) -> None:
+        self.name = name
+        self.draws = draws
+        self.answer = answer
+        self.cost_s = cost_s
+        self.num_asked = 0
+        self.observed: list[int] = []
+        self.released: list[int] = []
+
+    def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
+        self.num_asked += len(views)
+        CLOCK.now += self.cost_s
+        return [
+            Proposal(self.answer(view)[:budget], source=self.name)
+            for view, budget in zip(views, budgets, strict=True)
+        ]
+
+    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
+        self.observed += [view.id for view in views]
+
+    def release(self, sequence_id: int) -> None:
+        self.released.append(sequence_id)
+
+
+CLOCK = SimpleNamespace(now=0.0)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.proposers.hybrid.perf_counter", lambda: CLOCK.now)
+
+
+def view_of(tokens: list[int], sequence_id: int = 0) -> SequenceView:
+    return cast(SequenceView, SimpleNamespace(id=sequence_id, tokens=tokens))
+
+
+def truth(view: SequenceView) -> list[int]:
+    """The text counts: 0 1 2 3 ..."""
+    return list(range(len(view.tokens), len(view.tokens) + 9))
+
+
+def wrong(view: SequenceView) -> list[int]:
+    return [-1] * 9
+
+
+def nothing(view: SequenceView) -> list[int]:
+    return []
+
+
+def step(hybrid: HybridProposer, views: list[SequenceView], budget: int = 4) -> list[str]:
+    """One step of an engine whose target counts and takes 10 s; returns who drafted."""
+    proposals = hybrid.propose(views, [budget] * len(views))
+    CLOCK.now += 10.0
+    seen = []
+    for view, proposal in zip(views, proposals, strict=True):
+        path = []
+        for token in proposal.tokens:
+            if token != len(view.tokens):
+                break
+            view.tokens.append(token)
+            path.append(len(path))
+        view.tokens.append(len(view.tokens))
+        seen.append(Observation(proposal, Verdict(path, view.tokens[-1])))
+    hybrid.observe(views, seen)
+    return [proposal.source for proposal in proposals]
+
+
+def test_the_drafter_is_not_asked_where_a_lookup_does_as_well() -> None:
+    drafter = Part("model", truth, cost_s=5.0)
+    hybrid = HybridProposer([Part("lookup", truth)], [drafter])
+    views = [view_of([0])]
+    sources = [step(hybrid, views) for _ in range(10)]
+    assert sources == [["lookup"]] * 10
+    assert drafter.num_asked == 0
+
+
+def test_the_drafter_steps_in_where_lookups_fail() -> None:
+    drafter = Part("model", truth, cost_s=5.0)
+    hybrid = HybridProposer([Part("empty", nothing), Part("wrong", wrong)], [drafter])
+    views = [view_of([0])]
+    sources = [step(hybrid, views)[0] for _ in range(12)]
+    assert sources[-6:] == ["model"] * 6
+
+
+def test_a_drafter_that_costs_too_much_is_left_alone() -> None:
+    """One token of a look-up in 10 s is more than four of a drafter in 110 s."""
+    lookup = Part("lookup", lambda view: truth(view)[:1])
+    for cost_s, winner in ((100.0, "lookup"), (1.0, "model")):
+        hybrid = HybridProposer([lookup], [Part("model", truth, cost_s=cost_s)])
+        views = [view_of([0])]
+        assert [step(hybrid, views)[0] for _ in range(30)][-8:] == [winner] * 8
+
+
+def test_a_batch_shares_the_price_of_a_drafter() -> None:
+    """What is too much for one sequence pays where many have nothing better."""
+    found = Part("lookup", lambda view: truth(view)[:2] if view.id == 0 else [])
+    hybrid = HybridProposer([found], [Part("model", truth, cost_s=15.0)])
+    views = [view_of([0], i) for i in range(4)]
+    for _ in range(30):
+        sources = step(hybrid, views)
+    assert sources[1:] == ["model"] * 3
+
+
+def test_an_unused_lookup_is_judged_by_what_the_text_became() -> None:
+    """It was wrong for a while and lost its turn; when it is right again it gets it back."""
+    right = False
+    lookup = Part("lookup", lambda view: truth(view) if right else wrong(view))
+    hybrid = HybridProposer([lookup], [Part("model", truth, cost_s=5.0)])
+    views = [view_of([0])]
+    for _ in range(20):
+        sources = step(hybrid, views)
+    assert sources == ["model"]
+    right = True
+    sources = [step(hybrid, views)[0] for _ in range(40)]
+    assert sources[0] == "model"
+    assert sources[-5:] == ["lookup"] * 5
+
+
+def test_a_new_sequence_starts_from_what_others_saw() -> None:
+    hybrid = HybridProposer([Part("wrong", wrong)], [Part("model", truth, cost_s=1.0)])
+    first = [view_of([0])]
+    for _ in range(30):
+        step(hybrid, first)
+    assert step(hybrid, [view_of([0], 1)]) == ["model"]
+
+
+def test_every_part_hears_of_every_step_and_release() -> None:
+    parts = [Part("a", truth), Part("b", nothing), Part("c", truth)]
+    hybrid = HybridProposer(parts[:2], parts[2:])
+    step(hybrid, [view_of([0], 7), view_of([0], 8)])
+    hybrid.observe([view_of([0], 9)], [Observation(Proposal(), None)])  # a prefill chunk
+    hybrid.release(7)
+    hybrid.release(99)
+    for part in parts:
+        assert part.observed == [7, 8, 9]
+        assert part.released == [7, 99]
+    hybrid.release(8)
+    assert not hybrid._tracks
+
+
+def test_a_drafter_without_an_answer_leaves_the_lookups() -> None:
+    short = Part("lookup", lambda view: truth(view)[:1])
+    hybrid = HybridProposer([short], [Part("full", nothing)])
+    assert step(hybrid, [view_of([0])], budget=8) == ["lookup"]
+
+
+def test_laws_trees_and_taps_are_those_of_the_parts() -> None:
+    both = frozenset({Draw.COUPLED, Draw.SAMPLED})
+    hybrid = HybridProposer([Part("a", truth)], [Part("b", truth, both)])
+    assert hybrid.draws == both
+    assert not hybrid.trees
+    assert HybridProposer([Part("a", truth)], []).draws == {Draw.DETERMINISTIC}
+    tree = Part("tree", truth, frozenset({Draw.COUPLED, Draw.WITHOUT_REPLACEMENT}))
+    tree.trees = True
+    tree.needs = Needs(taps=(3, 1))
+    hybrid = HybridProposer([], [Part("b", truth, both), tree])
+    assert hybrid.draws == {Draw.COUPLED}
+    assert hybrid.trees
+    assert hybrid.needs.taps == (1, 3)
+    coupled, sampled = (Part(law.value, truth, frozenset({law})) for law in both)
+    with pytest.raises(ConfigError, match="no law of drafts is common"):
+        HybridProposer([], [coupled, sampled])
+    with pytest.raises(ConfigError, match="at least one"):
+        HybridProposer([], [])
+    for names in ("suffix", ["hybrid"]):
+        with pytest.raises(ConfigError, match="lists of other proposers"):
+            HybridConfig(lookups=names)
+
+
+def test_a_draft_is_followed_until_the_text_leaves_it() -> None:
+    chain = Proposal([5, 6, 7])
+    assert follow(chain, [1, 5], 1) == (1, False)
+    assert follow(chain, [1, 5, 6, 7], 1) == (3, True)
+    assert follow(chain, [1, 5, 9], 1) == (1, True)
+    tree = Proposal([5, 6, 7, 8], [-1, -1, 0, 1])
+    assert follow(tree, [6], 0) == (1, False)
+    assert follow(tree, [6, 8, 3], 0) == (2, True)
+    assert follow(tree, [6, 7], 0) == (1, True)
+
+
+def test_worth_leans_on_others_until_it_knows() -> None:
+    shared = Worth()
+    assert 0 < shared.expected(1) < shared.expected(4) < 4
+    for _ in range(200):
+        Worth(shared).learn(4, 0)
+    own = Worth(shared)
+    assert own.expected(4) < 0.2
+    for _ in range(60):
+        own.learn(4, 4)
+    assert own.expected(4) > 3
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """The target drafts for itself, so that a drafter that did not catch up would be refused."""
+    folder = write_tiny_llama(tmp_path_factory.mktemp("hybrid") / "target", max_positions=256)
+    config = EngineConfig(
+        model=str(folder), draft_model=str(folder), proposer="hybrid", backend="torch"
+    )
+    return build(config)
+
+
+def test_a_drafter_that_was_skipped_catches_up(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt = [5, 9, 2, 5, 9, 2, 5, 9, 2, 5]
+    params = SamplingParams(max_tokens=80, ignore_eos=True)
+    ids = [engine.add(prompt[:n], params) for n in (10, 6, 3)]
+    events = [event for report in engine.run(ids) for event in report.events]
+    switches = 0
+    for request in ids:
+        mine = [event for event in events if event.request_id == request]
+        sources = [event.source for event in mine if event.source]
+        switches += sum(a != b for a, b in pairwise(sources))
+        for event in mine:
+            if event.source == "draft-model" and event.finish_reason is None:
+                assert len(event.path) == len(event.draft_tokens)
+    assert switches > 3
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
