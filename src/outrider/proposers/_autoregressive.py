@@ -99,7 +99,7 @@ class AutoregressiveDrafter:
     ) -> list[Proposal]:
         chains = Chains(views, budgets, self._num_tokens)
         while chains.active:
-            batch = pack([slices[i] for i in chains.active])
+            batch = self._pack([slices[i] for i in chains.active])
             chains.draw(self._model.forward(batch).logits_RV)
             for i in chains.active:
                 slices[i].context += len(slices[i].tokens)

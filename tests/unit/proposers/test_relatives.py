@@ -9,6 +9,7 @@ import torch
 
 from other_vocabulary import write_with_other_ids
 from outrider import native
+from outrider.contracts import StepBatch, StepOutput
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
@@ -68,6 +69,35 @@ def test_the_exit_layer_has_a_default_and_limits(folder: Path) -> None:
             engine_for(folder, "early-exit", {"exit_layer": wrong})
     with pytest.raises(ConfigError, match="two layers or more"):
         engine_for(folder, "early-exit", model="draft")
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_tokens=24, ignore_eos=True),
+        SamplingParams(temperature=0.8, top_p=0.9, seed=1, max_tokens=24, ignore_eos=True),
+        SamplingParams(frequency_penalty=0.5, max_tokens=24, ignore_eos=True),
+    ],
+)
+def test_only_the_first_layers_draft(
+    folder: Path, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafting with all layers would give the same tokens, more accepted and nothing gained."""
+    engine = engine_for(folder, "early-exit", {"exit_layer": 2})
+    target = engine.parts.target
+    forward, exits = target.forward, []
+
+    def noting(batch: StepBatch) -> StepOutput:
+        exits.append(batch.exit_layer)
+        return forward(batch)
+
+    monkeypatch.setattr(target, "forward", noting)
+    request = engine.add([5, 6, 7], params)
+    for _ in engine.run([request]):
+        pass
+    stats = engine.collect(request).stats
+    assert exits.count(None) == stats.num_steps
+    assert exits.count(2) == stats.num_drafted > 10
 
 
 def test_a_quantized_copy_is_refused_where_it_cannot_run(
