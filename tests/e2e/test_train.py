@@ -82,3 +82,25 @@ def test_a_mistake_costs_one_line(folder: Path) -> None:
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1
     assert "unknown loss 'kl'" in lines[0]
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_drafter(folder: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    words = command(folder, "shared", "--steps", "6")
+    done = subprocess.run(
+        [*launcher, "--nproc-per-node", "2", *words[1:]],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    alone = subprocess.run(
+        command(folder, "alone", "--steps", "6"),
+        env=environment(),
+        capture_output=True,
+        timeout=300,
+    )
+    assert alone.returncode == 0
+    assert curve(folder, "shared") == pytest.approx(curve(folder, "alone"), abs=1e-3)

@@ -6,6 +6,7 @@ Each command trains one kind; all share the options of `train_flags` and the run
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -297,6 +298,8 @@ def _train(kind: str, given: dict[str, Any]) -> None:
             options=options,
         )
     )
+    if os.environ.get("RANK", "0") != "0":
+        return  # one process of several speaks
     if given["plot"] is not None:
         from outrider.train.plots import plot_run
 

@@ -1,8 +1,9 @@
 """How well a drafter agrees with its target on given rows: the figures of every model card.
 
-alpha is the ratio rule's acceptance at temperature 1 (sum of min(p, q), averaged over positions);
-agreement is the share of positions with the same most likely token. Acceptance length counts the
-correction or bonus token and is what K greedy drafts would give at every position of the rows.
+alpha is the ratio rule's acceptance (sum of min(p, q), averaged over positions); agreement is the
+share of positions with the same most likely token. Acceptance length counts the correction or bonus
+token; the greedy one is what K greedy drafts would give at every position of the rows, the sampled
+one what the ratio rule is expected to give (from the product of the alphas ahead).
 Shapes: B rows, L positions, V vocabulary.
 """
 
@@ -26,6 +27,7 @@ class Agreement:
     alpha: float
     agreement: float
     greedy_acceptance_length: float
+    sampled_acceptance_length: float
     num_draft_tokens: int
     num_positions: int
 
@@ -63,29 +65,39 @@ def measure(
     num_draft_tokens: int = 4,
     rows_per_pass: int = 4,
     skip: int = 0,
+    temperature: float = 1.0,
 ) -> Agreement:
     """Compare two laws at every position of `rows_BL` after the first `skip` of each row."""
-    alpha_sum = agreement_sum = length_sum = 0.0
+    alpha_sum = agreement_sum = 0.0
+    greedy_sum = sampled_sum = 0.0
     num_positions = num_starts = 0
     for part_BL in torch.split(rows_BL, rows_per_pass):
         p_BLV, q_BLV = target(part_BL)[:, skip:], draft(part_BL)[:, skip:]
         for p_LV, q_LV in zip(p_BLV, q_BLV, strict=True):
-            alpha_sum += acceptance(q_LV, p_LV).sum().item()
+            alpha_L = acceptance(q_LV / temperature, p_LV / temperature)
+            alpha_sum += alpha_L.sum().item()
             same_L = greedy_agreement(q_LV, p_LV)
             agreement_sum += same_L.sum().item()
             num_positions += len(same_L)
             starts = len(same_L) - num_draft_tokens + 1
             if starts > 0:
-                runs = same_L.unfold(0, num_draft_tokens, 1).cumprod(-1).sum(-1)
-                length_sum += (1 + runs).sum().item()
+                greedy_sum += _runs(same_L, num_draft_tokens)
+                sampled_sum += _runs(alpha_L, num_draft_tokens)
                 num_starts += starts
     return Agreement(
         alpha=alpha_sum / num_positions,
         agreement=agreement_sum / num_positions,
-        greedy_acceptance_length=length_sum / max(1, num_starts),
+        greedy_acceptance_length=1 + greedy_sum / max(1, num_starts),
+        sampled_acceptance_length=1 + sampled_sum / max(1, num_starts),
         num_draft_tokens=num_draft_tokens,
         num_positions=num_positions,
     )
+
+
+def _runs(accepted_L: Tensor, num_draft_tokens: int) -> float:
+    """Expected accepted drafts, summed over all starts with `num_draft_tokens` places ahead."""
+    ahead: Tensor = accepted_L.unfold(0, num_draft_tokens, 1)
+    return ahead.cumprod(-1).sum().item()
 
 
 @torch.no_grad()

@@ -13,14 +13,14 @@ SHOWN = ("loss", "alpha", "agreement")
 class Progress:
     """Context manager; `update` may be called as often as one likes."""
 
-    def __init__(self, title: str, *, every_s: float = 10.0) -> None:
-        self.title, self.every_s = title, every_s
+    def __init__(self, title: str, *, every_s: float = 10.0, quiet: bool = False) -> None:
+        self.title, self.every_s, self.quiet = title, every_s, quiet
         self._bar: Any = None
         self._task: Any = None
         self._began = self._printed = time.monotonic()
 
     def __enter__(self) -> Progress:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not self.quiet:
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as RichProgress
@@ -45,6 +45,8 @@ class Progress:
             self._bar.update(self._task, completed=step, total=total, figures=figures)
             return
         now = time.monotonic()
+        if self.quiet:
+            return
         if now - self._printed >= self.every_s or step == num_steps:
             self._printed = now
             rate = row["tokens"] / max(row["seconds"], 1e-9)

@@ -136,6 +136,9 @@ def run_session(config: SessionConfig) -> Outcome:
         path = config.out / "provenance.json"
         write_provenance(path, report=report, results=results, data=data)
         checkpoint.unlink(missing_ok=True)
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
     return Outcome(
         folder=config.out, before=before, after=after, trained_on=trained_on, report=report
     )

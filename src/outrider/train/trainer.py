@@ -91,7 +91,7 @@ def train(
     """Run `recipe` to the end, resuming from `checkpoint` if that file exists."""
     run = _Run(recipe, source, config, checkpoint)
     run.resume()
-    with Progress(title) as progress:
+    with Progress(title, quiet=run.rank != 0) as progress:
         while run.num_steps is None or run.step < run.num_steps:
             run.advance(progress)
     run.write_checkpoint()

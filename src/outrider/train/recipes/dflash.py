@@ -67,10 +67,10 @@ class DFlashRecipe(HeadRecipe):
         super().__init__(head.to(target.head.weight.device), target, config)
         self.head, self.blocks_per_row = head, config.blocks_per_row
 
-    def depths(self, tokens_BL: Tensor, step: int) -> Iterator[Depth]:
+    def depths(self, tokens_BL: Tensor, step: int, skip: int = 0) -> Iterator[Depth]:
         size = self.head.config.block_size
         length = tokens_BL.shape[1]
-        starts_A = self._starts(length - size, step).to(tokens_BL.device)
+        starts_A = self._starts(max(1, skip), length - size, step).to(tokens_BL.device)
         places_AS = starts_A[:, None] + torch.arange(size, device=tokens_BL.device)
         taps_BLTH = self.target.taps(tokens_BL, self.head.taps)
         positions_1L = torch.arange(length, device=tokens_BL.device)[None]
@@ -93,11 +93,11 @@ class DFlashRecipe(HeadRecipe):
             trust = self.head.confidence(hidden_NH) if self.head.config.confidence else None
             yield Depth(q_NW=q_NV, p_NV=p_NV, confidence_N=trust)
 
-    def _starts(self, usable: int, step: int) -> Tensor:
-        if usable < 2:
+    def _starts(self, first: int, end: int, step: int) -> Tensor:
+        if end <= first:
             raise ConfigError("rows are too short for the block size")
         generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + step)
-        return 1 + torch.randperm(usable - 1, generator=generator)[: self.blocks_per_row]
+        return first + torch.randperm(end - first, generator=generator)[: self.blocks_per_row]
 
     @staticmethod
     def _mask(starts_A: Tensor, length: int, size: int) -> Tensor:

@@ -82,9 +82,9 @@ class Eagle3Recipe(HeadRecipe):
         super().__init__(head.to(target.head.weight.device), target, config)
         self.head, self.num_unroll = head, config.num_unroll
 
-    def depths(self, tokens_BL: Tensor, step: int) -> Iterator[Depth]:
+    def depths(self, tokens_BL: Tensor, step: int, skip: int = 0) -> Iterator[Depth]:
         num_starts = tokens_BL.shape[1] - 1 - self.num_unroll
-        if num_starts < 1:
+        if num_starts <= skip:
             raise ConfigError(f"rows of {tokens_BL.shape[1]} are too short for the unroll")
         hidden = self.head.fuse(self.target.taps(tokens_BL, self.head.taps)[:, :num_starts])
         device = tokens_BL.device
@@ -101,5 +101,6 @@ class Eagle3Recipe(HeadRecipe):
                 self.target.embed(following_BT), hidden, (starts + ahead)[None], past, mask
             )
             seen.append(own)
-            p_NV = self.target.laws(tokens_BL)[:, 1 + ahead : 1 + ahead + num_starts].flatten(0, 1)
-            yield Depth(q_NW=q_BTW.flatten(0, 1), p_NV=p_NV, ids_W=ids_W)
+            p_BTV = self.target.laws(tokens_BL)[:, 1 + ahead : 1 + ahead + num_starts]
+            q_NW, p_NV = q_BTW[:, skip:].flatten(0, 1), p_BTV[:, skip:].flatten(0, 1)
+            yield Depth(q_NW=q_NW, p_NV=p_NV, ids_W=ids_W)

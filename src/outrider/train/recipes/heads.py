@@ -94,8 +94,8 @@ class HeadRecipe:
         self.target, self.config = target, config
         self._distil = torch.compile(distil) if config.compiled else distil
 
-    def depths(self, tokens_BL: Tensor, step: int) -> Iterator[Depth]:
-        """What to compare on these rows, nearest depth first."""
+    def depths(self, tokens_BL: Tensor, step: int, skip: int = 0) -> Iterator[Depth]:
+        """What to compare on these rows, nearest depth first; no draft starts before `skip`."""
         raise NotImplementedError
 
     def loss(self, tokens_BL: Tensor, step: int, done: float) -> tuple[Tensor, dict[str, Tensor]]:
@@ -114,7 +114,14 @@ class HeadRecipe:
         return loss / total, {"alpha": alphas[0], "length": 1 + survival.sum()}
 
     @torch.no_grad()
-    def measure(self, rows_BL: Tensor, *, rows_per_pass: int = 8) -> dict[str, Any]:
+    def measure(
+        self,
+        rows_BL: Tensor,
+        *,
+        rows_per_pass: int = 8,
+        skip: int = 0,
+        temperature: float = 1.0,
+    ) -> dict[str, Any]:
         """alpha and greedy agreement by depth, and the greedy acceptance length, on whole rows.
 
         Later depths are fed the rows' own tokens, so the greedy length is exact where the rows are
@@ -123,23 +130,27 @@ class HeadRecipe:
         alphas: list[list[Tensor]] = []
         same: list[list[Tensor]] = []
         for number, part_BL in enumerate(torch.split(rows_BL, rows_per_pass)):
-            for index, depth in enumerate(self.depths(part_BL, number)):
+            for index, depth in enumerate(self.depths(part_BL, number, skip)):
                 if index == len(alphas):
                     alphas.append([])
                     same.append([])
-                _, alpha_N = distil(depth.q_NW, depth.p_NV, torch.zeros(()), depth.ids_W)
+                _, alpha_N = distil(
+                    depth.q_NW / temperature, depth.p_NV / temperature, torch.zeros(()), depth.ids_W
+                )
                 best_N = depth.q_NW.argmax(-1)
                 best_N = best_N if depth.ids_W is None else depth.ids_W[best_N]
                 alphas[index].append(alpha_N)
                 same[index].append((best_N == depth.p_NV.argmax(-1)).float())
         same_KN = torch.stack([torch.cat(parts) for parts in same])
-        alpha_K = [torch.cat(parts).mean().item() for parts in alphas]
+        alpha_KN = torch.stack([torch.cat(parts) for parts in alphas])
+        alpha_K = alpha_KN.mean(1).tolist()
         return {
             "alpha": alpha_K[0],
             "agreement": same_KN[0].mean().item(),
             "alpha_by_depth": alpha_K,
             "agreement_by_depth": same_KN.mean(1).tolist(),
             "greedy_acceptance_length": 1 + same_KN.cumprod(0).sum(0).mean().item(),
+            "sampled_acceptance_length": 1 + alpha_KN.cumprod(0).sum(0).mean().item(),
             "num_draft_tokens": len(alpha_K),
             "num_positions": same_KN.shape[1],
         }

@@ -52,15 +52,15 @@ class MedusaRecipe(HeadRecipe):
         super().__init__(heads.to(target.head.weight.device), target, config)
         self.heads, self.positions_per_row = heads, config.positions_per_row
 
-    def depths(self, tokens_BL: Tensor, step: int) -> Iterator[Depth]:
+    def depths(self, tokens_BL: Tensor, step: int, skip: int = 0) -> Iterator[Depth]:
         hidden_BLH = self.target.states(tokens_BL)[-1]
         num_heads = self.heads.config.num_heads
-        usable = tokens_BL.shape[1] - 1 - num_heads
+        usable = tokens_BL.shape[1] - 1 - num_heads - skip
         if usable < 1:
             raise ConfigError(f"rows of {tokens_BL.shape[1]} are too short for {num_heads} heads")
         generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + step)
         starts = torch.randperm(usable, generator=generator)[: self.positions_per_row]
-        starts = starts.to(tokens_BL.device)
+        starts = skip + starts.to(tokens_BL.device)
         guesses = self.heads(hidden_BLH[:, starts])
         for index in range(num_heads):
             guess_NH = guesses[index].flatten(0, 1)
