@@ -195,38 +195,40 @@ def serve(
     from outrider.server.run import PortTaken, bind
     from outrider.server.run import serve as run
 
+    wanted = read_draft_tokens(num_draft_tokens)
     try:
         listener = bind(config)
     except PortTaken as error:
         print("outrider:", error, file=sys.stderr)
         raise typer.Exit(1) from None
-    set_up(log_format, log_level)
-    shown, at = (f"[{host}]" if ":" in host else host), listener.getsockname()[1]
-    print(f"outrider: loading {config.model_name} on http://{shown}:{at}", file=sys.stderr)
+    with listener:
+        set_up(log_format, log_level)
+        shown, at = (f"[{host}]" if ":" in host else host), listener.getsockname()[1]
+        print(f"outrider: loading {config.model_name} on http://{shown}:{at}", file=sys.stderr)
 
-    from outrider.engine.build import EngineConfig, build
-    from outrider.engine.engine import Engine
-    from outrider.server.service import Service
+        from outrider.engine.build import EngineConfig, build
+        from outrider.engine.engine import Engine
+        from outrider.server.service import Service
 
-    engine_config = EngineConfig(
-        model=model,
-        draft_model=draft_model,
-        proposer=proposer,
-        num_draft_tokens=read_draft_tokens(num_draft_tokens),
-        verifier=verifier,
-        device=device,
-        dtype=dtype,
-        backend=backend,  # type: ignore[arg-type]
-        threads=threads,
-        kv_tokens=kv_tokens,
-        prefix_caching=prefix_caching,
-        max_sequences=max_sequences,
-    )
+        engine_config = EngineConfig(
+            model=model,
+            draft_model=draft_model,
+            proposer=proposer,
+            num_draft_tokens=wanted,
+            verifier=verifier,
+            device=device,
+            dtype=dtype,
+            backend=backend,  # type: ignore[arg-type]
+            threads=threads,
+            kv_tokens=kv_tokens,
+            prefix_caching=prefix_caching,
+            max_sequences=max_sequences,
+        )
 
-    def load() -> Engine:
-        return build(engine_config)
+        def load() -> Engine:
+            return build(engine_config)
 
-    code = run(Service(config, load), listener)
+        code = run(Service(config, load), listener)
     leave(code)
 
 

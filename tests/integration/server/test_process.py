@@ -1,0 +1,211 @@
+"""The server as a process: signals and exit codes. Rows 14 and 17-20 of the fault matrix."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .live import LONG, wait_for
+
+# Runs the command line in a process whose engine a test can make slow or break.
+SCRIPT = """
+import sys, time
+from outrider.engine import build as module
+{patch}
+from outrider.cli import main
+main()
+"""
+SLOW_STEPS = """
+build = module.build
+def slow(config):
+    engine = build(config)
+    forward = engine.parts.target.forward
+    def delayed(batch):
+        time.sleep(0.03)
+        {fault}
+        return forward(batch)
+    engine.parts.target.forward = delayed
+    return engine
+module.build = slow
+"""
+SLOW_LOADING = """
+def slow(config):
+    time.sleep(60)
+module.build = slow
+"""
+
+
+class Process:
+    def __init__(self, patch: str, *args: str, **environment: str) -> None:
+        command = [sys.executable, "-c", SCRIPT.format(patch=patch), "serve", *args]
+        self.inner = subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.inner.stderr is not None
+        self.lines.extend(iter(self.inner.stderr.readline, ""))
+
+    def listen(self) -> str:
+        """The address, once the process listens."""
+        wait_for(lambda: any("http://" in line for line in self.lines), 60, "no address printed")
+        found = re.search(r"http://\S+", "".join(self.lines))
+        assert found is not None
+        return found.group()
+
+    def ready(self) -> str:
+        url = self.listen()
+        wait_for(lambda: health(url) == 200, 60, "never ready")
+        return url
+
+    def end(self, timeout_s: float = 30) -> int:
+        code = self.inner.wait(timeout_s)
+        self._reader.join(5)
+        return code
+
+    def kill(self) -> None:
+        self.inner.kill()
+        self.end()
+        assert self.inner.stderr is not None
+        self.inner.stderr.close()
+
+
+def health(url: str) -> int:
+    try:
+        return httpx.get(f"{url}/health", timeout=5).status_code
+    except httpx.TransportError:
+        return 0
+
+
+@pytest.fixture
+def start(folders: tuple[Path, Path]) -> Iterator[Any]:
+    started: list[Process] = []
+
+    def run(patch: str = "", *args: str, model: str = "", **environment: str) -> Process:
+        options = ["--port", "0", "--threads", "1", *args]
+        process = Process(patch, model or str(folders[0]), *options, **environment)
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+
+
+class Stream:
+    """A streamed request in a thread of its own."""
+
+    def __init__(self, url: str, headers: dict[str, str], **body: Any) -> None:
+        self.text = ""
+        self._url = url
+        self._headers = headers
+        self._body = body
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        wait_for(lambda: self.text, 20, "nothing was streamed")
+
+    def _run(self) -> None:
+        try:
+            with httpx.stream(
+                "POST",
+                f"{self._url}/v1/completions",
+                json=self._body | {"stream": True},
+                headers=self._headers,
+                timeout=30,
+            ) as response:
+                for piece in response.iter_text():
+                    self.text += piece
+        except httpx.TransportError:
+            pass
+
+    def end(self) -> str:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        return self.text
+
+
+def test_row_17_sigterm_lets_what_runs_finish(start: Any) -> None:
+    """And the log tells about it: JSON, with request ids, without prompts or keys."""
+    process = start(
+        SLOW_STEPS.format(fault=""), "--log-format", "json", OUTRIDER_API_KEY="sesame-1234"
+    )
+    url = process.ready()
+    assert httpx.post(f"{url}/v1/completions", json=LONG).status_code == 401
+    headers = {"authorization": "Bearer sesame-1234", "x-request-id": "abc-1"}
+    body = LONG | {"prompt": "top secret", "max_tokens": 60, "speculation": {"off": True}}
+    stream = Stream(url, headers, **body)
+    process.inner.send_signal(signal.SIGTERM)
+    wait_for(lambda: health(url) == 503)
+    response = httpx.post(
+        f"{url}/v1/completions", json=LONG, headers={"authorization": "Bearer sesame-1234"}
+    )
+    assert response.status_code == 503
+    assert response.headers["retry-after"]
+    text = stream.end()
+    assert text.endswith("data: [DONE]\n\n")
+    assert '"finish_reason":"length"' in text
+    assert process.end() == 0
+    records = [json.loads(line) for line in process.lines if line.startswith("{")]
+    (mine,) = [r for r in records if r.get("request_id") == "abc-1"]
+    assert (mine["status"], mine["path"], mine["tokens"]) == (200, "/v1/completions", 60)
+    assert {401, 503} <= {r.get("status") for r in records}
+    assert "secret" not in "".join(process.lines)
+    assert "sesame" not in "".join(process.lines)
+
+
+def test_row_18_sigterm_without_draining_is_quick(start: Any) -> None:
+    process = start(SLOW_STEPS.format(fault=""), "--drain-timeout", "0")
+    url = process.ready()
+    stream = Stream(url, {}, **LONG)
+    started = time.monotonic()
+    process.inner.send_signal(signal.SIGTERM)
+    assert process.end() == 0
+    assert time.monotonic() - started < 5
+    assert '"error"' in stream.end()
+    assert health(url) == 0  # nobody listens there any more
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.inner.pid, 0)
+
+
+def test_rows_19_and_20_not_ready_and_interrupted_while_loading(start: Any) -> None:
+    process = start(SLOW_LOADING)
+    url = process.listen()
+    wait_for(lambda: health(url) == 503)
+    for path in ("/health", "/v1/models"):
+        response = httpx.get(url + path)
+        assert response.status_code == 503
+        assert "loading" in response.json()["error"]["message"]
+    assert httpx.post(f"{url}/v1/completions", json=LONG).headers["retry-after"]
+    assert httpx.get(f"{url}/metrics").status_code == 200
+    started = time.monotonic()
+    process.inner.send_signal(signal.SIGINT)
+    assert process.end() == 130
+    assert time.monotonic() - started < 5
+    assert "Traceback" not in "".join(process.lines)
+
+
+def test_row_14_a_broken_engine_ends_the_process_with_an_error(start: Any) -> None:
+    fault = 'if len(batch.tokens_T) > 200: raise RuntimeError("broken for good")'
+    process = start(SLOW_STEPS.format(fault=fault))
+    url = process.ready()
+    assert httpx.post(f"{url}/v1/completions", json={"prompt": "x" * 300}).status_code == 500
+    assert process.end() == 1
