@@ -21,6 +21,8 @@ from outrider.engine.scheduler import Scheduler, SchedulerConfig
 from outrider.errors import ConfigError
 from outrider.kv.cache import KVCache
 from outrider.model import load_model
+from outrider.model.bundled import find_folder
+from outrider.model.heads import head_kind
 from outrider.model.tokenizer import Tokenizer, check_same_vocabulary, load_tokenizer
 from outrider.registry import proposer_class, proposer_names
 from outrider.verifiers import VERIFIERS, exact_pairing, make_verifier
@@ -34,7 +36,7 @@ class EngineConfig:
 
     model: str = "bundled"
     draft_model: str | None = None  # bundled target: the bundled draft
-    proposer: str | None = None  # draft-model where there is a draft model, else n-gram
+    proposer: str | None = None  # what the draft model is for; n-gram where there is none
     proposer_options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # by name
     num_draft_tokens: NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS  # 0: plain decoding
     verifier: str = "coupled"
@@ -141,7 +143,7 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         make_kv=make_kv,
     )
     proposers = ProposerSet(context, config.proposer_options)
-    name = config.proposer or ("draft-model" if draft_model is not None else "ngram")
+    name = config.proposer or _default_proposer(draft_model)
     verifiers = {known: make_verifier(known) for known in VERIFIERS}
     if config.verifier not in verifiers:
         make_verifier(config.verifier)  # raises with a suggestion
@@ -174,3 +176,9 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
     if config.num_draft_tokens == "auto":
         controller.prepare(name)
     return engine
+
+
+def _default_proposer(draft_model: str | None) -> str:
+    if draft_model is None:
+        return "ngram"
+    return head_kind(find_folder(draft_model)) or "draft-model"

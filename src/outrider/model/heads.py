@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from outrider.errors import ModelError
 from outrider.model.head_layers import Attention, FeedForward, KeyValue, join, rotary
+from outrider.model.weights import read_config
 
 # From queries, [B, N, Q, D], and the same positions' keys and values to what attention gathers.
 Mix = Callable[[Tensor, KeyValue], Tensor]
@@ -413,6 +414,13 @@ ARCHITECTURES: dict[str, type[Head]] = {
     "LlamaForCausalLMEagle3": Eagle3Head,
     "DFlashDraftModel": DFlashHead,
 }
+
+
+def head_kind(folder: Path) -> str | None:
+    """Which heads a folder holds, judged by its config.json; None: a model, or nothing of ours."""
+    architectures = read_config(folder).get("architectures") or [""]
+    found = ARCHITECTURES.get(architectures[0])
+    return found.kind if found is not None else None
 
 
 def load_head(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Head:

@@ -11,8 +11,7 @@ from outrider.contracts import Model, ModelSpec, ProposerContext
 from outrider.errors import ConfigError, ModelError
 from outrider.model.borrowed import Borrowed, borrow
 from outrider.model.bundled import bundled_path, find_folder
-from outrider.model.heads import ARCHITECTURES, DFlashHead, Eagle3Head, MedusaHeads, load_head
-from outrider.model.weights import read_config
+from outrider.model.heads import DFlashHead, Eagle3Head, MedusaHeads, head_kind, load_head
 
 AnyHead = TypeVar("AnyHead", MedusaHeads, Eagle3Head, DFlashHead)
 
@@ -64,10 +63,8 @@ def check_fit(head: MedusaHeads | Eagle3Head | DFlashHead, spec: ModelSpec, name
 
 def _offered(cls: type[AnyHead], context: ProposerContext) -> str:
     """What the user chose as draft model if it is such a head, else the bundled target's own."""
-    if context.drafter is not None:
-        architectures = read_config(find_folder(context.drafter)).get("architectures") or [""]
-        if ARCHITECTURES.get(architectures[0]) is cls:
-            return context.drafter
+    if context.drafter is not None and head_kind(find_folder(context.drafter)) == cls.kind:
+        return context.drafter
     if find_folder(context.model) == bundled_path():
         return f"bundled:{cls.kind}"
     raise ConfigError(

