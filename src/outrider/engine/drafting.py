@@ -35,11 +35,8 @@ def draft(parts: Parts, ready: list[Scheduled], num_pending: int) -> list[Propos
             for i, answer in zip(members, answers, strict=True):
                 rule = parts.verifiers[sequences[i].request.speculation.verifier]
                 _check_proposal(answer, budgets[i], parts.target.spec.num_tokens, rule.draws)
-        except Exception:  # a broken drafter may cost speed, never the request
-            logger.exception("proposer %s failed; its sequences go on without drafts", name)
-            for sequence in asked:
-                parts.release_drafts(sequence)
-                sequence.proposer = None
+        except Exception:
+            _switch_off(parts, name, asked)
             continue
         for i, answer in zip(members, answers, strict=True):
             sequence = sequences[i]
@@ -91,7 +88,18 @@ def observe(
         seen.append(observation)
     for name, members in _by_proposer([line.sequence for line in lines]).items():
         views = [lines[i].sequence for i in members]
-        parts.proposers[name].observe(views, [seen[i] for i in members])
+        try:
+            parts.proposers[name].observe(views, [seen[i] for i in members])
+        except Exception:
+            _switch_off(parts, name, views)
+
+
+def _switch_off(parts: Parts, name: str, sequences: list[Sequence]) -> None:
+    """Inside an except block: a broken drafter may cost speed, never the request."""
+    logger.exception("proposer %s failed; its sequences go on without drafts", name)
+    for sequence in sequences:
+        parts.release_drafts(sequence)
+        sequence.proposer = None
 
 
 def _by_proposer(sequences: list[Sequence]) -> dict[str, list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from outrider.contracts import Controller, Model, Proposer, Verifier
 from outrider.engine.request import Sequence
 from outrider.engine.scheduler import Scheduler
 from outrider.kv.cache import KVCache
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -30,5 +33,8 @@ class Parts:
     def release_drafts(self, sequence: Sequence) -> None:
         """Makes proposer and controller forget a sequence: finished, preempted or failed."""
         if sequence.proposer is not None:
-            self.proposers[sequence.proposer].release(sequence.id)
             self.controller.release(sequence.id)
+            try:
+                self.proposers[sequence.proposer].release(sequence.id)
+            except Exception:  # a broken drafter may cost memory of its own, never the engine
+                logger.exception("proposer %s failed to forget a sequence", sequence.proposer)

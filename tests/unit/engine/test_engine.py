@@ -212,6 +212,23 @@ def test_a_failing_drafter_is_switched_off(
     assert drafter.released
 
 
+@pytest.mark.parametrize("method", ["observe", "release"])
+def test_a_drafter_that_fails_afterwards_costs_nothing_either(
+    engine: Engine, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.default = Speculation()
+    expected = finish(engine, max_tokens=20)
+    drafter = scripted(engine, lambda view, budget: Proposal([1] * budget))
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("drafter on fire")
+
+    monkeypatch.setattr(drafter, method, broken)
+    with caplog.at_level(logging.CRITICAL + 1):
+        assert finish(engine, max_tokens=20) == expected
+    assert engine.parts.kv.usage == 0
+
+
 def test_rejected_trees_leave_no_memory_behind(engine: Engine) -> None:
     """Blocks taken for a draft are back in the pool when the step that rejected it returns."""
 
