@@ -20,11 +20,16 @@ def best_children(
     plus Gumbel noise of scale 1. Then the token that wins under *known* sampling noise g is
     distributed as softmax(logits + T g).
     """
-    scaled_RV = filtered(logits_RV, rows)
+    noisy_RV = logits_RV
     if rows.temperature_R.any():
-        temperature = torch.from_numpy(rows.temperature_R).to(scaled_RV.device)[:, None]
-        noisy_RV = scaled_RV + gumbel(keys, scaled_RV.shape[-1], scaled_RV.device)
-        scaled_RV = torch.where(temperature > 0, noisy_RV * temperature, scaled_RV)
-    best_RC = scaled_RV.topk(min(num_children, scaled_RV.shape[-1]))
-    scores_RC = best_RC.values - scaled_RV.logsumexp(dim=-1, keepdim=True)
+        temperature = torch.from_numpy(rows.temperature_R).to(logits_RV.device)[:, None]
+        if rows.filters:
+            noisy_RV = filtered(logits_RV, rows) * torch.where(temperature > 0, temperature, 1.0)
+        # Coupled nodes of one depth share their noise, and noise costs more than all the rest.
+        unique = list(dict.fromkeys(keys))
+        noise_UV = gumbel(unique, noisy_RV.shape[-1], noisy_RV.device)
+        noise_RV = noise_UV[[unique.index(key) for key in keys]]
+        noisy_RV = torch.addcmul(noisy_RV, temperature, noise_RV)
+    best_RC = noisy_RV.topk(min(num_children, noisy_RV.shape[-1]))
+    scores_RC = best_RC.values - noisy_RV.logsumexp(dim=-1, keepdim=True)
     return best_RC.indices.tolist(), scores_RC.tolist()
