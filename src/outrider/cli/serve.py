@@ -146,7 +146,7 @@ def serve(
     chat_template: ChatTemplate = None,
     draft_model: flags.DraftModel = None,
     proposer: flags.Proposer = None,
-    proposers: Proposers = "ngram,prediction",
+    proposers: Proposers = "ngram,suffix,prediction",
     num_draft_tokens: NumDraftTokens = "auto",
     verifier: flags.Verifier = "coupled",
     max_sequences: MaxSequences = 64,

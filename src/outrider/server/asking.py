@@ -34,7 +34,9 @@ async def completion_ask(body: CompletionBody, served: Served, salt: str) -> tup
     given: list[Any]
     prompt = body.prompt
     given = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
-    prompts = [await _encode(served, one) if isinstance(one, str) else list(one) for one in given]
+    prompts = [
+        await _encode(served, one, "prompt") if isinstance(one, str) else list(one) for one in given
+    ]
     _check_prompts(prompts, served, "prompt")
     texts = (
         [
@@ -66,7 +68,7 @@ async def chat_ask(body: ChatBody, served: Served, salt: str) -> Ask:
     _check_prompts([prompt], served, "messages")
     prediction: list[int] = []
     if body.prediction is not None:
-        prediction = await _encode(served, body.prediction.text, special=False)
+        prediction = await _encode(served, body.prediction.text, "prediction", special=False)
     limit = body.max_completion_tokens or body.max_tokens or served.max_model_len - len(prompt)
     params = _params(body, limit, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     return Ask(
@@ -85,13 +87,26 @@ async def chat_prompt(messages: Sequence[Message], served: Served, **options: bo
         for m in messages
     ]
     text = await asyncio.to_thread(served.template.render, plain, **options)
-    return await _encode(served, text, special=False)
+    return await _encode(served, text, "messages", special=False)
 
 
-async def _encode(served: Served, text: str, *, special: bool = True) -> list[int]:
+async def _encode(served: Served, text: str, param: str, *, special: bool = True) -> list[int]:
     if len(text) <= INLINE_CHARS:
         return served.tokenizer.encode(text, special=special)
+    # Not worth tokenising: even in the longest tokens there are, it would not fit.
+    if len(text) > served.max_model_len * served.texts.longest:
+        raise _too_long(served, f"more than {served.max_model_len}", param)
     return await asyncio.to_thread(served.tokenizer.encode, text, special=special)
+
+
+def _too_long(served: Served, number: str, param: str) -> ApiError:
+    return ApiError(
+        400,
+        f"this model's maximum context length is {served.max_model_len} tokens, and your "
+        f"{param} has {number}: shorten it",
+        param=param,
+        code="context_length_exceeded",
+    )
 
 
 def _check_prompts(prompts: list[list[int]], served: Served, param: str) -> None:
@@ -101,13 +116,7 @@ def _check_prompts(prompts: list[list[int]], served: Served, param: str) -> None
         if not prompt:
             raise RequestError("the prompt is empty: give at least one token", param)
         if len(prompt) >= limit:
-            raise ApiError(
-                400,
-                f"this model's maximum context length is {limit} tokens, and your prompt has "
-                f"{len(prompt)}: shorten it",
-                param=param,
-                code="context_length_exceeded",
-            )
+            raise _too_long(served, str(len(prompt)), param)
         if max(prompt) >= num_tokens:
             raise RequestError(f"token ids must be below {num_tokens}", param)
 

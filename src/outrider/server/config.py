@@ -27,7 +27,7 @@ class ServerConfig:
     port: int = 8000
     api_keys: tuple[str, ...] = ()  # empty: everybody who can connect
     model_name: str = "model"  # what clients call it
-    proposers: tuple[str, ...] = ("ngram", "prediction")  # requests may name these, and the default
+    proposers: tuple[str, ...] = ("ngram", "suffix", "prediction")  # besides the default one
     chat_template: str | None = None  # None: the model's own
     max_queue: int = 256  # sequences waiting for a place in the batch
     queue_timeout_s: float = 60.0

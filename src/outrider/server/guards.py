@@ -16,7 +16,7 @@ from time import monotonic
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.server.errors import ApiError
+from outrider.server.errors import ApiError, api_error
 from outrider.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,11 @@ class Guard:
         except ApiError as error:
             await _refuse(error, answer)
         else:
-            await self._app(scope, replayed, answer)
+            try:
+                await self._app(scope, replayed, answer)
+            except Exception as error:  # answered and logged already, unless it came before that
+                if not status:
+                    await _refuse(api_error(error), answer)
         finally:
             self._log(scope, status, monotonic() - started)
 
@@ -157,16 +161,17 @@ class Guard:
 
 
 async def _refuse(error: ApiError, send: Send) -> None:
-    """Answers without having read everything: the connection ends here."""
+    """Answers a request that no route has seen."""
     content = error.content()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(content)).encode()),
-        (b"connection", b"close"),
         *((name.encode(), value.encode()) for name, value in error.headers().items()),
     ]
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if error.status in (408, 413):  # the rest of the body is not worth reading
+        headers.append((b"connection", b"close"))
     with contextlib.suppress(OSError):
         await send({"type": "http.response.start", "status": error.status, "headers": headers})
         await send({"type": "http.response.body", "body": content, "more_body": False})

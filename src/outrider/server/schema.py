@@ -25,6 +25,8 @@ from outrider.server.config import (
 INT32 = (1 << 31) - 1
 INT64 = (1 << 63) - 1
 
+# A length, even one no body can reach, makes pydantic look inside: no half surrogate passes.
+Text = Annotated[str, Field(max_length=1 << 26)]
 Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 Count = Annotated[int, Field(ge=0, le=INT32)]
 TokenId = Annotated[int, Field(ge=0, le=INT32)]
@@ -56,7 +58,7 @@ class SpeculationBody(Body):
 
 class JsonSchema(Body):
     name: Name = "schema"
-    description: str | None = None
+    description: Text | None = None
     schema_: dict[str, Any] = Field(alias="schema", default_factory=dict)
     strict: bool | None = None
 
@@ -75,10 +77,10 @@ class ResponseFormat(Body):
 class StructuredOutputs(Body):
     """vLLM's names: exactly one of them."""
 
-    json_: dict[str, Any] | str | None = Field(alias="json", default=None)
-    regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1, max_length=256)] | None = None
-    grammar: str | None = None
+    json_: dict[str, Any] | Text | None = Field(alias="json", default=None)
+    regex: Text | None = None
+    choice: Annotated[list[Text], Field(min_length=1, max_length=256)] | None = None
+    grammar: Text | None = None
     json_object: bool | None = None
 
     @model_validator(mode="after")
@@ -146,7 +148,7 @@ class GenerationBody(Body):
 
 class CompletionBody(GenerationBody):
     prompt: Annotated[
-        str | list[TokenId] | list[str] | list[list[TokenId]],
+        Text | list[TokenId] | list[Text] | list[list[TokenId]],
         Field(description="a text, token ids, or a list of either"),
     ]
     echo: bool = False
@@ -176,8 +178,8 @@ class CompletionBody(GenerationBody):
 class TextPart(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
-    type: str
-    text: str | None = None
+    type: Text
+    text: Text | None = None
 
 
 class Message(BaseModel):
@@ -186,7 +188,7 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[TextPart] | None = None
+    content: Text | list[TextPart] | None = None
     name: Name | None = None
 
     @model_validator(mode="after")
@@ -208,7 +210,7 @@ class Message(BaseModel):
 
 class Prediction(Body):
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: Text | list[TextPart]
 
     @property
     def text(self) -> str:
@@ -247,7 +249,7 @@ class ChatBody(GenerationBody):
 
 class TokenizeBody(Body):
     model: Name | None = None
-    prompt: str | None = None
+    prompt: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True

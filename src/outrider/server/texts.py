@@ -26,6 +26,7 @@ class TokenTexts:
         self._tokenizer = tokenizer
         self._byte_level = isinstance(tokenizer._inner.decoder, decoders.ByteLevel)
         self.text = lru_cache(maxsize=1 << 16)(self._text)
+        self.longest = max(map(len, tokenizer.vocabulary.values()), default=1)  # in characters
 
     def _text(self, token: int) -> str:
         return self._tokenizer.decode([token], skip_special=False)

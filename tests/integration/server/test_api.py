@@ -245,7 +245,7 @@ def test_speculation_is_the_requests_own_choice(live: Live) -> None:
     ("wish", "says"),
     [
         ({"proposer": "nrgam"}, "Did you mean 'ngram'"),
-        ({"proposer": "suffix"}, "unknown proposer"),  # known to us, not offered by this server
+        ({"proposer": "medusa"}, "unknown proposer"),  # known to us, not offered by this server
         ({"verifier": "blok"}, "Did you mean 'block'"),
         ({"proposer": "prediction"}, "needs a prediction"),
         ({"num_draft_tokens": 10**6}, "less than or equal"),
