@@ -16,8 +16,7 @@ from outrider.engine.request import Speculation
 from outrider.errors import ConfigError, RequestError
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
-
-from .test_engine import Drafter
+from scripted import Drafter
 
 PROMPTS = [[5, 9, 5, 9, 5, 9, 2], [7, 7, 7, 1], [3, 1, 4, 1, 5, 9, 2, 6]]
 PLAIN = Speculation(num_draft_tokens=0)
@@ -65,7 +64,7 @@ def test_the_output_is_plain_decodings(
 ) -> None:
     engine = make(pair, proposer=proposer)
     assert engine.default.num_draft_tokens == "auto"
-    auto, plain = decode(engine, **params), decode(engine, PLAIN, **params)
+    auto, plain = decode(engine, None, **params), decode(engine, PLAIN, **params)
     assert [r.tokens for r in auto] == [r.tokens for r in plain]
 
 
@@ -76,14 +75,14 @@ def test_auto_drafts_between_nothing_and_its_limit(pair: tuple[Path, Path]) -> N
         lambda report: sizes.extend(len(event.draft_tokens) for event in report.events)
     )
     decode(engine)
-    assert 0 < max(sizes) <= MAX_AUTO_DRAFT_TOKENS
+    assert max(sizes) <= MAX_AUTO_DRAFT_TOKENS  # how many pay is for the machine to say
     assert not controller(engine)._tracks  # finished sequences are forgotten
 
 
 def test_costs_are_measured_at_the_start_and_kept(pair: tuple[Path, Path], cache: Path) -> None:
     first = controller(make(pair)).costs
     assert not first.verify.is_guess
-    assert first.drafts["draft-model"].seconds(0, 4) > first.drafts["draft-model"].seconds(0, 1) > 0
+    assert min(first.drafts["draft-model"].seconds(0, k) for k in (1, 4)) > 0
     assert len(list(cache.iterdir())) == 1
     again = controller(make(pair)).costs
     assert again.verify.rows == first.verify.rows

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence as Seq
 from pathlib import Path
 
 import pytest
 import torch
 
-from outrider.contracts import Draw, Needs, Observation, Proposal, SequenceView
+from outrider.contracts import Proposal, SequenceView
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
@@ -17,6 +16,7 @@ from outrider.errors import ConfigError, LossyPairing, RequestError, UnknownName
 from outrider.llm import LLM
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
+from scripted import Drafter
 
 PROMPT = [5, 9, 5, 9, 5, 9, 2]
 
@@ -49,32 +49,6 @@ def finish(
         pass
     (completion,) = engine.collect(request).completions
     return completion.tokens, completion.text, completion.finish_reason
-
-
-class Drafter:
-    """A proposer that says what a test tells it to."""
-
-    name = "scripted"
-    draws = frozenset({Draw.DETERMINISTIC})
-    trees = True
-    needs = Needs()
-
-    def __init__(self, answer: object) -> None:
-        self.answer = answer
-        self.released: list[int] = []
-        self.num_calls = 0
-
-    def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
-        self.num_calls += 1
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        assert callable(self.answer)
-        return [self.answer(view, budget) for view, budget in zip(views, budgets, strict=True)]
-
-    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None: ...
-
-    def release(self, sequence_id: int) -> None:
-        self.released.append(sequence_id)
 
 
 def scripted(engine: Engine, answer: object, k: int = 4) -> Drafter:

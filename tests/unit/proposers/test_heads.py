@@ -7,7 +7,7 @@ engine has shown the proposer that text in chunks, steps, trees and after preemp
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -49,7 +49,7 @@ def no_drafter_fails(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert not [r for r in caplog.get_records("call") if r.levelno >= logging.WARNING]
 
 
-def engine_for(folder: Path, kind: str, options: dict[str, object], **config: object) -> Engine:
+def engine_for(folder: Path, kind: str, options: Mapping[str, object], **config: object) -> Engine:
     return build(
         EngineConfig(
             model=str(folder / "target"),
@@ -196,7 +196,8 @@ def test_the_first_child_is_the_chain(folder: Path, kind: str, temperature: floa
             if event.draft_tokens:
                 assert parents is not None
                 assert parents[0] == -1
-                path, node = [], 0
+                path: list[int] = []
+                node: int | None = 0
                 while node is not None:
                     path.append(event.draft_tokens[node])
                     node = next((i for i, p in enumerate(parents) if p == node), None)

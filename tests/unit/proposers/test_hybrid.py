@@ -87,7 +87,7 @@ def step(hybrid: HybridProposer, views: list[SequenceView], budget: int = 4) -> 
     CLOCK.now += 10.0
     seen = []
     for view, proposal in zip(views, proposals, strict=True):
-        path = []
+        path: list[int] = []
         for token in proposal.tokens:
             if token != len(view.tokens):
                 break

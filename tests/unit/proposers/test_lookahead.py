@@ -143,4 +143,4 @@ def test_equal_beginnings_are_one_node() -> None:
 def test_bad_options_are_refused() -> None:
     for options in ({"ngram": 1}, {"window": 0}, {"guesses": 0}):
         with pytest.raises(ConfigError, match="lookahead needs"):
-            LookaheadConfig(**options)
+            LookaheadConfig(**options)  # type: ignore[arg-type]
