@@ -147,7 +147,9 @@ def test_speculation_is_invisible(
     pair: tuple[Path, Path], plain: dict[str, list[Result]], backend: str, proposer: str, k: int
 ) -> None:
     num_accepted = num_preemptions = 0
-    for step_tokens, kv_tokens in itertools.product([8, 512], [160, 2048]):
+    # Every schedule at one K, the two extremes at the others: the suite has to stay short.
+    schedules = [(8, 160), (512, 2048), *([(8, 2048), (512, 160)] if k == 4 else [])]
+    for step_tokens, kv_tokens in schedules:
         engine = engine_for(
             pair,
             proposer=proposer,
@@ -165,7 +167,7 @@ def test_speculation_is_invisible(
             assert engine.parts.kv.usage == 0, f"{label}: KV blocks leaked"
             engine.parts.kv.check()
         num_preemptions += engine.parts.scheduler.num_preemptions
-    assert num_accepted > 100, "hardly anything was accepted: this run proved little"
+    assert num_accepted > 50, "hardly anything was accepted: this run proved little"
     assert num_preemptions > 0, "the small cache was meant to force preemption"
 
 
