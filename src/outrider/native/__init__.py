@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from functools import lru_cache
@@ -29,6 +30,7 @@ __all__ = [
     "gumbel",
     "isa",
     "num_threads",
+    "read_bandwidth",
     "sample_rows",
     "set_threads",
     "uniforms",
@@ -116,6 +118,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any] | None]] = {
     "outrider_draft": (c_int32, None),
     "outrider_copy_slots": (c_int32, [c_void_p, c_void_p, c_void_p, c_int32]),
     "outrider_sample": (c_int32, None),
+    "outrider_read": (c_float, [c_void_p, c_int64, c_int32]),
     "outrider_noise": (c_int32, [c_uint64, c_int32, c_void_p, c_void_p]),
 }
 
@@ -273,6 +276,16 @@ def sample_rows(
     check(lib.outrider_sample(joined(arrays, _SAMPLE_DTYPES), local.argument))
     tokens: list[int] = local.out[:num_rows]
     return tokens
+
+
+def read_bandwidth(data: npt.NDArray[np.float32], repeats: int = 1) -> float:
+    """Bytes per second at which all threads together read `data`: the best of `repeats`."""
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        library().outrider_read(data.ctypes.data, data.size, num_threads())
+        seconds.append(time.perf_counter() - started)
+    return data.nbytes / min(seconds)
 
 
 def uniforms(key: int, size: int) -> npt.NDArray[np.float32]:

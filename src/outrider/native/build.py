@@ -1,6 +1,6 @@
 """Compiles the native engine with the machine's own C++ compiler.
 
-    python -m outrider.native.build            into the package's own folder
+    python -m outrider.native.build            into the package's own folder, if out of date
     python -m outrider.native.build --sanitize with AddressSanitizer and UBSan, beside it
 
 The package build calls `compile_library` too, by path and before anything is installed, so this
@@ -48,6 +48,7 @@ FLAGS = [
     *("-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-uninitialized"),
 ]
 SANITIZE = [
+    "-O1",
     "-g",
     "-fno-omit-frame-pointer",
     "-fsanitize=address,undefined",
@@ -103,14 +104,25 @@ def compile_library(target: Path, *, sanitize: bool = False) -> Path:
     return target
 
 
+def is_current(target: Path) -> bool:
+    """Whether the library is newer than everything it is made from."""
+    if not target.is_file():
+        return False
+    made_from = [*HERE.glob("*.cpp"), *HERE.glob("*.h"), Path(__file__)]
+    return target.stat().st_mtime >= max(path.stat().st_mtime for path in made_from)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m outrider.native.build")
     parser.add_argument("--sanitize", action="store_true", help="AddressSanitizer and UBSan")
     parser.add_argument("--output", type=Path, help="where to put the library")
+    parser.add_argument("--force", action="store_true", help="even if it is up to date")
     options = parser.parse_args()
-    name = SANITIZED if options.sanitize else LIBRARY
+    target = options.output or HERE / (SANITIZED if options.sanitize else LIBRARY)
+    if is_current(target) and not options.force:
+        return 0
     try:
-        built = compile_library(options.output or HERE / name, sanitize=options.sanitize)
+        built = compile_library(target, sanitize=options.sanitize)
     except BuildError as error:
         print(f"outrider: native engine not built: {error}", file=sys.stderr)
         return 1

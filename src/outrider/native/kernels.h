@@ -97,6 +97,8 @@ struct Kernels {
   // The smallest scaled logit that survives top-k, then top-p, then min-p. scratch: 5 (n + 16).
   float (*floor)(const float* x, int n, float temperature, int top_k, float top_p, float min_p,
                  float* scratch);
+  // Sum of n floats in eight parallel streams: a probe of the memory, not of the processor.
+  float (*read)(const float* x, int64_t n);
 };
 
 const Kernels* portable_kernels();

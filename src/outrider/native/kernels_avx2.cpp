@@ -53,6 +53,20 @@ inline V abs(V x) {
   return {_mm256_and_ps(x.a, m), _mm256_and_ps(x.b, m)};
 }
 
+// Lane i with lane i + 8, then 4, 2, 1 apart: the order of every instruction set.
+inline float horizontal_sum(__m256 r) {
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(r), _mm256_extractf128_ps(r, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+inline float horizontal_max(__m256 r) {
+  __m128 q = _mm_max_ps(_mm256_castps256_ps128(r), _mm256_extractf128_ps(r, 1));
+  q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+inline float horizontal_sum(V x) { return horizontal_sum(_mm256_add_ps(x.a, x.b)); }
+inline float horizontal_max(V x) { return horizontal_max(_mm256_max_ps(x.a, x.b)); }
+
 inline __m256i line_half(const char* line, int half) {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(line) + half);
 }

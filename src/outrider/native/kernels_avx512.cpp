@@ -35,6 +35,24 @@ inline V where_greater_equal(V a, V b, V x) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), x);
 }
 
+// Lane i with lane i + 8, then 4, 2, 1 apart: the order of every instruction set.
+inline float horizontal_sum(__m256 r) {
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(r), _mm256_extractf128_ps(r, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+inline float horizontal_max(__m256 r) {
+  __m128 q = _mm_max_ps(_mm256_castps256_ps128(r), _mm256_extractf128_ps(r, 1));
+  q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+inline float horizontal_sum(V a) {
+  return horizontal_sum(_mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)));
+}
+inline float horizontal_max(V a) {
+  return horizontal_max(_mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)));
+}
+
 inline V load_f32(const char* line) { return _mm512_load_ps(line); }
 // Two bf16 of one output share a 32-bit lane: the even k below, the odd k above.
 inline V load_bf16_even(const char* line) {

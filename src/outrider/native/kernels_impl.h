@@ -4,22 +4,6 @@
 namespace outrider {
 namespace {
 
-inline float horizontal_sum(V a) {
-  float t[16];
-  store(t, a);
-  for (int half = 8; half; half /= 2)
-    for (int i = 0; i < half; ++i) t[i] += t[i + half];
-  return t[0];
-}
-
-inline float horizontal_max(V a) {
-  float t[16];
-  store(t, a);
-  float m = t[0];
-  for (int i = 1; i < 16; ++i) m = t[i] > m ? t[i] : m;
-  return m;
-}
-
 inline double wide_sum(V a) {
   float t[16];
   store(t, a);
@@ -101,6 +85,21 @@ void silu_mul(const float* gate, const float* up, int n, float* out) {
   }
 }
 
+float read_streams(const float* x, int64_t n) {
+  const int64_t part = n / 8 / 16 * 16;
+  V sum[8];
+  for (auto& s : sum) s = zero();
+  for (int64_t i = 0; i < part; i += 16) {
+#pragma GCC unroll 8
+    for (int s = 0; s < 8; ++s) {
+      __builtin_prefetch(x + s * part + i + 256);
+      sum[s] = add(sum[s], load(x + s * part + i));
+    }
+  }
+  for (int s = 1; s < 8; ++s) sum[0] = add(sum[0], sum[s]);
+  return horizontal_sum(sum[0]);
+}
+
 void add_rows(float* x, const float* y, int n) {
   int i = 0;
   for (; i + 16 <= n; i += 16) store(x + i, add(load(x + i), load(y + i)));
@@ -136,7 +135,8 @@ namespace outrider {
 namespace {
 
 const Kernels kTable = {kName,    kMaxRows, gemm,   rms_norm,      quantize, silu_mul,
-                        add_rows, attention, argmax, gumbel_argmax, floor_of_kept};
+                        add_rows, attention, argmax, gumbel_argmax, floor_of_kept,
+                        read_streams};
 
 }  // namespace
 }  // namespace outrider

@@ -88,6 +88,23 @@ inline V load_bf16_odd(const char* line) {
   return widened(line, [](u4 x) { return x & 0xffff0000u; });
 }
 
+// Lane i with lane i + 8, then 4, 2, 1 apart: the order of every instruction set.
+inline float horizontal_sum(const V& a) {
+  float t[16];
+  store(t, a);
+  for (int half = 8; half; half /= 2)
+    for (int i = 0; i < half; ++i) t[i] += t[i + half];
+  return t[0];
+}
+
+inline float horizontal_max(const V& a) {
+  float t[16];
+  store(t, a);
+  float m = t[0];
+  for (int i = 1; i < 16; ++i) m = t[i] > m ? t[i] : m;
+  return m;
+}
+
 struct I {
   int32_t v[16];
 };

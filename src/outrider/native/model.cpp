@@ -34,6 +34,31 @@ void read_row(const char* p, int32_t type, int n, float* out) {
   }
 }
 
+inline int nibble(float value, float inverse) {
+  const float v = value * inverse;
+  return v != v ? 0 : int(std::nearbyint(v < -8.0f ? -8.0f : v > 7.0f ? 7.0f : v));
+}
+
+// The step that loses least in squares, among those that put the value of largest magnitude at
+// or somewhat beyond -8. Zero for a group that is zero or not finite.
+float best_step(const float* x, int n) {
+  float top = 0;
+  for (int i = 0; i < n; ++i)
+    if (!(std::fabs(x[i]) <= std::fabs(top))) top = x[i];
+  if (top == 0 || !std::isfinite(top) || !std::isfinite(8.0f / top)) return 0;
+  float best = 0, least = INFINITY;
+  for (float deepest : {8.0f, 8.5f, 9.0f, 9.6f, 10.4f}) {
+    const float d = top / -deepest, inverse = 1.0f / d;
+    float loss = 0;
+    for (int i = 0; i < n; ++i) {
+      const float r = x[i] - d * float(nibble(x[i], inverse));
+      loss += r * r;
+    }
+    if (loss < least) least = loss, best = d;
+  }
+  return best;
+}
+
 // Writes one output's values, already as floats and zero-padded, into its lane of a panel.
 void pack_lane(Matrix& m, int output, const float* row) {
   const int panel = output / kLanes, lane = output % kLanes;
@@ -62,17 +87,10 @@ void pack_lane(Matrix& m, int output, const float* row) {
     std::vector<uint8_t> q(size_t(m.lines) * 8);
     for (int g = 0; g < m.groups; ++g) {
       const int end = std::min((g + 1) * m.group, m.lines * 8);
-      float top = 0;  // the value of largest magnitude becomes -8 exactly
-      for (int i = g * m.group; i < end; ++i)
-        if (std::fabs(row[i]) > std::fabs(top)) top = row[i];
-      const float d = std::isfinite(top) ? top / -8.0f : 0.0f;
+      const float d = best_step(row + g * m.group, end - g * m.group);
       const float inverse = d != 0 ? 1.0f / d : 0.0f;
-      m.scale[(size_t(panel) * m.groups + g) * kLanes + lane] = std::isfinite(inverse) ? d : 0.0f;
-      for (int i = g * m.group; i < end; ++i) {
-        const float v = row[i] * inverse;
-        const int n = std::isfinite(v) ? int(std::nearbyint(v)) + 8 : 8;
-        q[size_t(i)] = uint8_t(n < 0 ? 0 : n > 15 ? 15 : n);
-      }
+      m.scale[(size_t(panel) * m.groups + g) * kLanes + lane] = d;
+      for (int i = g * m.group; i < end; ++i) q[size_t(i)] = uint8_t(nibble(row[i], inverse) + 8);
     }
     for (int l = 0; l < m.lines; ++l) {
       uint8_t four[4];
@@ -144,7 +162,10 @@ bool Memory::reserve(size_t bytes) {
 }
 
 void Memory::release() {
-  if (data_) munmap(data_, size_);
+  if (data_) {
+    guard(data_, size_, size_);
+    munmap(data_, size_);
+  }
   data_ = nullptr;
   size_ = 0;
 }
@@ -160,7 +181,7 @@ size_t describe(Matrix& m, int32_t type, int n, int k) {
   const size_t scales = type == kI8   ? size_t(m.panels) * kLanes
                         : type == kI4 ? size_t(m.panels) * kLanes * m.groups
                                       : 0;
-  return (size_t(m.panels) * m.panel_bytes() + scales * 4 + 4095) / 4096 * 4096;
+  return size_t(m.panels) * m.panel_bytes() + scales * 4;
 }
 
 void pack_rows(Matrix& m, const PackSource& source, int threads) {
@@ -291,13 +312,14 @@ bool place_weights(OutriderModel& m) {
   const auto& c = m.config;
   struct Place {
     Matrix* m;
-    size_t offset;
+    size_t offset, bytes;
   };
   std::vector<Place> places;
   size_t total = 0;
   auto place = [&](Matrix& w, int n, int k) {
-    places.push_back({&w, total});
-    total += describe(w, c.weight_type, n, k);
+    const size_t bytes = describe(w, c.weight_type, n, k);
+    places.push_back({&w, total, bytes});
+    total += (bytes + 4096) / 4096 * 4096;
   };
   for (auto& l : m.layers) {
     place(l.qkv, (c.heads + 2 * c.kv_heads) * m.dim_p, c.hidden);
@@ -309,6 +331,7 @@ bool place_weights(OutriderModel& m) {
   if (!m.weights.reserve(total)) return false;
   for (auto& p : places) {
     p.m->data = m.weights.data() + p.offset;
+    guard(p.m->data, p.bytes, (p.bytes + 4096) / 4096 * 4096);
     p.m->scale = reinterpret_cast<float*>(p.m->data + size_t(p.m->panels) * p.m->panel_bytes());
   }
   return true;
@@ -408,7 +431,9 @@ int32_t outrider_allocate(OutriderModel* m, int32_t blocks, int32_t block_size) 
   m->head_stride = tiles * m->tile_stride;
   m->num_blocks = m->block_size = 0;
   const size_t heads = m->layers.size() * 2 * m->config.kv_heads;
-  if (!m->cache.reserve(m->head_stride * heads * 4)) return OUTRIDER_MEMORY;
+  const size_t bytes = m->head_stride * heads * 4;
+  if (!m->cache.reserve(bytes)) return OUTRIDER_MEMORY;
+  guard(m->cache.data(), bytes, m->cache.size());
   m->num_blocks = blocks;
   m->block_size = block_size;
   return OUTRIDER_OK;

@@ -9,7 +9,22 @@
 #include "kernels.h"
 #include "outrider.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace outrider {
+
+// Makes the gap behind `used` bytes of a field of `size` bytes off limits under AddressSanitizer,
+// which cannot see into our mappings otherwise.
+inline void guard(void* field, size_t used, size_t size) {
+#if defined(__SANITIZE_ADDRESS__)
+  ASAN_UNPOISON_MEMORY_REGION(field, used);
+  ASAN_POISON_MEMORY_REGION(static_cast<char*>(field) + used, size - used);
+#else
+  (void)field, (void)used, (void)size;
+#endif
+}
 
 // Zeroed memory straight from the system, 2 MB aligned, huge pages where they exist.
 class Memory {

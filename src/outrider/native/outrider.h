@@ -103,6 +103,9 @@ OUTRIDER_API int32_t outrider_draft(OutriderModel* model, const int32_t* packed,
 OUTRIDER_API int32_t outrider_copy_slots(OutriderModel* model, const int32_t* source,
                                          const int32_t* target, int32_t count);
 OUTRIDER_API int32_t outrider_sample(const void* packed, const OutriderSample* sample);
+// Reads `count` floats (a multiple of 128 per thread is best) and returns their sum: what this
+// machine's memory can deliver, measured with the loops of the engine.
+OUTRIDER_API float outrider_read(const float* data, int64_t count, int32_t threads);
 // u(0..size-1) and gumbel(0..size-1) of a draw key; either output may be null.
 OUTRIDER_API int32_t outrider_noise(uint64_t key, int32_t size, float* uniform, float* gumbel);
 

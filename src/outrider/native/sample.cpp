@@ -77,10 +77,32 @@ int32_t run_sample(const void* packed, const OutriderSample& s) {
   return OUTRIDER_OK;
 }
 
+struct Reading {
+  const Kernels* k;
+  const float* data;
+  int64_t count;
+  float sums[kMaxThreads];
+};
+
+void read_job(void* context, Team& team, int thread) {
+  auto& job = *static_cast<Reading*>(context);
+  const int64_t part = job.count / team.size();
+  job.sums[thread] = job.k->read(job.data + part * thread, part);
+}
+
 }  // namespace
 }  // namespace outrider
 
 extern "C" {
+
+float outrider_read(const float* data, int64_t count, int32_t threads) {
+  outrider::Reading job{outrider::kernels_or_error(), data, count, {}};
+  if (!job.k || count < 0) return 0;
+  outrider::run_on_pool(threads, outrider::read_job, &job);
+  float sum = 0;
+  for (float s : job.sums) sum += s;
+  return sum;
+}
 
 int32_t outrider_sample(const void* packed, const OutriderSample* s) {
   return outrider::guarded([&] { return outrider::run_sample(packed, *s); });

@@ -332,11 +332,11 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   const bool integer = c.weight_type >= kI8;
   struct Field {
     void** at;
-    size_t bytes;
+    size_t used, bytes;
   };
   std::vector<Field> fields;
   auto want = [&](auto*& p, size_t bytes) {
-    fields.push_back({reinterpret_cast<void**>(&p), (bytes + 127) / 64 * 64});
+    fields.push_back({reinterpret_cast<void**>(&p), bytes, (bytes + 127) / 64 * 64});
   };
   const size_t n = size_t(rows), groups = size_t(width + 63) / 64;
   want(b.x, n * b.ldx * 4);
@@ -362,6 +362,7 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   char* p = b.memory.data();
   for (auto& f : fields) {
     *f.at = p;
+    guard(p, f.used, f.bytes);
     p += f.bytes;
   }
   b.rows = rows;
