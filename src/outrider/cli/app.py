@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli import demo, generate, serve, theory
+from outrider.cli import demo, generate, prove, serve, theory
 from outrider.cli.border import DEBUG_VARIABLE
 
 # What people's fingers know from vLLM, transformers and mlx-lm.
@@ -73,6 +73,7 @@ def options(
 
 app.command(epilog=demo.EXAMPLE)(demo.demo)
 app.command(epilog=generate.EXAMPLE)(generate.generate)
+app.command(epilog=prove.EXAMPLE)(prove.prove)
 app.command(epilog=serve.EXAMPLE)(serve.serve)
 app.command(epilog=theory.EXAMPLE)(theory.theory)
 if find_spec("outrider.cli.train"):

@@ -1,0 +1,243 @@
+"""`outrider prove`: the losslessness proof, run on the user's own models and prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.cli import flags
+from outrider.cli.console import busy, print_json, stderr, stdout
+from outrider.cli.demo import PROMPTS
+from outrider.cli.generate import read_text
+from outrider.control import DEFAULT_NUM_DRAFT_TOKENS
+from outrider.errors import ConfigError, RequestError, UnknownName
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from outrider.engine.engine import Engine
+    from outrider.prove.biased import Injection
+    from outrider.prove.checks import Check, Tell
+
+EXAMPLE = "Example: outrider prove my/target --draft-model my/draft --prompts prompts.txt"
+MOST_PROMPTS = 16
+MARKS = {True: "[bold green]proven[/]", False: "[bold red]NOT PROVEN[/]", None: "[dim]not run[/]"}
+
+Prompts = Annotated[
+    Path | None,
+    flags.option(
+        flags.INPUT,
+        f"Prompts: lines of text, or JSON objects with a 'prompt'; {MOST_PROMPTS} are read.",
+        "--prompts",
+        metavar="FILE",
+        show_default=f"{len(PROMPTS)} pieces of Python",
+    ),
+]
+Inject = Annotated[
+    str | None,
+    flags.option(
+        flags.OUTPUT,
+        "Put a known mistake in the rule's place and see it caught; a wrong name lists all.",
+        "--inject",
+        metavar="NAME",
+    ),
+]
+MaxTokens = Annotated[
+    int,
+    flags.option(
+        flags.STOPPING, "Tokens of each compared output.", "--max-tokens", "-m", metavar="N"
+    ),
+]
+
+
+def prove(
+    model: flags.Model = "bundled",
+    prompts: Prompts = None,
+    draft_model: flags.DraftModel = None,
+    proposer: flags.Proposer = None,
+    num_draft_tokens: flags.NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
+    verifier: flags.Verifier = "coupled",
+    max_tokens: MaxTokens = 48,
+    device: flags.Device = "cpu",
+    dtype: flags.Dtype = "auto",
+    backend: flags.Backend = "auto",
+    threads: flags.Threads = None,
+    inject: Inject = None,
+    as_json: flags.Json = False,
+) -> None:
+    """Prove on your own models that speculation changes nothing but the speed."""
+    texts = read_prompts(prompts)
+    if num_draft_tokens == 0:
+        raise ConfigError("nothing to prove without drafts: --num-draft-tokens must be 1 or more")
+    with busy(f"loading {model}"):
+        from outrider.llm import LLM
+
+        injection = find_injection(inject)
+        llm = LLM(
+            model,
+            draft_model=draft_model,
+            proposer=proposer,
+            num_draft_tokens=num_draft_tokens,
+            verifier=verifier,
+            device=device,
+            dtype=dtype,
+            backend=backend,
+            threads=threads,
+        )
+    engine = llm.engine
+    encoded = [engine.tokenizer.encode(text) for text in texts]
+    results = list(run_checks(engine, encoded, max_tokens, injection))
+    proven = all(check.passed is not False for check, _ in results)
+    console = stderr() if as_json else stdout()
+    console.print(page(results), soft_wrap=False)
+    for check, _ in results:
+        for trouble in check.troubles[:10]:
+            console.print(f"  {check.name}: {trouble}", style="red", markup=False)
+    console.print(conclusion(proven, engine, len(texts), injection))
+    if as_json:
+        print_json(record(results, proven, engine, model, draft_model, inject))
+    if not proven:
+        raise typer.Exit(1)
+
+
+def run_checks(
+    engine: Engine, prompts: list[list[int]], max_tokens: int, injection: Injection | None
+) -> Iterator[tuple[Check, float]]:
+    """Each finished check with its seconds; a mistake is put into the two it can be put into."""
+    from outrider.prove import checks
+    from outrider.prove.checks import Check
+    from outrider.prove.small_pair import small_pair
+    from outrider.verifiers import exact_pairing
+
+    default = engine.default
+    assert default.proposer is not None
+    drafter = engine.parts.proposers[default.proposer]
+    rule = engine.parts.verifiers[default.verifier]
+    draw = exact_pairing(drafter.draws, drafter.trees, rule)
+    pair = small_pair(engine, prompts)
+
+    def timed(name: str, check: Callable[[Tell], Check]) -> tuple[Check, float]:
+        started = perf_counter()
+        with telling(name) as tell:
+            found = check(tell)
+        return found, perf_counter() - started
+
+    if injection is not None:
+        mistake = injection
+        yield timed("enumeration", lambda tell: checks.check_injection(mistake, pair, tell))
+        for name in ("greedy identity", "seeded identity"):
+            yield Check(name, None, "the mistake exists outside the engine only"), 0.0
+        yield timed("law", lambda tell: checks.check_injected_law(mistake, pair, tell))
+        return
+    yield timed(
+        "enumeration", lambda tell: checks.check_rule(rule, draw, drafter.trees, pair, tell)
+    )
+    yield timed("greedy", lambda tell: checks.check_greedy(engine, prompts, max_tokens, tell))
+    yield timed("seeded", lambda tell: checks.check_seeded(engine, prompts, max_tokens, tell))
+    yield timed("law", lambda tell: checks.check_law(rule, draw, pair, tell))
+
+
+def read_prompts(file: Path | None) -> list[str]:
+    """The user's prompts: lines, or JSON objects with a "prompt"; raises RequestError."""
+    text = read_text("prompts", None, file)
+    if text is None:
+        return [prompt for _, prompt in PROMPTS]
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        prompt: object = line
+        if line.lstrip().startswith("{"):
+            try:
+                prompt = json.loads(line)["prompt"]
+            except (ValueError, KeyError, TypeError):
+                prompt = None
+        if not isinstance(prompt, str) or not prompt:
+            raise RequestError(f"line {number} of {file} is no JSON object with a 'prompt'")
+        found.append(prompt)
+    if not found:
+        raise RequestError(f"{file} holds no prompts: write one per line")
+    return found[:MOST_PROMPTS]
+
+
+def find_injection(name: str | None) -> Injection | None:
+    """Raises UnknownName with a suggestion and all names."""
+    if name is None:
+        return None
+    from outrider.prove.biased import BIASED
+
+    if name not in BIASED:
+        raise UnknownName("mistake", name, BIASED)
+    return BIASED[name]
+
+
+@contextmanager
+def telling(name: str) -> Iterator[Tell]:
+    """A line on stderr that says what is being checked right now; nothing without a terminal."""
+    console = stderr()
+    if not console.is_terminal:
+        yield lambda what: None
+        return
+    with console.status(f"[dim]{name} …[/dim]") as status:
+        yield lambda what: status.update(f"[dim]{name}: {what} …[/dim]")
+
+
+def page(results: list[tuple[Check, float]]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("check", no_wrap=True)
+    table.add_column("found", overflow="fold")
+    table.add_column("result", no_wrap=True)
+    table.add_column("s", justify="right")
+    for check, seconds in results:
+        table.add_row(check.name, Text(check.found), MARKS[check.passed], f"{seconds:.1f}")
+    return table
+
+
+def conclusion(proven: bool, engine: Engine, num_prompts: int, injection: Injection | None) -> str:
+    default = engine.default
+    what = f"{default.proposer} drafts under the {default.verifier} rule"
+    if injection is not None:
+        what = f"{injection.name} in place of the {default.verifier} rule"
+    verdict = "[bold green]proven[/]" if proven else "[bold red]NOT PROVEN[/]"
+    return f"{verdict}: {what}, {num_prompts} prompts"
+
+
+def record(
+    results: list[tuple[Check, float]],
+    proven: bool,
+    engine: Engine,
+    model: str,
+    draft_model: str | None,
+    inject: str | None,
+) -> dict[str, Any]:
+    """The JSON object of `outrider prove --json`."""
+    return {
+        "proven": proven,
+        "model": model,
+        "draft_model": draft_model,
+        "proposer": engine.default.proposer,
+        "num_draft_tokens": engine.default.num_draft_tokens,
+        "verifier": engine.default.verifier,
+        "inject": inject,
+        "checks": [
+            {
+                "name": check.name,
+                "passed": check.passed,
+                "found": check.found,
+                "seconds": seconds,
+                **check.figures,
+                "troubles": check.troubles,
+            }
+            for check, seconds in results
+        ],
+    }
