@@ -214,10 +214,11 @@ struct MakeRowTiles<0, M...> : RowTiles<M...> {};
 
 void gemm(const Matrix& w, const Rows& x, int first, int num_panels, float* c, ptrdiff_t ldc) {
   if (x.rows <= 0) return;
-  const int tiles = (x.rows + kMaxRows - 1) / kMaxRows;
   // The first tile waits for memory anyway, so it takes as many rows as it can; what is left then
-  // finds the panel in the cache. Beyond that rows are spread evenly.
-  const int per_tile = tiles == 2 ? kMaxRows : (x.rows + tiles - 1) / tiles;
+  // finds the panel in the cache. Many rows do best in squarer tiles, spread evenly.
+  const bool many = x.rows > 2 * kMaxRows;
+  const int tiles = (x.rows + (many ? kSquareRows : kMaxRows) - 1) / (many ? kSquareRows : kMaxRows);
+  const int per_tile = many ? (x.rows + tiles - 1) / tiles : kMaxRows;
   const int per_line = w.type == kF32 ? 1 : w.type == kBF16 ? 2 : w.type == kI8 ? 4 : 8;
   const int block = tiles == 1 ? w.lines : kBlockK / per_line;
   TileArgs a{};

@@ -9,7 +9,7 @@ namespace outrider {
 namespace {
 
 constexpr const char* kName = "avx2";
-constexpr int kMaxRows = 6;
+constexpr int kMaxRows = 6, kSquareRows = 6;
 constexpr int tile_panels(int rows) { return rows <= 1 ? 4 : rows <= 2 ? 2 : 1; }
 
 struct V {

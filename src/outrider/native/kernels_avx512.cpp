@@ -9,7 +9,8 @@ namespace outrider {
 namespace {
 
 constexpr const char* kName = "avx512";
-constexpr int kMaxRows = 12;  // of one register tile
+constexpr int kMaxRows = 12;    // of one register tile
+constexpr int kSquareRows = 6;  // when there are many
 // Panels one register tile spans for `rows` rows: at most 24 accumulators.
 constexpr int tile_panels(int rows) { return rows <= 3 ? 8 : rows <= 6 ? 4 : 2; }
 

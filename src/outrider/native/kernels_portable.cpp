@@ -8,7 +8,7 @@ namespace outrider {
 namespace {
 
 constexpr const char* kName = "portable";
-constexpr int kMaxRows = 4;
+constexpr int kMaxRows = 4, kSquareRows = 4;
 constexpr int tile_panels(int rows) { return rows <= 1 ? 2 : 1; }
 
 typedef float f4 __attribute__((vector_size(16)));

@@ -112,11 +112,13 @@ class Worker {
   void product(const Matrix& w, const Rows& x, int unit, F done) {
     const int tasks = (w.panels + unit - 1) / unit;
     const ptrdiff_t ldc = unit * kLanes;
+    const int blocks = (x.rows + kRowBlock - 1) / kRowBlock;
+    const int block = blocks > 1 ? round_up((x.rows + blocks - 1) / blocks, 12) : kRowBlock;
     for (int t; (t = team_.next_task(thread_, tasks)) >= 0;) {
       const int first = t * unit, panels = std::min(unit, w.panels - first);
-      for (int r = 0; r < x.rows; r += kRowBlock) {
+      for (int r = 0; r < x.rows; r += block) {
         Rows part = x;
-        part.rows = std::min(kRowBlock, x.rows - r);
+        part.rows = std::min(block, x.rows - r);
         part.f = x.f + r * x.ld;
         if (x.q) {
           part.q = x.q + r * x.ldq;
