@@ -25,60 +25,21 @@ from collections.abc import Sequence as Seq
 
 from outrider.contracts import ControlledView, Proposal, Verdict
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
-from outrider.control.cost import Costs, batch_bucket, context_bucket
-from outrider.control.survival import OWN_DECAY, Prior, Survival
+from outrider.control.allocation import Source, Step, Track
+from outrider.control.cost import Costs, batch_bucket
+from outrider.control.survival import OWN_DECAY
 from outrider.events import StepTiming
 
 HYSTERESIS = 0.04  # what a new choice must win by just after the last one ...
 PATIENCE = 50  # ... and half of it this many steps later: small advantages that last count too
-BENEFIT_OF_DOUBT = 1.02  # plain decoding wins below this advantage: its price is the surest
 PROBE_SHARE = 0.015  # of all time that may go into finding out whether to speculate again
 PROBE_TOKENS = 2
 GOOD = 0.8  # acceptance; where it would not pay, nothing is probed
 FADE_STEPS = 16  # how often a sequence that is off comes closer to the prior
-STRAY_EVERY = 32  # drafts of a sequence: then one that is a little longer or shorter
 PLAIN_EVERY = 100  # steps without a plain one ...
 PLAIN_BELOW = 1.5  # ... while speculation is estimated to win by less than this factor
 DECIDE_EVERY = 4  # steps of an unchanged batch: estimates move slowly, deciding takes time
-LEAST_SURVIVAL = 0.02  # nodes below it pay nowhere
 SMOOTHING = 0.1  # of the small constant times
-
-
-class _Source:
-    """One proposer: what its drafts are worth in general. The rest is scratch of one step."""
-
-    __slots__ = ("deepest", "name", "num_sequences", "prior", "row", "scale")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.prior = Prior()
-        self.num_sequences = 0
-        self.deepest = 0
-        self.row: list[float] = []
-        self.scale = 1.0
-
-
-class _Track:
-    """One sequence."""
-
-    __slots__ = ("budget", "idle", "num_drafts", "source", "survival")
-
-    def __init__(self, source: _Source) -> None:
-        self.source = source
-        self.survival = Survival(source.prior)
-        self.budget = -1  # the last choice; -1: none yet
-        self.idle = 1  # steps since its last draft: its drafter has to catch up
-        self.num_drafts = 0
-
-    def stray(self, limit: int) -> int:
-        """Mostly the last choice; now and then a neighbour, the longer and the shorter in turn."""
-        k = min(self.budget, limit)
-        self.num_drafts += 1
-        if k == 0 or self.num_drafts % STRAY_EVERY:
-            return k
-        step = 1 + k // 8
-        longer = self.num_drafts % (2 * STRAY_EVERY) == 0
-        return min(k + step, limit) if longer else k - step
 
 
 class AdaptiveController:
@@ -92,14 +53,14 @@ class AdaptiveController:
     ) -> None:
         self.costs = costs or Costs.guess()
         self.measure = measure
-        self._sources: dict[str, _Source] = {}
-        self._tracks: dict[int, _Track] = {}
-        self._asked: list[tuple[int, _Track, int]] = []  # (index of the view, track, budget)
+        self._sources: dict[str, Source] = {}
+        self._tracks: dict[int, Track] = {}
+        self._asked: list[tuple[int, Track, int]] = []  # (index of the view, track, budget)
         self._bucket = 0
         self._age = 0  # steps since the last decision, and whom it was about
-        self._tracks_then: list[_Track] = []
+        self._tracks_then: list[Track] = []
         self._start_then = 0
-        self._plain_s = 0.0  # what this step would have taken without drafts
+        self._undrafted_s = 0.0  # what the step would have taken without our drafts
         self._probed = False
         self._purse_s = 0.0
         self._probe_s = 0.0  # what a probe really took lately
@@ -130,17 +91,22 @@ class AdaptiveController:
             chosen = [track.stray(m) for track, m in zip(tracks, most, strict=True)]
         else:
             self._age, self._tracks_then, self._start_then = 0, tracks, start
-            chosen = self._decide(views, tracks, most, start)
+            chosen = self._decide(views, tracks, most, start, num_tokens > len(views))
         for i, track, k in zip(mine, tracks, chosen, strict=True):
             budgets[i] = k
             self._asked.append((i, track, k))
         return budgets
 
     def _decide(
-        self, views: Seq[ControlledView], tracks: list[_Track], most: list[int], start: int
+        self,
+        views: Seq[ControlledView],
+        tracks: list[Track],
+        most: list[int],
+        start: int,
+        prefilling: bool,
     ) -> list[int]:
-        step = _Step(self.costs, views, tracks, start, sum(most))
-        self._bucket, self._plain_s = step.bucket, step.plain_s
+        step = Step(self.costs, views, tracks, start, sum(most))
+        self._bucket, self._undrafted_s = step.bucket, step.undrafted_s
         chosen, rate = step.best(most)
         if all(track.budget >= 0 for track in tracks):
             kept = [min(track.budget, limit) for track, limit in zip(tracks, most, strict=True)]
@@ -156,24 +122,25 @@ class AdaptiveController:
         if stale or self.costs.verify.is_guess:
             return [0] * len(tracks)
         chosen = [track.stray(m) for track, m in zip(tracks, most, strict=True)]
-        self._probe(step, chosen, most)
+        if not prefilling:  # beside which a probe's own cost could not be told
+            self._probe(step, chosen, most)
         return chosen
 
-    def _track(self, view: ControlledView) -> _Track:
+    def _track(self, view: ControlledView) -> Track:
         track = self._tracks.get(view.id)
         if track is None:
-            track = self._tracks[view.id] = _Track(self._source(view.proposer or ""))
+            track = self._tracks[view.id] = Track(self._source(view.proposer or ""))
         return track
 
-    def _source(self, name: str) -> _Source:
+    def _source(self, name: str) -> Source:
         source = self._sources.get(name)
         if source is None:
-            source = self._sources[name] = _Source(name)
+            source = self._sources[name] = Source(name)
             if self.measure is not None:
                 self.measure(self.costs, name)
         return source
 
-    def _probe(self, step: _Step, chosen: list[int], most: list[int]) -> None:
+    def _probe(self, step: Step, chosen: list[int], most: list[int]) -> None:
         """Lets the sequence that has been off longest draft a little, if the purse allows."""
         if 0 not in chosen or self._purse_s <= 0.0:
             return
@@ -198,7 +165,7 @@ class AdaptiveController:
         if not self._asked:
             return
         longest = num_drafting = num_late = 0
-        source: _Source | None = None
+        source: Source | None = None
         mixed = len(self._asked) < len(views)
         for i, track, k in self._asked:
             if k == 0:
@@ -243,111 +210,7 @@ class AdaptiveController:
         total_s = timing.draft_s + timing.verify_s + timing.other_s
         self._purse_s += PROBE_SHARE * total_s
         if self._probed:
-            extra_s = max(0.0, total_s - self._plain_s)
+            extra_s = max(0.0, total_s - self._undrafted_s)
             self._purse_s -= extra_s
             self._probe_s += 0.5 * (extra_s - self._probe_s)
         self._purse_s = min(self._purse_s, 2.0 * max(total_s, self._probe_s))
-
-
-class _Step:
-    """The arithmetic of one step's choice: rates of allocations under the tables as they are."""
-
-    __slots__ = ("bucket", "num_sequences", "plain_s", "row", "scale", "sources", "start", "tracks")
-
-    def __init__(
-        self,
-        costs: Costs,
-        views: Seq[ControlledView],
-        tracks: list[_Track],
-        num_tokens: int,
-        most: int,
-    ) -> None:
-        """`num_tokens`: of the pass before any draft of ours; `most`: drafts at most."""
-        self.tracks = tracks
-        self.num_sequences = len(views)
-        self.start = num_tokens
-        context = len(views[0].tokens)
-        if len(views) > 1:
-            context = sum([len(view.tokens) for view in views]) // len(views)
-        self.bucket = context_bucket(context)
-        self.row = costs.verify.row(self.bucket, num_tokens + most)
-        self.scale = costs.verify.scale
-        self.plain_s = costs.overhead_s + self.scale * self.row[len(views)]
-        self.sources: list[_Source] = []
-        for track in tracks:
-            source = track.source
-            if source not in self.sources:
-                self.sources.append(source)
-                source.num_sequences = 0
-                source.prior.refresh()
-            source.num_sequences += 1
-            track.survival.refresh()
-        for source in self.sources:
-            table = costs.draft(source.name)
-            deepest = len(source.prior.rates)
-            source.row = table.row(batch_bucket(source.num_sequences), deepest)
-            source.scale = table.scale
-
-    def best(self, most: list[int]) -> tuple[list[int], float]:
-        """The allocation with the highest `rate`, and that rate."""
-        row, scale, n = self.row, self.scale, self.start
-        tokens, spent_s = float(self.num_sequences), self.plain_s
-        best, best_rate = 0, BENEFIT_OF_DOUBT * tokens / spent_s
-        ranked = self._ranked(most)
-        for source in self.sources:
-            source.deepest = 0
-        for count, (survival, minus_depth, order) in enumerate(ranked, 1):
-            track = self.tracks[order]
-            source, fill = track.source, track.survival.fill
-            tokens += fill * survival
-            n += 1
-            spent_s += fill * scale * (row[n] - row[n - 1])
-            if -minus_depth > source.deepest:  # drafted in step: the first to go deeper pays
-                drafts = source.row
-                spent_s += source.scale * (drafts[-minus_depth] - drafts[-minus_depth - 1])
-                source.deepest = -minus_depth
-            if tokens > best_rate * spent_s:
-                best, best_rate = count, tokens / spent_s
-        chosen = [0] * len(self.tracks)
-        for _, _, order in ranked[:best]:
-            chosen[order] += 1
-        return chosen, best_rate
-
-    def _ranked(self, most: list[int]) -> list[tuple[float, int, int]]:
-        """(survival, -depth, order of the track), best first; a node stands behind its parents."""
-        ranked = []
-        for order, (track, limit) in enumerate(zip(self.tracks, most, strict=True)):
-            for k, survival in enumerate(track.survival.curve[:limit], 1):
-                if survival < LEAST_SURVIVAL:
-                    break
-                ranked.append((survival, -k, order))
-        if len(self.tracks) > 1:
-            ranked.sort(reverse=True)
-        return ranked
-
-    def rate(self, budgets: list[int]) -> float:
-        """Tokens per second of any allocation; of none, a little more than it is."""
-        if not any(budgets):
-            return BENEFIT_OF_DOUBT * self.num_sequences / self.plain_s
-        n, spent_s = self.start, self.plain_s
-        tokens = float(self.num_sequences)
-        for source in self.sources:
-            source.deepest = 0
-        for track, k in zip(self.tracks, budgets, strict=True):
-            if k:
-                fill = track.survival.fill
-                tokens += fill * sum(track.survival.curve[:k])
-                spent_s += fill * self.scale * (self.row[n + k] - self.row[n])
-                n += k
-                track.source.deepest = max(track.source.deepest, k)
-        for source in self.sources:
-            spent_s += source.scale * source.row[source.deepest]
-        return tokens / spent_s
-
-    def extra_s(self, budgets: list[int], order: int, k: int) -> float:
-        """What `k` drafts of one more sequence add."""
-        source = self.tracks[order].source
-        already = [b for b, t in zip(budgets, self.tracks, strict=True) if t.source is source]
-        n = self.start + sum(budgets)
-        drafts = source.row[max(k, *already)] - source.row[max(already)]
-        return self.scale * (self.row[n + k] - self.row[n]) + source.scale * drafts

@@ -1,0 +1,159 @@
+"""The arithmetic of one step's choice: what any allocation of drafts is worth, and the best one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from outrider.contracts import ControlledView
+from outrider.control.cost import Costs, batch_bucket, context_bucket
+from outrider.control.survival import Prior, Survival
+
+BENEFIT_OF_DOUBT = 1.02  # plain decoding wins below this advantage: its price is the surest
+STRAY_EVERY = 32  # drafts of a sequence: then one that is a little longer or shorter
+LEAST_SURVIVAL = 0.02  # nodes below it pay nowhere
+
+
+class Source:
+    """One proposer: what its drafts are worth in general. The rest is scratch of one step."""
+
+    __slots__ = ("deepest", "name", "num_sequences", "prior", "row", "scale")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.prior = Prior()
+        self.num_sequences = 0
+        self.deepest = 0
+        self.row: list[float] = []
+        self.scale = 1.0
+
+
+class Track:
+    """One sequence."""
+
+    __slots__ = ("budget", "idle", "num_drafts", "source", "survival")
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.survival = Survival(source.prior)
+        self.budget = -1  # the last choice; -1: none yet
+        self.idle = 1  # steps since its last draft: its drafter has to catch up
+        self.num_drafts = 0
+
+    def stray(self, limit: int) -> int:
+        """Mostly the last choice; now and then a neighbour, the longer and the shorter in turn."""
+        k = min(self.budget, limit)
+        self.num_drafts += 1
+        if k == 0 or self.num_drafts % STRAY_EVERY:
+            return k
+        step = 1 + k // 8
+        longer = self.num_drafts % (2 * STRAY_EVERY) == 0
+        return min(k + step, limit) if longer else k - step
+
+
+class Step:
+    """Rates of allocations under the tables as they are."""
+
+    __slots__ = ("bucket", "num_sequences", "plain_s", "row", "scale", "sources", "start", "tracks")
+
+    def __init__(
+        self,
+        costs: Costs,
+        views: Seq[ControlledView],
+        tracks: list[Track],
+        num_tokens: int,
+        most: int,
+    ) -> None:
+        """`num_tokens`: of the pass before any draft of ours; `most`: drafts at most."""
+        self.tracks = tracks
+        self.num_sequences = len(views)
+        self.start = num_tokens
+        context = len(views[0].tokens)
+        if len(views) > 1:
+            context = sum([len(view.tokens) for view in views]) // len(views)
+        self.bucket = context_bucket(context)
+        self.row = costs.verify.row(self.bucket, num_tokens + most)
+        self.scale = costs.verify.scale
+        self.plain_s = costs.overhead_s + self.scale * self.row[len(views)]
+        self.sources: list[Source] = []
+        for track in tracks:
+            source = track.source
+            if source not in self.sources:
+                self.sources.append(source)
+                source.num_sequences = 0
+                source.prior.refresh()
+            source.num_sequences += 1
+            track.survival.refresh()
+        for source in self.sources:
+            table = costs.draft(source.name)
+            deepest = len(source.prior.rates)
+            source.row = table.row(batch_bucket(source.num_sequences), deepest)
+            source.scale = table.scale
+
+    @property
+    def undrafted_s(self) -> float:
+        """What the pass takes with what others draft and prefill, but without these drafts."""
+        return self.plain_s + self.scale * (self.row[self.start] - self.row[self.num_sequences])
+
+    def best(self, most: list[int]) -> tuple[list[int], float]:
+        """The allocation with the highest `rate`, and that rate."""
+        row, scale, n = self.row, self.scale, self.start
+        tokens, spent_s = float(self.num_sequences), self.plain_s
+        best, best_rate = 0, BENEFIT_OF_DOUBT * tokens / spent_s
+        ranked = self._ranked(most)
+        for source in self.sources:
+            source.deepest = 0
+        for count, (survival, minus_depth, order) in enumerate(ranked, 1):
+            track = self.tracks[order]
+            source, fill = track.source, track.survival.fill
+            tokens += fill * survival
+            n += 1
+            spent_s += fill * scale * (row[n] - row[n - 1])
+            if -minus_depth > source.deepest:  # drafted in step: the first to go deeper pays
+                drafts = source.row
+                spent_s += source.scale * (drafts[-minus_depth] - drafts[-minus_depth - 1])
+                source.deepest = -minus_depth
+            if tokens > best_rate * spent_s:
+                best, best_rate = count, tokens / spent_s
+        chosen = [0] * len(self.tracks)
+        for _, _, order in ranked[:best]:
+            chosen[order] += 1
+        return chosen, best_rate
+
+    def _ranked(self, most: list[int]) -> list[tuple[float, int, int]]:
+        """(survival, -depth, order of the track), best first; a node stands behind its parents."""
+        ranked = []
+        for order, (track, limit) in enumerate(zip(self.tracks, most, strict=True)):
+            for k, survival in enumerate(track.survival.curve[:limit], 1):
+                if survival < LEAST_SURVIVAL:
+                    break
+                ranked.append((survival, -k, order))
+        if len(self.tracks) > 1:
+            ranked.sort(reverse=True)
+        return ranked
+
+    def rate(self, budgets: list[int]) -> float:
+        """Tokens per second of any allocation; of none, a little more than it is."""
+        if not any(budgets):
+            return BENEFIT_OF_DOUBT * self.num_sequences / self.plain_s
+        n, spent_s = self.start, self.plain_s
+        tokens = float(self.num_sequences)
+        for source in self.sources:
+            source.deepest = 0
+        for track, k in zip(self.tracks, budgets, strict=True):
+            if k:
+                fill = track.survival.fill
+                tokens += fill * sum(track.survival.curve[:k])
+                spent_s += fill * self.scale * (self.row[n + k] - self.row[n])
+                n += k
+                track.source.deepest = max(track.source.deepest, k)
+        for source in self.sources:
+            spent_s += source.scale * source.row[source.deepest]
+        return tokens / spent_s
+
+    def extra_s(self, budgets: list[int], order: int, k: int) -> float:
+        """What `k` drafts of one more sequence add."""
+        source = self.tracks[order].source
+        already = [b for b, t in zip(budgets, self.tracks, strict=True) if t.source is source]
+        n = self.start + sum(budgets)
+        drafts = source.row[max(k, *already)] - source.row[max(already)]
+        return self.scale * (self.row[n + k] - self.row[n]) + source.scale * drafts
