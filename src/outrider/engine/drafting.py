@@ -25,8 +25,11 @@ def draft(parts: Parts, ready: list[Scheduled], num_pending: int) -> list[Propos
     proposals = [Proposal() for _ in ready]
     limits = [line.draft_limit for line in ready]
     budgets = parts.controller.budget(sequences, limits, num_pending)
+    for i, sequence in enumerate(sequences):
+        if sequence.matcher is not None and limits[i]:
+            proposals[i] = _forced(parts, sequence, budgets[i] or limits[i])
     for name, members in _by_proposer(sequences).items():
-        members = [i for i in members if budgets[i] > 0]
+        members = [i for i in members if budgets[i] > 0 and not proposals[i].tokens]
         if not members:
             continue
         asked = [sequences[i] for i in members]
@@ -43,6 +46,18 @@ def draft(parts: Parts, ready: list[Scheduled], num_pending: int) -> list[Propos
             if answer.tokens and parts.kv.reserve(sequence.id, len(sequence.tokens) + len(answer)):
                 proposals[i] = answer
     return proposals
+
+
+def _forced(parts: Parts, sequence: Sequence, budget: int) -> Proposal:
+    """What the request's grammar leaves no choice about: the best draft there is, for free."""
+    assert sequence.matcher is not None
+    tokens = sequence.matcher.forced(sequence.tokens)[:budget]
+    rule = parts.verifiers[sequence.request.speculation.verifier]
+    if not tokens or Draw.DETERMINISTIC not in rule.draws:
+        return Proposal()
+    if not parts.kv.reserve(sequence.id, len(sequence.tokens) + len(tokens)):
+        return Proposal()
+    return Proposal(tokens, source="grammar")
 
 
 def _check_proposal(proposal: Proposal, budget: int, num_tokens: int, allowed: Draws) -> None:

@@ -13,6 +13,7 @@ from outrider.engine.request import Request, Sequence, Speculation
 from outrider.engine.step import run_step
 from outrider.errors import EngineError, Overloaded, RequestError, UnknownName
 from outrider.events import StepReport, StepTiming, TokenLogprob
+from outrider.grammar import Grammar
 from outrider.model.tokenizer import Tokenizer
 from outrider.sampling import LogitEdits, SamplingParams
 from outrider.statistics import SpeculationStats
@@ -84,6 +85,7 @@ class Engine:
         speculation: Speculation | None = None,
         prediction: str | list[int] = "",
         salt: str = "",
+        grammar: Grammar | None = None,
         request_id: str | None = None,
         queue_timeout_s: float | None = None,
     ) -> str:
@@ -105,6 +107,7 @@ class Engine:
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             prediction=prediction,
             salt=salt,
+            grammar=grammar,
             queue_deadline=None if queue_timeout_s is None else now + queue_timeout_s,
         )
         if request.id in self._live:
@@ -150,9 +153,9 @@ class Engine:
         else:
             proposer = self.parts.proposers[speculation.proposer]
             draw = exact_pairing(proposer.draws, proposer.trees, verifier)
-        finish_ids = frozenset(params.stop_ids) | (
-            frozenset() if params.ignore_eos else frozenset(spec.eos_ids)
-        )
+        finish_ids = frozenset(params.stop_ids)
+        if not params.ignore_eos or request.grammar is not None:  # a grammar ends with one
+            finish_ids |= frozenset(spec.eos_ids)
         edits = None
         if params.edits_logits:
             edits = LogitEdits(params, len(request.prompt), spec.num_tokens, finish_ids)

@@ -33,7 +33,9 @@ def _absorb_one(
     sequence: Sequence, token: int, max_positions: int, pieces: list[str]
 ) -> str | None:
     num_output = sequence.num_output_tokens
-    if token in sequence.finish_ids and num_output > sequence.params.min_tokens:
+    # Where a grammar is complete there is nothing but the end, however early.
+    is_due = num_output > sequence.params.min_tokens or sequence.matcher is not None
+    if token in sequence.finish_ids and is_due:
         return _show(sequence, sequence.text.flush(), pieces, last=True) or "stop"
     if _show(sequence, sequence.text.add(token), pieces):
         return "stop"

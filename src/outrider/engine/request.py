@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
-from outrider.contracts import Draw
+from outrider.contracts import Draw, Edits
 from outrider.control import DEFAULT_NUM_DRAFT_TOKENS, MAX_AUTO_DRAFT_TOKENS, NumDraftTokens
 from outrider.engine.stops import StopScanner
 from outrider.events import TokenLogprob
+from outrider.grammar import Grammar
 from outrider.model.tokenizer import ByteTextStream, TextStream
 from outrider.sampling import LogitEdits, SamplingParams
 
@@ -33,6 +34,7 @@ class Request:
     seed: int  # resolved
     prediction: list[int] = field(default_factory=list)
     salt: str = ""
+    grammar: Grammar | None = None
     queue_deadline: float | None = None  # of the monotonic clock: fails if not admitted by then
 
 
@@ -48,6 +50,7 @@ class Sequence:
         text: TextStream | ByteTextStream,
         edits: LogitEdits | None,
     ) -> None:
+        grammar = request.grammar
         self.id = next(_ids)
         self.request = request
         self.sample_index = sample_index
@@ -65,7 +68,8 @@ class Sequence:
             MAX_AUTO_DRAFT_TOKENS if num_draft_tokens == "auto" else num_draft_tokens
         )
         self.finish_ids = finish_ids
-        self.edits = edits
+        self.matcher = None if grammar is None else grammar.matcher(len(request.prompt), edits)
+        self.edits: Edits | None = self.matcher or edits
         self.text = text
         self.scanner = StopScanner(list(request.params.stop))
         self.num_computed = 0  # tokens whose K/V the target holds

@@ -75,6 +75,11 @@ class Tokenizer:
         text: str = self._inner.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
+    def serialized(self) -> str:
+        """The whole tokenizer as JSON, for libraries that build their own from it."""
+        text: str = self._inner.to_str()
+        return text
+
     def token(self, id: int) -> str | None:
         """The vocabulary's own spelling of an id; None for padding."""
         token: str | None = self._inner.id_to_token(id)

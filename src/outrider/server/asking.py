@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from outrider.errors import RequestError, UnknownName
 from outrider.sampling import SamplingParams
 from outrider.server.errors import ApiError
 from outrider.server.generation import Ask
+from outrider.server.grammars import Wanted
 from outrider.server.schema import ChatBody, CompletionBody, GenerationBody, Message
 from outrider.server.service import Served
 
@@ -53,7 +55,11 @@ async def completion_ask(body: CompletionBody, served: Served, salt: str) -> tup
         prompt_logprobs=body.logprobs if body.echo else None,
     )
     ask = Ask(
-        prompts=prompts, params=params, speculation=_speculation(body, served, False), salt=salt
+        prompts=prompts,
+        params=params,
+        speculation=_speculation(body, served, False),
+        salt=salt,
+        grammar=await served.grammars.compile(wanted_grammar(body)),
     )
     return ask, texts
 
@@ -77,6 +83,7 @@ async def chat_ask(body: ChatBody, served: Served, salt: str) -> Ask:
         speculation=_speculation(body, served, bool(prediction)),
         prediction=prediction,
         salt=salt,
+        grammar=await served.grammars.compile(wanted_grammar(body)),
     )
 
 
@@ -154,6 +161,25 @@ def _params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
+
+
+def wanted_grammar(body: GenerationBody) -> Wanted | None:
+    """What the output must look like, if the request says so."""
+    form, wish = body.response_format, body.structured_outputs
+    if form is not None and form.type != "text":
+        schema = form.json_schema.schema_ if form.json_schema is not None else {}
+        return Wanted("json", json.dumps(schema))
+    if wish is None:
+        return None
+    if wish.json_ is not None:
+        return Wanted("json", wish.json_ if isinstance(wish.json_, str) else json.dumps(wish.json_))
+    if wish.regex is not None:
+        return Wanted("regex", wish.regex)
+    if wish.choice is not None:
+        return Wanted("choice", json.dumps(wish.choice))
+    if wish.grammar is not None:
+        return Wanted("lark", wish.grammar)
+    return Wanted("json", "{}")
 
 
 def _speculation(body: GenerationBody, served: Served, predicted: bool) -> Speculation:

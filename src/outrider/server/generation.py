@@ -17,6 +17,7 @@ from outrider.engine.async_engine import Item
 from outrider.engine.engine import Result
 from outrider.engine.request import Speculation
 from outrider.events import StepEvent, TokenLogprob
+from outrider.grammar import Grammar
 from outrider.sampling import SamplingParams
 from outrider.server.service import Service
 
@@ -30,6 +31,7 @@ class Ask:
     speculation: Speculation
     prediction: list[int] = field(default_factory=list)
     salt: str = ""
+    grammar: Grammar | None = None
 
     @property
     def num_choices(self) -> int:
@@ -106,6 +108,7 @@ class Generation:
                     speculation=self.ask.speculation,
                     prediction=self.ask.prediction,
                     salt=self.ask.salt,
+                    grammar=self.ask.grammar,
                     queue_timeout_s=self._service.config.queue_timeout_s,
                 )
                 self._leave.append(leave)

@@ -22,6 +22,7 @@ from outrider.model.tokenizer import Tokenizer
 from outrider.server.chat import ChatTemplate, load_template
 from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError, overloaded
+from outrider.server.grammars import Grammars
 from outrider.server.metrics import Metrics
 from outrider.server.texts import TokenTexts
 
@@ -44,6 +45,7 @@ class Served:
     tokenizer: Tokenizer
     template: ChatTemplate
     texts: TokenTexts
+    grammars: Grammars
     proposers: frozenset[str]  # that requests may name
 
     @property
@@ -103,7 +105,9 @@ class Service:
             loop.call_soon_threadsafe(self._fail, error)
 
         engine = AsyncEngine(core, on_failure=failed)
-        self._served = Served(engine, core, core.tokenizer, template, texts, frozenset(named))
+        self._served = Served(
+            engine, core, core.tokenizer, template, texts, Grammars(core), frozenset(named)
+        )
         self.was_ready = True
         if self.state is State.LOADING:
             self.state = State.READY

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from tokenizers import decoders, pre_tokenizers
-
 from outrider.events import TokenLogprob
 from outrider.model.tokenizer import Tokenizer
 
@@ -24,7 +22,6 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._byte_level = isinstance(tokenizer._inner.decoder, decoders.ByteLevel)
         self.text = lru_cache(maxsize=1 << 16)(self._text)
         self.longest = max(map(len, tokenizer.vocabulary.values()), default=1)  # in characters
 
@@ -35,8 +32,8 @@ class TokenTexts:
         spelled = self._tokenizer.token(token) or ""
         if token in self._tokenizer.special_ids:
             return list(spelled.encode())
-        if self._byte_level and all(char in _byte_of() for char in spelled):
-            return [_byte_of()[char] for char in spelled]
+        if self._tokenizer.is_byte_level:
+            return list(self._tokenizer.token_bytes(token))
         if token in self._tokenizer.byte_ids:
             return [int(spelled[3:5], 16)]
         return list(self.text(token).encode())
@@ -88,12 +85,3 @@ class TokenTexts:
 
 def finite(logprob: float) -> float:
     return max(logprob, FLOOR) if not math.isnan(logprob) else FLOOR
-
-
-@lru_cache(maxsize=1)
-def _byte_of() -> dict[str, int]:
-    """Byte-level vocabularies write printable bytes as themselves, the others from U+0100 up."""
-    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
-    table = {chr(byte): byte for byte in range(256) if chr(byte) in alphabet}
-    missing = [byte for byte in range(256) if byte not in table.values()]
-    return table | {chr(256 + i): byte for i, byte in enumerate(missing)}

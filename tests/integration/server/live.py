@@ -18,7 +18,7 @@ import pytest
 
 from outrider.contracts import StepBatch, StepOutput
 from outrider.engine.build import EngineConfig, build
-from outrider.engine.engine import Engine
+from outrider.engine.engine import Engine, Result
 from outrider.server.config import ServerConfig
 from outrider.server.run import Server, bind
 from outrider.server.service import Service, State
@@ -89,6 +89,13 @@ class Live:
     def text(self, **body: Any) -> str:
         text: str = self.complete(**body)["choices"][0]["text"]
         return text
+
+    def direct(self, prompt: list[int], **request: Any) -> Result:
+        """The engine's own answer, past all HTTP. Arguments are Engine.add's."""
+        work = self.service.served.engine.generate(prompt, **request)
+        loop = self.server._loop
+        assert loop is not None
+        return asyncio.run_coroutine_threadsafe(work, loop).result(30)
 
     def probe(self) -> str:
         return self.text(**PROBE)

@@ -202,15 +202,7 @@ def test_every_sampling_option_reaches_the_engine(live: Live) -> None:
     }
     served = live.text(prompt=prompt, **options, logit_bias={"5": 4.0}, stop=["qq"])
     params = SamplingParams(**options, logit_bias={5: 4.0}, stop=("qq",))
-
-    async def direct() -> str:
-        result = await live.service.served.engine.generate(
-            prompt, params=params, speculation=Speculation()
-        )
-        return result.text
-
-    future = asyncio.run_coroutine_threadsafe(direct(), live.server._loop)  # type: ignore[arg-type]
-    assert served == future.result(20)
+    assert served == live.direct(prompt, params=params, speculation=Speculation()).text
 
 
 def test_speculation_is_the_requests_own_choice(live: Live) -> None:

@@ -1,0 +1,181 @@
+"""Structured output: the law of the model, conditioned on a grammar, token by token.
+
+Which tokens may come next is a function of the output so far (llguidance computes it), so it is
+one more edit of the logits: applied at every draft position with that position's own history, it
+leaves speculation exact. What the grammar forces is also the cheapest draft there is.
+
+Needs the extra `[grammar]`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from outrider.contracts import Edits
+from outrider.errors import ConfigError, RequestError
+from outrider.model.tokenizer import Tokenizer
+
+MAX_SOURCE_CHARS = 1 << 16
+# Work, not time: the same grammar is refused on a fast machine and on a slow one.
+LIMITS = {
+    "initial_lexer_fuel": 500_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 100_000,
+    "max_items_in_row": 2_000,
+    "verbose_errors": False,
+}
+
+
+class GrammarVocabulary:
+    """A tokenizer as the grammar engine sees it. Slow to build, once per model."""
+
+    def __init__(self, tokenizer: Tokenizer, num_tokens: int, eos_ids: Sequence[int]) -> None:
+        """`ConfigError` where the extra is missing or the model cannot end a text."""
+        try:
+            import llguidance
+        except ImportError:
+            raise ConfigError(
+                "structured output needs another package: pip install 'outrider[grammar]'"
+            ) from None
+        if not eos_ids:
+            raise ConfigError("structured output needs a model with an end-of-text token")
+        self.num_tokens = num_tokens
+        self.library: Any = llguidance
+        self.inner: Any = llguidance.LLTokenizer(
+            tokenizer.serialized(), n_vocab=num_tokens, eos_token=list(eos_ids)
+        )
+
+
+class Grammar:
+    """A compiled grammar. Immutable: every sequence gets a `Matcher` of its own."""
+
+    def __init__(self, vocabulary: GrammarVocabulary, source: str) -> None:
+        """`source` as the class methods below write it; `RequestError` if it cannot be used."""
+        self._vocabulary = vocabulary
+        library = vocabulary.library
+        limits = library.LLParserLimits(**LIMITS)
+        self._start: Any = library.LLMatcher(vocabulary.inner, source, log_level=0, limits=limits)
+        if self._start.is_error():
+            reason = self._start.get_error().split("\n")[0][:200]
+            raise RequestError(f"the grammar cannot be used: {reason}", "response_format")
+
+    @classmethod
+    def json_schema(cls, vocabulary: GrammarVocabulary, schema: Mapping[str, Any] | str) -> Grammar:
+        """JSON that satisfies a schema; an empty one means any object."""
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        try:
+            parsed = json.loads(_bounded(text))
+        except ValueError as error:
+            raise RequestError(f"the schema is not JSON: {error}", "response_format") from error
+        source = vocabulary.library.LLMatcher.grammar_from_json_schema(
+            json.dumps(parsed or {"type": "object"}), overrides={"whitespace_flexible": False}
+        )
+        return cls(vocabulary, source)
+
+    @classmethod
+    def regex(cls, vocabulary: GrammarVocabulary, pattern: str) -> Grammar:
+        """Text that a regular expression matches as a whole. No look-around, no back-references."""
+        return cls(vocabulary, vocabulary.library.LLMatcher.grammar_from_regex(_bounded(pattern)))
+
+    @classmethod
+    def lark(cls, vocabulary: GrammarVocabulary, grammar: str) -> Grammar:
+        """A context-free grammar in Lark's notation, with the rule `start`."""
+        return cls(vocabulary, vocabulary.library.LLMatcher.grammar_from_lark(_bounded(grammar)))
+
+    @classmethod
+    def choice(cls, vocabulary: GrammarVocabulary, texts: Sequence[str]) -> Grammar:
+        """One of these texts."""
+        rule = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+        return cls.lark(vocabulary, f"start: {rule}")
+
+    def matcher(self, num_prompt_tokens: int, inner: Edits | None) -> Matcher:
+        """For one sequence; `inner` are the request's other edits."""
+        return Matcher(
+            self._start.deep_copy(), self._vocabulary.num_tokens, num_prompt_tokens, inner
+        )
+
+
+class Matcher:
+    """contracts.Edits of one sequence under a grammar, before its other edits.
+
+    Stands somewhere in the text, committed or guessed, and walks from there to wherever it is
+    asked about: back to the last common token, then forward.
+    """
+
+    def __init__(
+        self, matcher: Any, num_tokens: int, num_prompt_tokens: int, inner: Edits | None
+    ) -> None:
+        self._matcher = matcher
+        self._num_tokens = num_tokens
+        self._num_read = num_prompt_tokens  # committed tokens behind us for good
+        self._ahead: list[int] = []  # what was read after these
+        self._inner = inner
+
+    def apply(self, row_V: torch.Tensor, tokens: list[int], path: Sequence[int]) -> None:
+        """Edits `row_V` in place for the position after `tokens + path`.
+
+        After a guess that the grammar rules out nothing matters: such a row is left alone. If the
+        other edits would leave no token at all they give way, for the grammar cannot. A matcher
+        that ran out of its budget makes the row NaN, which fails this request and no other.
+        """
+        if not self._walk(tokens, path):
+            return
+        allowed_V = self._allowed()
+        if allowed_V is None:
+            row_V.fill_(torch.nan)
+            return
+        row_V.masked_fill_(~allowed_V.to(row_V.device), -torch.inf)
+        if self._inner is not None:
+            before_V = row_V.clone()
+            self._inner.apply(row_V, tokens, path)
+            if bool((row_V == -torch.inf).all()):
+                row_V.copy_(before_V)
+
+    def forced(self, tokens: list[int]) -> list[int]:
+        """The tokens that spell what must come next; a guess, for others may spell it too."""
+        if not self._walk(tokens, ()):
+            return []
+        found: list[int] = self._matcher.compute_ff_tokens()
+        return found
+
+    def _allowed(self) -> torch.Tensor | None:
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            return None
+        mask = np.unpackbits(bits, count=self._num_tokens, bitorder="little")
+        return torch.from_numpy(mask).bool()
+
+    def _walk(self, tokens: list[int], path: Sequence[int]) -> bool:
+        """Stands after `tokens + path`; False if the grammar does not lead there."""
+        wanted = [*tokens[self._num_read :], *path]
+        common = 0
+        for there, here in zip(wanted, self._ahead, strict=False):
+            if there != here:
+                break
+            common += 1
+        if common < len(self._ahead):
+            self._matcher.rollback(len(self._ahead) - common)
+            del self._ahead[common:]
+        for token in wanted[common:]:
+            if self._matcher.try_consume_tokens([token]) != 1:
+                return False
+            self._ahead.append(token)
+        num_committed = len(tokens) - self._num_read
+        del self._ahead[:num_committed]
+        self._num_read = len(tokens)
+        return True
+
+
+def _bounded(text: str) -> str:
+    if len(text) > MAX_SOURCE_CHARS:
+        raise RequestError(
+            f"a grammar may have {MAX_SOURCE_CHARS} characters, not {len(text)}", "response_format"
+        )
+    return text

@@ -1,0 +1,222 @@
+"""Structured output: what the grammar allows, what it forces, and that speculation stays exact."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.engine.build import EngineConfig, build
+from outrider.engine.engine import Engine, Result
+from outrider.engine.request import Speculation
+from outrider.errors import ConfigError, RequestError
+from outrider.events import StepEvent
+from outrider.grammar import Grammar, GrammarVocabulary
+from outrider.sampling import LogitEdits, SamplingParams
+from outrider.testing import write_tiny_llama
+
+pytest.importorskip("llguidance")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["ada", "grace", "barbara"]},
+        "happy": {"type": "boolean"},
+        "age": {"type": "integer", "minimum": 10, "maximum": 99},
+    },
+    "required": ["name", "happy", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder = tmp_path_factory.mktemp("pair")
+    target = write_tiny_llama(folder / "target", vocab_size=320, num_tokens=300, sharpness=1.5)
+    draft = write_tiny_llama(
+        folder / "draft", vocab_size=320, num_tokens=300, sharpness=1.5, num_layers=1
+    )
+    return build(EngineConfig(model=str(target), draft_model=str(draft), threads=1))
+
+
+@pytest.fixture(scope="module")
+def vocabulary(engine: Engine) -> GrammarVocabulary:
+    spec = engine.parts.target.spec
+    return GrammarVocabulary(engine.tokenizer, spec.num_tokens, spec.eos_ids)
+
+
+def run(
+    engine: Engine, grammar: Grammar, speculation: Speculation, **params: Any
+) -> tuple[Result, list[StepEvent]]:
+    options: dict[str, Any] = {"max_tokens": 120, "temperature": 1.0, "seed": 1} | params
+    request = engine.add(
+        "write: ", SamplingParams(**options), speculation=speculation, grammar=grammar
+    )
+    events = [event for report in engine.run([request]) for event in report.events]
+    return engine.collect(request), events
+
+
+def speculations() -> list[Speculation]:
+    return [
+        Speculation(proposer="draft-model", num_draft_tokens=4),
+        Speculation(proposer="draft-model", num_draft_tokens=1),
+        Speculation(proposer="ngram", num_draft_tokens=6),
+        Speculation(proposer="lookahead", num_draft_tokens=4),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_output_is_plain_decodings_and_satisfies_the_grammar(
+    engine: Engine, vocabulary: GrammarVocabulary, seed: int
+) -> None:
+    grammars = {
+        "json": Grammar.json_schema(vocabulary, SCHEMA),
+        "regex": Grammar.regex(vocabulary, r"(ab|cd){2,5}-[0-9]{2}"),
+        "lark": Grammar.lark(vocabulary, 'start: "(" start ")" | "x" | start "+" start'),
+        "choice": Grammar.choice(vocabulary, ["yes", "no", 'may"be', "né"]),
+    }
+    for name, grammar in grammars.items():
+        # Left to itself a random model may nest forever: let it be brief.
+        options = {"seed": seed, "max_tokens": 40 if name == "lark" else 120}
+        plain, _ = run(engine, grammar, Speculation(), **options)
+        for speculation in speculations():
+            result, _ = run(engine, grammar, speculation, **options)
+            assert result.tokens == plain.tokens, (name, speculation)
+        text = plain.text
+        if name == "json":
+            assert set(json.loads(text)) == {"name", "happy", "age"}
+        elif name == "regex":
+            assert re.fullmatch(r"(ab|cd){2,5}-[0-9]{2}", text)
+        elif name == "choice":
+            assert text in ("yes", "no", 'may"be', "né")
+        if name != "lark":
+            assert plain.completions[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("rule", ["coupled", "token", "block", "tree"])
+def test_every_rule_keeps_to_the_grammar(
+    engine: Engine, vocabulary: GrammarVocabulary, rule: str
+) -> None:
+    grammar = Grammar.json_schema(vocabulary, SCHEMA)
+    for seed in range(5):
+        speculation = Speculation(proposer="draft-model", num_draft_tokens=3, verifier=rule)
+        result, _ = run(engine, grammar, speculation, seed=seed)
+        assert set(json.loads(result.text)) == {"name", "happy", "age"}
+
+
+def test_samples_of_one_request_have_matchers_of_their_own(
+    engine: Engine, vocabulary: GrammarVocabulary
+) -> None:
+    grammar = Grammar.regex(vocabulary, "[a-f]{6}")
+    result, _ = run(engine, grammar, engine.default, n=6)
+    texts = [completion.text for completion in result.completions]
+    assert all(re.fullmatch("[a-f]{6}", text) for text in texts)
+    assert len(set(texts)) > 1
+
+
+def test_forced_text_is_drafted_without_a_drafter(
+    engine: Engine, vocabulary: GrammarVocabulary
+) -> None:
+    sentence = "this was never in doubt, not for a moment"
+    grammar = Grammar.regex(vocabulary, f"{sentence}[ab]")
+    speculation = Speculation(proposer="ngram", num_draft_tokens=8)
+    result, events = run(engine, grammar, speculation)
+    assert result.text.startswith(sentence)
+    assert {event.source for event in events if event.draft_tokens} == {"grammar"}
+    assert len(events) <= len(sentence) // 9 + 3
+    _, plain = run(engine, grammar, Speculation())
+    assert len(plain) > len(sentence)
+
+
+def allowed(row_V: torch.Tensor) -> set[int]:
+    return set((row_V > -torch.inf).nonzero().flatten().tolist())
+
+
+def test_masks_depend_on_the_place_and_not_on_the_way_there(
+    engine: Engine, vocabulary: GrammarVocabulary
+) -> None:
+    """One matcher asked about places in any order answers like a new one at each of them."""
+    grammar = Grammar.regex(vocabulary, "((ab|ba)c?){4,}")
+    letters = {c: engine.tokenizer.encode(c)[0] for c in "abc"}
+    draw = random.Random(5)
+    tokens = [9, 9]
+    asked = grammar.matcher(2, None)
+    for _ in range(300):
+        path = [letters[draw.choice("abc")] for _ in range(draw.randrange(5))]
+        row, expected = torch.zeros(300), torch.zeros(300)
+        asked.apply(row, tokens, path)
+        grammar.matcher(2, None).apply(expected, tokens, path)
+        assert allowed(row) == allowed(expected)
+        if draw.random() < 0.1:  # commit one token more
+            root = torch.zeros(300)
+            asked.apply(root, tokens, [])
+            tokens = [*tokens, draw.choice(sorted(allowed(root) - {0}))]
+
+
+def test_after_a_guess_that_is_ruled_out_rows_are_left_alone(
+    engine: Engine, vocabulary: GrammarVocabulary
+) -> None:
+    matcher = Grammar.regex(vocabulary, "abc").matcher(1, None)
+    a, b, z = (engine.tokenizer.encode(c)[0] for c in "abz")
+    row = torch.zeros(300)
+    matcher.apply(row, [9], [a, z])
+    assert len(allowed(row)) == 300
+    matcher.apply(row, [9], [a])
+    assert allowed(row) == {b}
+
+
+def test_other_edits_give_way_where_the_grammar_leaves_no_choice(
+    engine: Engine, vocabulary: GrammarVocabulary
+) -> None:
+    (a,) = engine.tokenizer.encode("a")
+    params = SamplingParams(banned_ids=(a,), min_tokens=5, max_tokens=9)
+    inner = LogitEdits(params, 1, 300, [0])
+    grammar = Grammar.regex(vocabulary, "a|bb")
+    row = torch.zeros(300)
+    matcher = grammar.matcher(1, inner)
+    matcher.apply(row, [9], [])
+    assert allowed(row) == {engine.tokenizer.encode("b")[0]}
+    row = torch.zeros(300)
+    grammar.matcher(1, inner).apply(row, [9], [a])
+    assert allowed(row) == {0}  # the end, though min_tokens would forbid it
+    result, _ = run(engine, grammar, engine.default, min_tokens=50, ignore_eos=True)
+    assert result.text in ("a", "bb")
+    assert result.completions[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("regex", "(unclosed"),
+        ("regex", r"(a)\1"),
+        ("lark", "start: nonesuch"),
+        ("lark", "not a grammar"),
+        ("json_schema", "{"),
+        ("json_schema", '{"$ref": "http://169.254.169.254/schema.json"}'),
+        ("json_schema", '{"type": "nonesuch"}'),
+        ("regex", "x" * 100_000),
+    ],
+)
+def test_bad_grammars_are_refused(vocabulary: GrammarVocabulary, kind: str, source: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        getattr(Grammar, kind)(vocabulary, source)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_regexes_that_blow_up_elsewhere_do_not_here(
+    engine: Engine, vocabulary: GrammarVocabulary
+) -> None:
+    grammar = Grammar.regex(vocabulary, "(a+)+b")
+    result, _ = run(engine, grammar, engine.default, max_tokens=60)
+    assert set(result.text) <= {"a", "b"}
+
+
+def test_a_model_without_an_end_cannot_keep_to_a_grammar(engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="end-of-text"):
+        GrammarVocabulary(engine.tokenizer, 300, ())
