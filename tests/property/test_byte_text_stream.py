@@ -27,9 +27,7 @@ def test_the_stream_says_what_decoding_says(tokenizer: Tokenizer, data: st.DataO
 
 
 @given(st.text(min_size=1, max_size=12), st.text(max_size=12))
-def test_a_prompt_may_end_inside_a_character(
-    tokenizer: Tokenizer, prompt: str, text: str
-) -> None:
+def test_a_prompt_may_end_inside_a_character(tokenizer: Tokenizer, prompt: str, text: str) -> None:
     ids = tokenizer.encode(prompt + text, special=False)
     for cut in range(1, len(ids) + 1):
         streams = [kind(tokenizer, ids[:cut]) for kind in (ByteTextStream, TextStream)]

@@ -22,7 +22,7 @@ import torch
 from outrider.contracts import Draw, Proposal, SequenceView, Stream, Verifier
 from outrider.noise import draw_key, mix
 from outrider.prove.enumerate import Dice, Experiment, Model, Tokens
-from outrider.prove.power import Plan, Verdict, examine, plan
+from outrider.prove.power import ERROR, Plan, Verdict, examine, plan
 from outrider.prove.reference import Law
 from outrider.sampling import RowLaws, RowParams, SamplingParams, draw_tokens
 
@@ -52,10 +52,14 @@ class Sampler(Protocol):
 
 
 def examine_law(
-    law: dict[Tokens, float], sampler: Sampler, report: Report = lambda done, of: None
+    law: dict[Tokens, float],
+    sampler: Sampler,
+    report: Report = lambda done, of: None,
+    *,
+    error: float = ERROR,
 ) -> LawTest:
     """Samples as planned, and stops at the first look that rejects."""
-    planned = plan(law)
+    planned = plan(law, error=error)
     counts: Counter[Tokens] = Counter()
     verdict = Verdict(0, 0.0, 1.0, False)
     for look in planned.looks:
