@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example: outrider prove my/target --draft-model my/draft --prompts prompts.txt"
 MOST_PROMPTS = 16
+LEAST_ROOM = 4  # tokens of context behind a prompt: the law of the output looks that far
 MARKS = {True: "[bold green]proven[/]", False: "[bold red]NOT PROVEN[/]", None: "[dim]not run[/]"}
 
 Prompts = Annotated[
@@ -91,7 +92,12 @@ def prove(
             threads=threads,
         )
     engine = llm.engine
-    encoded = [engine.tokenizer.encode(text) for text in texts]
+    encoded = fit(
+        [engine.tokenizer.encode(text) for text in texts],
+        engine.parts.scheduler.max_positions,
+        max_tokens,
+        own=prompts is not None,
+    )
     results = list(run_checks(engine, encoded, max_tokens, injection))
     proven = all(check.passed is not False for check, _ in results)
     console = stderr() if as_json else stdout()
@@ -164,6 +170,24 @@ def read_prompts(file: Path | None) -> list[str]:
     if not found:
         raise RequestError(f"{file} holds no prompts: write one per line")
     return found[:MOST_PROMPTS]
+
+
+def fit(prompts: list[list[int]], context: int, max_tokens: int, *, own: bool) -> list[list[int]]:
+    """Prompts that leave room in the context: the user's own as they are, or a RequestError.
+
+    Ours are cut to their ends: they only have to be text.
+    """
+    if own:
+        for number, prompt in enumerate(prompts, 1):
+            if len(prompt) + LEAST_ROOM > context:
+                raise RequestError(
+                    f"prompt {number} has {len(prompt)} tokens, but the context holds {context} "
+                    f"and {LEAST_ROOM} must be left to generate: shorten it",
+                    "prompts",
+                )
+        return prompts
+    room = max(context - max_tokens, context // 2)
+    return [prompt[-room:] for prompt in prompts]
 
 
 def find_injection(name: str | None) -> Injection | None:

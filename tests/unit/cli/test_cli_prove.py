@@ -113,7 +113,7 @@ def test_a_difference_that_is_no_near_tie_is_a_bug(
         verdicts = honest(self, views, proposals, laws)
         for view, proposal, verdict in zip(views, proposals, verdicts, strict=True):
             if len(proposal) > 1 and len(view.tokens) % 5 == 0:
-                verdict.next_token = (verdict.next_token + 1) % 100
+                verdict.next_token = proposal.tokens[1]
         return verdicts
 
     monkeypatch.setattr(CoupledVerifier, "verify", forgetful)
@@ -126,11 +126,14 @@ def test_a_difference_that_is_no_near_tie_is_a_bug(
 def test_refusals(command: Command, pair: list[str], tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_text("\n \n")
+    long = tmp_path / "long.txt"
+    long.write_text("short\n" + "long " * 100)
     for options, words in [
         (["--inject", "greedy"], ["unknown mistake", "greedy-as-soft"]),
         (["-k", "0"], ["--num-draft-tokens"]),
         (["--prompts", str(tmp_path / "none")], ["No such file"]),
         (["--prompts", str(empty)], ["one per line"]),
+        (["--prompts", str(long)], ["prompt 2", "the context holds 96", "shorten"]),
         (["--verifier", "tokens"], ["Did you mean 'token'?"]),
     ]:
         ran = command("prove", *pair, *options)
