@@ -22,11 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 from outrider.contracts import ControlledView, Proposal, Verdict
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.control.allocation import Source, Step, Track
-from outrider.control.cost import Costs, batch_bucket
+from outrider.control.cost import Costs, batch_bucket, context_bucket
 from outrider.control.survival import OWN_DECAY
 from outrider.events import StepTiming
 
@@ -40,6 +41,16 @@ PLAIN_EVERY = 100  # steps without a plain one ...
 PLAIN_BELOW = 1.5  # ... while speculation is estimated to win by less than this factor
 DECIDE_EVERY = 4  # steps of an unchanged batch: estimates move slowly, deciding takes time
 SMOOTHING = 0.1  # of the small constant times
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How much a sequence drafts, and what speaks for it; estimates as if it ran alone."""
+
+    decided: int  # the standing decision
+    asked: int  # of the last step: mostly the same, now and then a trial
+    survival: list[float]  # [k]: that draft k + 1 is accepted
+    rates: list[float]  # [k]: tokens per second with k drafts a step; [0] is plain decoding
 
 
 class AdaptiveController:
@@ -73,6 +84,24 @@ class AdaptiveController:
 
     def release(self, sequence_id: int) -> None:
         self._tracks.pop(sequence_id, None)
+
+    def explain(self, view: ControlledView) -> Choice | None:
+        """Between two steps: the reasons of the last decision. None where there was none."""
+        track = self._tracks.get(view.id)
+        asked = next((k for _, other, k in self._asked if other is track), None)
+        if track is None or asked is None:
+            return None
+        most = len(track.survival.curve)
+        step = Step(self.costs, [view], [track], 1, most)
+        rates = [1.0 / step.plain_s, *(step.rate([k]) for k in range(1, most + 1))]
+        return Choice(track.budget, asked, list(track.survival.curve), rates)
+
+    def plain_step_s(self, view: ControlledView) -> float | None:
+        """What a pass without drafts takes for this sequence alone; None until it is known."""
+        costs = self.costs
+        if costs.verify.is_guess:
+            return None
+        return costs.overhead_s + costs.verify.seconds(context_bucket(len(view.tokens)), 1)
 
     # --- before the draft ---------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from outrider.server.asking import chat_ask, chat_prompt, check_model, completio
 from outrider.server.errors import ApiError, api_error, validation_error
 from outrider.server.generation import Ask, Generation
 from outrider.server.guards import Guard
+from outrider.server.live.router import live_router
 from outrider.server.reply import ChatDialect, CompletionDialect, Dialect, Reply
 from outrider.server.schema import (
     ChatBody,
@@ -52,6 +53,7 @@ def make_app(service: Service) -> Guard:
     )
     _add_error_handlers(app)
     _add_routes(app, Handlers(service))
+    app.include_router(live_router(service))
     return Guard(app, service)
 
 

@@ -32,6 +32,7 @@ class Ask:
     prediction: list[int] = field(default_factory=list)
     salt: str = ""
     grammar: Grammar | None = None
+    request_id: str | None = None  # the engine's name for it, where there is one prompt
 
     @property
     def num_choices(self) -> int:
@@ -109,6 +110,7 @@ class Generation:
                     prediction=self.ask.prediction,
                     salt=self.ask.salt,
                     grammar=self.ask.grammar,
+                    request_id=self.ask.request_id,
                     queue_timeout_s=self._service.config.queue_timeout_s,
                 )
                 self._leave.append(leave)

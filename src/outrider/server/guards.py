@@ -7,6 +7,8 @@ strange Host header cannot make one route look like another.
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import contextlib
 import logging
 import re
@@ -64,7 +66,7 @@ class Guard:
             scope["state"]["key"] = self._check(scope, headers)
             replayed = await self._read_body(headers, receive)
         except ApiError as error:
-            await _refuse(error, answer)
+            await _refuse(error, answer, challenge=_challenge(scope["path"]))
         else:
             try:
                 await self._app(scope, replayed, answer)
@@ -79,7 +81,7 @@ class Guard:
         path, method = scope["path"], scope["method"]
         if path in OPEN_PATHS:
             return None
-        key = self._key(headers.get(b"authorization", b""))
+        key = self._key(headers.get(b"authorization", b""), path)
         # A page in somebody's browser can reach a local port under a name of its own.
         if not self._keys and not _LOCAL_HOST.fullmatch(_latin(headers.get(b"host", b""))):
             raise ApiError(403, "this server answers to local names only", code="forbidden_host")
@@ -91,11 +93,13 @@ class Guard:
                 raise ApiError(415, "the body must be application/json", code="unsupported_media")
         return key
 
-    def _key(self, authorization: bytes) -> str | None:
+    def _key(self, authorization: bytes, path: str) -> str | None:
         if not self._keys:
             return None
         scheme, _, given = authorization.partition(b" ")
         given = given.strip()
+        if scheme.lower() == b"basic" and _is_live(path):
+            scheme, given = b"bearer", _password(given)
         # Every key is compared, in constant time: neither which nor how far shows.
         matches = [compare_digest(given, key) for key in self._keys]
         if scheme.lower() != b"bearer" or not any(matches):
@@ -160,7 +164,23 @@ class Guard:
         )
 
 
-async def _refuse(error: ApiError, send: Send) -> None:
+def _is_live(path: str) -> bool:
+    """Pages for a browser, which cannot send a bearer token but asks for a password."""
+    return path == "/live" or path.startswith("/live/")
+
+
+def _challenge(path: str) -> bytes:
+    return b'Basic realm="outrider: the password is an API key"' if _is_live(path) else b"Bearer"
+
+
+def _password(given: bytes) -> bytes:
+    try:
+        return base64.b64decode(given, validate=True).partition(b":")[2]
+    except binascii.Error:
+        return b""
+
+
+async def _refuse(error: ApiError, send: Send, *, challenge: bytes = b"Bearer") -> None:
     """Answers a request that no route has seen."""
     content = error.content()
     headers = [
@@ -169,7 +189,7 @@ async def _refuse(error: ApiError, send: Send) -> None:
         *((name.encode(), value.encode()) for name, value in error.headers().items()),
     ]
     if error.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
+        headers.append((b"www-authenticate", challenge))
     if error.status in (408, 413):  # the rest of the body is not worth reading
         headers.append((b"connection", b"close"))
     with contextlib.suppress(OSError):

@@ -1,0 +1,139 @@
+"""The routes of the live page: its files, what there is to choose from, the streams, the load."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from outrider.cli.trace import Spelling, spelling
+from outrider.control import MAX_AUTO_DRAFT_TOKENS
+from outrider.server.asking import chat_ask, check_model, completion_ask
+from outrider.server.errors import ApiError
+from outrider.server.generation import Ask
+from outrider.server.live.watch import Notebook, Watched, frames
+from outrider.server.schema import ChatBody, CompletionBody, GenerationBody
+from outrider.server.service import Service
+from outrider.server.stream import EventStream
+
+_FOLDER = Path(__file__).parent
+_FILES = {
+    "/live": ("live.html", "text/html"),
+    "/live/live.css": ("live.css", "text/css"),
+    "/live/live.js": ("live.js", "text/javascript"),
+}
+# What a model writes is data: even if some of it came to be taken for markup, nothing would run.
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'"
+    ),
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+def live_router(service: Service) -> APIRouter:
+    """Everything under /live. Who may use it is the guard's business, as everywhere."""
+    router = APIRouter(include_in_schema=False)
+    live = _Live(service)
+
+    for path, (name, kind) in _FILES.items():
+        router.get(path, response_model=None)(_static(name, kind))
+
+    @router.get("/live/info", response_model=None)
+    async def info() -> Response:
+        return JSONResponse(live.info())
+
+    @router.get("/live/load", response_model=None)
+    async def load() -> Response:
+        return JSONResponse(live.load())
+
+    @router.post("/live/completion", response_model=None)
+    async def completion(body: CompletionBody, request: Request) -> Response:
+        salt = live.admit(body, request)
+        if body.echo or body.logprobs is not None:
+            raise ApiError(400, "the live stream has no echo and no logprobs", param="echo")
+        ask, _ = await completion_ask(body, service.served, salt)
+        return await live.stream(ask)
+
+    @router.post("/live/chat", response_model=None)
+    async def chat(body: ChatBody, request: Request) -> Response:
+        salt = live.admit(body, request)
+        return await live.stream(await chat_ask(body, service.served, salt))
+
+    return router
+
+
+def _static(name: str, kind: str) -> Any:
+    content = (_FOLDER / name).read_bytes()
+
+    async def answer() -> Response:
+        return Response(content, media_type=kind, headers=_HEADERS)
+
+    return answer
+
+
+class _Live:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @cached_property
+    def _notebook(self) -> Notebook:
+        return Notebook(self._service.served.core)
+
+    @cached_property
+    def _spell(self) -> Spelling:
+        return spelling(self._service.served.tokenizer)
+
+    def info(self) -> dict[str, Any]:
+        served = self._service.served
+        default = served.core.default
+        return {
+            "model": self._service.config.model_name,
+            "max_model_len": served.max_model_len,
+            # A prediction is a text of its own, for which the page has no room.
+            "proposers": sorted(served.proposers - {"prediction"}),
+            "proposer": default.proposer,
+            "num_draft_tokens": default.num_draft_tokens,
+            "max_draft_tokens": MAX_AUTO_DRAFT_TOKENS,
+        }
+
+    def load(self) -> dict[str, Any]:
+        """Sums over all requests, as in /metrics: nothing that belongs to one of them."""
+        parts, metrics = self._service.served.core.parts, self._service.metrics
+        return {
+            "num_running": len(parts.scheduler.running),
+            "num_waiting": len(parts.scheduler.waiting),
+            "max_running": parts.scheduler.config.max_sequences,
+            "kv_usage": parts.kv.usage,
+            "kv_tokens": parts.kv.num_blocks * parts.kv.block_size,
+            "num_generation_tokens": metrics.num_generation_tokens,
+            "num_draft_tokens": metrics.num_draft_tokens,
+            "num_accepted_tokens": metrics.num_accepted_tokens,
+        }
+
+    def admit(self, body: GenerationBody, request: Request) -> str:
+        """Refuses what cannot be watched; returns the salt of whoever asks."""
+        config = self._service.config
+        check_model(body.model, config.model_name)
+        if config.paced is not None:  # the steps are what a paced server hides
+            raise ApiError(403, "this server hides its steps (--paced)", code="paced")
+        if (body.n or 1) != 1:
+            raise ApiError(400, "the live stream shows one completion: leave out n", param="n")
+        return self._service.salt(request.state.key, body.cache_salt)
+
+    async def stream(self, ask: Ask) -> Response:
+        if len(ask.prompts) != 1:
+            raise ApiError(400, "the live stream shows one prompt", param="prompt")
+        config = self._service.config
+        stream = frames(
+            Watched(self._service, ask, self._notebook, self._spell), padded=config.pads
+        )
+        first = await anext(stream)  # at once: a refusal is a status, not an event
+        return EventStream(first, stream, send_timeout_s=config.send_timeout_s)

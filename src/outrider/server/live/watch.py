@@ -1,0 +1,178 @@
+"""One request, step by step, for the eyes of whoever sent it.
+
+The engine's thread notes what each step of a watched request cost and why it drafted as much as it
+did; everything else is in the step's event. Nothing is kept about requests that nobody watches.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from outrider.cli.trace import Kind, Spelling, judged
+from outrider.control.adaptive import AdaptiveController, Choice
+from outrider.engine.engine import Engine
+from outrider.events import StepEvent, StepReport, StepTiming
+from outrider.server.errors import api_error
+from outrider.server.generation import Ask, Generation
+from outrider.server.service import Service
+from outrider.server.stream import DONE, frame
+from outrider.statistics import SpeculationStats
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What the engine knew when it took a step."""
+
+    timing: StepTiming
+    choice: Choice | None  # None: the request's own K, or nothing to draft for any more
+    plain_step_s: float | None  # what the step would have taken without drafts, if known
+
+
+class Notebook:
+    """An observer of the engine: notes on the requests that are watched, by (id, step)."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._watched: set[str] = set()
+        self._notes: dict[tuple[str, int], Note] = {}
+        engine.observers.append(self)
+
+    def open(self, request_id: str) -> None:
+        """Call it before the request is submitted."""
+        self._watched.add(request_id)
+
+    def close(self, request_id: str) -> None:
+        self._watched.discard(request_id)
+        for key in [key for key in list(self._notes) if key[0] not in self._watched]:
+            self._notes.pop(key, None)
+
+    def take(self, event: StepEvent) -> Note:
+        return self._notes.pop((event.request_id, event.step))
+
+    def __call__(self, report: StepReport) -> None:
+        """In the engine's thread, between two steps."""
+        if not self._watched:
+            return
+        running = {
+            sequence.request.id: sequence for sequence in self._engine.parts.scheduler.running
+        }
+        controller = self._engine.parts.controller
+        for event in report.events:
+            if event.request_id not in self._watched:
+                continue
+            choice, plain_s = None, None
+            sequence = running.get(event.request_id)  # None once it has finished
+            if sequence is not None and isinstance(controller, AdaptiveController):
+                choice, plain_s = controller.explain(sequence), controller.plain_step_s(sequence)
+            self._notes[event.request_id, event.step] = Note(report.timing, choice, plain_s)
+
+
+class Watched(Generation):
+    """A generation of one choice that also keeps its steps, until `news` hands them out."""
+
+    def __init__(self, service: Service, ask: Ask, notebook: Notebook, spell: Spelling) -> None:
+        self.id = f"live-{secrets.token_hex(12)}"
+        super().__init__(service, replace(ask, request_id=self.id), streamed=False, detailed=False)
+        self._notebook = notebook
+        self._spell = spell
+        self._steps: list[dict[str, Any]] = []
+        self._stats = SpeculationStats()
+        self._clock_s = 0.0  # since the first token
+
+    def __enter__(self) -> Watched:
+        self._notebook.open(self.id)
+        try:
+            super().__enter__()
+        except BaseException:
+            self._notebook.close(self.id)
+            raise
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        self._notebook.close(self.id)
+
+    async def news(self) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """The steps since the last time, at least one."""
+        while not (self._is_done() and not self._steps):
+            await self._news.wait()
+            self._news.clear()
+            steps, self._steps = self._steps, []
+            if steps:
+                yield steps
+
+    def _take_event(self, index: int, event: StepEvent) -> None:
+        super()._take_event(index, event)
+        note = self._notebook.take(event)
+        self._stats.add(event, note.timing)
+        if event.step > 1:  # the first one's time is the prompt's
+            self._clock_s += note.timing.draft_s + note.timing.verify_s + note.timing.other_s
+        self._steps.append(
+            {
+                "step": event.step,
+                "at_s": self._clock_s,
+                "pieces": event.pieces,  # of the text, by the token that confirmed it
+                "source": event.source,
+                "finish_reason": event.finish_reason,
+                **_tokens(event, self._spell),
+                "timing": asdict(note.timing),
+                "choice": None if note.choice is None else asdict(note.choice),
+                "plain_step_s": note.plain_step_s,
+                "stats": self._stats.to_dict(),
+            }
+        )
+
+
+def _tokens(event: StepEvent, spell: Spelling) -> dict[str, Any]:
+    """The draft as nodes with a parent each (-1: the text so far), and what the target added."""
+    kept = set(event.path)
+    kinds = [kind for kind, _ in judged(event)]
+    refused = next((kind for kind in kinds if kind in (Kind.REJECTED, Kind.UNUSED)), None)
+    parents = event.draft_parents
+    if parents is None:
+        parents = list(range(-1, len(event.draft_tokens) - 1))
+    nodes = [
+        _token(Kind.ACCEPTED if i in kept else refused, spell(token)) | {"parent": parent}
+        for i, (token, parent) in enumerate(zip(event.draft_tokens, parents, strict=True))
+    ]
+    own = [_token(kinds[-1], spell(token)) for token in event.tokens[len(event.path) :]]
+    return {"nodes": nodes, "path": event.path, "own": own}
+
+
+def _token(kind: Kind | None, text: str) -> dict[str, Any]:
+    assert kind is not None
+    return {"kind": kind.name.lower(), "text": text}
+
+
+async def frames(watched: Watched, *, padded: bool) -> AsyncGenerator[bytes, None]:
+    """A stream for one pair of eyes: what was asked, every step, the whole; then `[DONE]`."""
+    ask = watched.ask
+    with watched:
+        yield frame(
+            {
+                "start": {
+                    "num_prompt_tokens": len(ask.prompts[0]),
+                    "proposer": ask.speculation.proposer,
+                    "num_draft_tokens": ask.speculation.num_draft_tokens,
+                }
+            },
+            padded=padded,
+        )
+        try:
+            async for steps in watched.news():
+                for step in steps:
+                    yield frame(step, padded=padded)
+            (result,) = await watched.all()
+            end = {
+                "text": result.text,
+                "finish_reason": result.completions[0].finish_reason,
+                "seed": result.seed,
+                "num_cached_tokens": result.num_cached_tokens,
+            }
+            yield frame({"end": end}, padded=padded)
+        except Exception as error:
+            yield frame(api_error(error).body(), padded=padded)
+    yield DONE
