@@ -47,6 +47,8 @@ class GrammarVocabulary:
         if not eos_ids:
             raise ConfigError("structured output needs a model with an end-of-text token")
         self.num_tokens = num_tokens
+        self.only_end_V = torch.zeros(num_tokens, dtype=torch.bool)
+        self.only_end_V[list(eos_ids)] = True
         self.library: Any = llguidance
         self.inner: Any = llguidance.LLTokenizer(
             tokenizer.serialized(), n_vocab=num_tokens, eos_token=list(eos_ids)
@@ -65,6 +67,10 @@ class Grammar:
         if self._start.is_error():
             reason = self._start.get_error().split("\n")[0][:200]
             raise RequestError(f"the grammar cannot be used: {reason}", "response_format")
+        trial = self._start.deep_copy()
+        trial.compute_bitmask()
+        if trial.is_error():
+            raise RequestError("the grammar matches no text, or is too large", "response_format")
 
     @classmethod
     def json_schema(cls, vocabulary: GrammarVocabulary, schema: Mapping[str, Any] | str) -> Grammar:
@@ -74,6 +80,8 @@ class Grammar:
             parsed = json.loads(_bounded(text))
         except ValueError as error:
             raise RequestError(f"the schema is not JSON: {error}", "response_format") from error
+        if not isinstance(parsed, dict):
+            raise RequestError("the schema must be a JSON object", "response_format")
         source = vocabulary.library.LLMatcher.grammar_from_json_schema(
             json.dumps(parsed or {"type": "object"}), overrides={"whitespace_flexible": False}
         )
@@ -97,39 +105,39 @@ class Grammar:
 
     def matcher(self, num_prompt_tokens: int, inner: Edits | None) -> Matcher:
         """For one sequence; `inner` are the request's other edits."""
-        return Matcher(
-            self._start.deep_copy(), self._vocabulary.num_tokens, num_prompt_tokens, inner
-        )
+        return Matcher(self._start, self._vocabulary, num_prompt_tokens, inner)
 
 
 class Matcher:
     """contracts.Edits of one sequence under a grammar, before its other edits.
 
     Stands somewhere in the text, committed or guessed, and walks from there to wherever it is
-    asked about: back to the last common token, then forward.
+    asked about: back to the last common token, then forward. Where it gets stuck (the grammar has
+    a dead end, or its budget is spent) only the end of the text is allowed; being a function of
+    the text alone, that too is the same with and without speculation.
     """
 
     def __init__(
-        self, matcher: Any, num_tokens: int, num_prompt_tokens: int, inner: Edits | None
+        self,
+        start: Any,
+        vocabulary: GrammarVocabulary,
+        num_prompt_tokens: int,
+        inner: Edits | None,
     ) -> None:
-        self._matcher = matcher
-        self._num_tokens = num_tokens
-        self._num_read = num_prompt_tokens  # committed tokens behind us for good
-        self._ahead: list[int] = []  # what was read after these
+        self._start = start
+        self._vocabulary = vocabulary
+        self._num_prompt_tokens = num_prompt_tokens
         self._inner = inner
+        self._restart()
 
     def apply(self, row_V: torch.Tensor, tokens: list[int], path: Sequence[int]) -> None:
         """Edits `row_V` in place for the position after `tokens + path`.
 
         After a guess that the grammar rules out nothing matters: such a row is left alone. If the
-        other edits would leave no token at all they give way, for the grammar cannot. A matcher
-        that ran out of its budget makes the row NaN, which fails this request and no other.
+        other edits would leave no token at all they give way, for the grammar cannot.
         """
-        if not self._walk(tokens, path):
-            return
-        allowed_V = self._allowed()
+        allowed_V = self._allowed(tokens, path)
         if allowed_V is None:
-            row_V.fill_(torch.nan)
             return
         row_V.masked_fill_(~allowed_V.to(row_V.device), -torch.inf)
         if self._inner is not None:
@@ -140,17 +148,33 @@ class Matcher:
 
     def forced(self, tokens: list[int]) -> list[int]:
         """The tokens that spell what must come next; a guess, for others may spell it too."""
-        if not self._walk(tokens, ()):
+        found: list[int] = self._matcher.compute_ff_tokens() if self._walk(tokens, ()) else []
+        if self._matcher.is_error():
+            self._restart()
             return []
-        found: list[int] = self._matcher.compute_ff_tokens()
         return found
 
-    def _allowed(self) -> torch.Tensor | None:
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+    def is_complete(self, tokens: list[int]) -> bool:
+        """Whether the grammar accepts `tokens` as they stand, without an end-of-text token."""
+        return self._walk(tokens, ()) and bool(self._matcher.is_accepting())
+
+    def _allowed(self, tokens: list[int], path: Sequence[int]) -> torch.Tensor | None:
+        """None: the grammar does not lead there."""
+        bits = self._matcher.compute_bitmask() if self._walk(tokens, path) else None
         if self._matcher.is_error():
+            self._restart()
+            return self._vocabulary.only_end_V
+        if bits is None:
             return None
-        mask = np.unpackbits(bits, count=self._num_tokens, bitorder="little")
+        mask = np.frombuffer(bits, np.uint8)
+        mask = np.unpackbits(mask, count=self._vocabulary.num_tokens, bitorder="little")
         return torch.from_numpy(mask).bool()
+
+    def _restart(self) -> None:
+        """An error is for ever: begin anew, from the prompt on."""
+        self._matcher: Any = self._start.deep_copy()
+        self._num_read = self._num_prompt_tokens  # committed tokens behind us for good
+        self._ahead: list[int] = []  # what was read after these
 
     def _walk(self, tokens: list[int], path: Sequence[int]) -> bool:
         """Stands after `tokens + path`; False if the grammar does not lead there."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from scipy.stats import chi2_contingency
 
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine, Result
@@ -215,6 +217,106 @@ def test_regexes_that_blow_up_elsewhere_do_not_here(
     grammar = Grammar.regex(vocabulary, "(a+)+b")
     result, _ = run(engine, grammar, engine.default, max_tokens=60)
     assert set(result.text) <= {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("lark", "start: a\na: b\nb: a"),
+        ("json_schema", '{"$ref": "#"}'),
+        ("regex", r"[^\s\S]"),
+        ("json_schema", "false"),
+        ("json_schema", "[1]"),
+    ],
+)
+def test_grammars_without_a_text_are_refused(
+    vocabulary: GrammarVocabulary, kind: str, source: str
+) -> None:
+    with pytest.raises(RequestError):
+        getattr(Grammar, kind)(vocabulary, source)
+
+
+def test_a_dead_end_cuts_the_text_short_with_and_without_speculation(
+    engine: Engine, vocabulary: GrammarVocabulary
+) -> None:
+    """Also where only a guess runs into it: the rest of the text must not suffer."""
+    grammar = Grammar.lark(vocabulary, 'start: "x" a | /[yz]{6}/\na: b\nb: a')
+    reasons = set()
+    for seed in range(12):
+        options = {"seed": seed, "temperature": 6.0}
+        plain, _ = run(engine, grammar, Speculation(), **options)
+        for speculation in speculations():
+            result, _ = run(engine, grammar, speculation, **options)
+            assert result.completions == plain.completions
+        assert re.fullmatch("x|[yz]{6}", plain.text)
+        assert (plain.text == "x") == (plain.completions[0].finish_reason == "length")
+        reasons.add(plain.completions[0].finish_reason)
+    assert reasons == {"stop", "length"}
+    (x,), (y,) = engine.tokenizer.encode("x"), engine.tokenizer.encode("y")
+    matcher = grammar.matcher(1, None)
+    for path, expected in ([x], {0}), ([y], {y, *engine.tokenizer.encode("z")}), ([x], {0}):
+        row = torch.zeros(300)
+        matcher.apply(row, [9], path)
+        assert allowed(row) == expected
+
+
+def test_a_text_forced_without_end_is_cut_short(
+    engine: Engine, vocabulary: GrammarVocabulary
+) -> None:
+    loop = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    grammar = Grammar.json_schema(vocabulary, loop | {"additionalProperties": False})
+    for speculation in (Speculation(), *speculations()):
+        result, _ = run(engine, grammar, speculation)
+        assert '{"a":{"a":{"a":'.startswith(result.text[:15])
+        assert result.completions[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("proposer", "rule"),
+    [
+        ("draft-model", "token"),
+        ("draft-model", "block"),
+        ("draft-model", "tree"),
+        ("draft-tree", "tree"),
+        ("ngram", "block"),
+    ],
+)
+def test_ratio_rules_keep_the_law_under_a_grammar(
+    engine: Engine, vocabulary: GrammarVocabulary, proposer: str, rule: str
+) -> None:
+    grammar = Grammar.regex(vocabulary, "([abcde]{2}|-fgh[ab])[xy]")
+    counts: list[Counter[str]] = []
+    speculation = Speculation(proposer=proposer, num_draft_tokens=4, verifier=rule)
+    for who, seed in ((Speculation(), 1), (speculation, 2)):
+        result, _ = run(engine, grammar, who, seed=seed, n=400)
+        counts.append(Counter(completion.text for completion in result.completions))
+    texts = [text for text in counts[0] | counts[1] if sum(c[text] for c in counts) >= 8]
+    table = [[*(c[text] for text in texts), 400 - sum(c[text] for text in texts)] for c in counts]
+    table = [[row[i] for i in range(len(row)) if table[0][i] + table[1][i]] for row in table]
+    assert len(table[0]) >= 4
+    assert chi2_contingency(table).pvalue > 1e-4
+
+
+def test_a_preempted_sequence_finds_its_place_again(
+    engine: Engine, vocabulary: GrammarVocabulary
+) -> None:
+    """With KV for about two of them, six requests push each other out."""
+    folder = str(engine.tokenizer.folder)
+    small = build(
+        EngineConfig(model=folder, threads=1, block_size=4, kv_tokens=128, proposer="ngram")
+    )
+    grammar = Grammar.json_schema(vocabulary, SCHEMA)
+    expected = {seed: run(engine, grammar, Speculation(), seed=seed)[0].text for seed in range(6)}
+    asked = {
+        small.add(
+            "write: ", SamplingParams(max_tokens=80, temperature=1.0, seed=seed), grammar=grammar
+        ): expected[seed]
+        for seed in expected
+    }
+    for _ in small.run(list(asked)):
+        pass
+    assert small.parts.scheduler.num_preemptions > 0
+    assert {request: small.collect(request).text for request in asked} == asked
 
 
 def test_a_model_without_an_end_cannot_keep_to_a_grammar(engine: Engine, tmp_path: Path) -> None:

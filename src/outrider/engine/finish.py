@@ -36,12 +36,20 @@ def _absorb_one(
     # Where a grammar is complete there is nothing but the end, however early.
     is_due = num_output > sequence.params.min_tokens or sequence.matcher is not None
     if token in sequence.finish_ids and is_due:
-        return _show(sequence, sequence.text.flush(), pieces, last=True) or "stop"
+        reason = "length" if _is_cut_short(sequence, token) else "stop"
+        return _show(sequence, sequence.text.flush(), pieces, last=True) or reason
     if _show(sequence, sequence.text.add(token), pieces):
         return "stop"
     if num_output >= sequence.params.max_tokens or len(sequence.tokens) >= max_positions:
         return _show(sequence, sequence.text.flush(), pieces, last=True) or "length"
     return None
+
+
+def _is_cut_short(sequence: Sequence, token: int) -> bool:
+    """Whether a grammar that could not go on ended the text, rather than completing it."""
+    if sequence.matcher is None or token in sequence.params.stop_ids:
+        return False
+    return not sequence.matcher.is_complete(sequence.tokens[:-1])
 
 
 def _show(sequence: Sequence, text: str, pieces: list[str], *, last: bool = False) -> str | None:
