@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli import demo, generate, prove, serve, theory
+from outrider.cli import chat, demo, generate, prove, serve, theory
 from outrider.cli.border import DEBUG_VARIABLE
 
 # What people's fingers know from vLLM, transformers and mlx-lm.
@@ -71,6 +71,7 @@ def options(
         typer.echo(context.get_help())
 
 
+app.command(epilog=chat.EXAMPLE)(chat.chat)
 app.command(epilog=demo.EXAMPLE)(demo.demo)
 app.command(epilog=generate.EXAMPLE)(generate.generate)
 app.command(epilog=prove.EXAMPLE)(prove.prove)

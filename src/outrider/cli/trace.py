@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -89,9 +89,14 @@ def cell(text: str) -> str:
 
 def running_text(event: StepEvent, spell: Spelling, *, marks: bool) -> Text:
     """One step as it reads in the output; `marks` where the console shows no styles."""
+    return styled([(kind, spell(token)) for kind, token in judged(event)], marks=marks)
+
+
+def styled(tokens: Iterable[tuple[Kind, str]], *, marks: bool) -> Text:
+    """Judged tokens one after the other, each in the style of its kind."""
     line = Text()
-    for kind, token in judged(event):
-        text = visible(spell(token))
+    for kind, spelled in tokens:
+        text = visible(spelled)
         if kind not in (Kind.REJECTED, Kind.UNUSED):
             text = text.replace("⏎", "⏎\n")
         line.append((kind.mark if marks else "") + text, style=kind.style)

@@ -1,0 +1,285 @@
+"""`outrider chat`: a conversation in the terminal, each token in the colour of its origin."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.cli import flags
+from outrider.cli.console import busy, stderr, stdout
+from outrider.cli.serve import KEY_VARIABLE, read_keys
+from outrider.errors import ConfigError, OutriderError, RequestError, UnknownName
+
+if TYPE_CHECKING:
+    from outrider.cli.partners import Partner, Settings, Step
+
+EXAMPLE = "Example: outrider chat --url http://127.0.0.1:8000"
+
+HELP = """\
+/speculation            what drafts now, and who could
+/speculation off        plain decoding
+/speculation NAME [K]   another proposer, K drafts a step or auto
+/speculation K          K drafts a step, or auto
+/seed [N|off]           the same seed gives the same answer; off: a fresh one each time
+/reset                  forget the conversation
+/quit                   leave (also Ctrl-D)
+A line that ends in \\ goes on. Ctrl-C stops the answer, twice leaves."""
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="Target: a folder, a hub name, or 'bundled'. With --url, the server's name for it.",
+        show_default="bundled, or the server's",
+    ),
+]
+Url = Annotated[
+    str | None,
+    flags.option(flags.INPUT, "Talk to a running server instead.", "--url", metavar="URL"),
+]
+KeyFile = Annotated[
+    Path | None,
+    flags.option(
+        flags.INPUT,
+        f"The server's API key; {KEY_VARIABLE} may hold it too.",
+        "--api-key-file",
+        metavar="FILE",
+    ),
+]
+System = Annotated[
+    str | None,
+    flags.option(flags.INPUT, "A system message to begin with.", "--system", metavar="TEXT"),
+]
+NumDraftTokens = Annotated[
+    Any,
+    flags.option(
+        flags.SPECULATION,
+        "Tokens drafted per step; 0 is plain decoding, auto what pays.",
+        "--num-draft-tokens",
+        "-k",
+        metavar="K|auto",
+        parser=flags.read_draft_tokens,
+        show_default="auto, or the server's",
+    ),
+]
+Trace = Annotated[
+    bool, flags.option(flags.OUTPUT, "Show the rejected drafts too, struck out.", "--trace")
+]
+
+
+def chat(
+    model: Model = None,
+    url: Url = None,
+    api_key_file: KeyFile = None,
+    system: System = None,
+    draft_model: flags.DraftModel = None,
+    proposer: flags.Proposer = None,
+    num_draft_tokens: NumDraftTokens = None,
+    temperature: flags.Temperature = 0.7,
+    top_p: flags.TopP = 1.0,
+    seed: flags.Seed = None,
+    max_tokens: flags.MaxTokens = 256,
+    device: flags.Device = "cpu",
+    dtype: flags.Dtype = "auto",
+    backend: flags.Backend = "auto",
+    threads: flags.Threads = None,
+    show_trace: Trace = False,
+) -> None:
+    """Talk to a model, loaded here or on a server, and see which tokens were drafted."""
+    machine = {"device": device, "dtype": dtype, "backend": backend, "threads": threads}
+    if url is not None:
+        usual = {"device": "cpu", "dtype": "auto", "backend": "auto", "threads": None}
+        local = [name for name, value in machine.items() if value != usual[name]]
+        if draft_model is not None:
+            local.append("draft-model")
+        if local:
+            raise ConfigError(f"--{local[0]} is the server's business: leave it out with --url")
+    elif api_key_file is not None:
+        raise ConfigError("--api-key-file goes with --url")
+
+    with busy(f"loading {model or 'bundled'}" if url is None else f"asking {url}"):
+        from outrider.cli import partners
+        from outrider.cli.partners import Settings
+
+        settings = Settings(temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
+        partner: Partner
+        if url is None:
+            partner = partners.load_local(
+                model or "bundled",
+                draft_model=draft_model,
+                proposer=proposer,
+                num_draft_tokens="auto" if num_draft_tokens is None else num_draft_tokens,
+                **machine,
+            )
+        else:
+            keys = read_keys(api_key_file)
+            partner = partners.Remote(url, keys[0] if keys else None, model)
+            settings.speculation = partners.wish(proposer, num_draft_tokens)
+    Conversation(partner, settings, system, show_trace=show_trace)()
+
+
+class Conversation:
+    """Reads messages until there are no more, and prints the answers.
+
+    At a terminal, mistakes are explained and the conversation goes on; in a script they end it.
+    """
+
+    def __init__(
+        self, partner: Partner, settings: Settings, system: str | None, *, show_trace: bool
+    ) -> None:
+        from outrider.cli import trace
+
+        self._partner = partner
+        self._settings = settings
+        self._opening = [] if system is None else [{"role": "system", "content": system}]
+        self._messages = list(self._opening)
+        self._out = stdout()
+        self._err = stderr()
+        self._trace = show_trace
+        self._marks = trace.needs_marks(self._out)
+        self._is_interactive = sys.stdin.isatty()
+        self._interrupted = False  # by the last thing that happened
+        self._commands: dict[str, Callable[[list[str]], None]] = {
+            "help": self._help,
+            "speculation": self._speculation,
+            "seed": self._seed,
+            "reset": self._reset,
+        }
+
+    def __call__(self) -> None:
+        if self._is_interactive:
+            with suppress(ImportError):
+                import readline  # noqa: F401  (gives input() its line editing)
+            self._note(f"{self._partner.title} · /help lists the commands, Ctrl-D leaves")
+        for message in self._read():
+            if message.split()[0] == "/quit":
+                return
+            try:
+                if message.startswith("/"):
+                    self._obey(message)
+                else:
+                    self._answer(message)
+            except OutriderError as error:
+                if not self._is_interactive:
+                    raise
+                self._err.print(f"outrider: {' '.join(str(error).split())}", markup=False)
+
+    def _read(self) -> Iterator[str]:
+        """The user's messages, empty ones left out."""
+        lines: list[str] = []
+        while True:
+            try:
+                line = self._line("… " if lines else "› ")
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                if self._interrupted or not self._is_interactive:
+                    raise
+                self._interrupted = True
+                lines.clear()
+                self._note("\nCtrl-C again leaves")
+                continue
+            lines.append(line.removesuffix("\\"))
+            if line.endswith("\\"):
+                continue
+            message = "\n".join(lines)
+            lines.clear()
+            if message.strip():
+                self._interrupted = False
+                yield message
+
+    def _line(self, prompt: str) -> str:
+        if self._is_interactive:
+            return input(prompt)
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        return line.rstrip("\n")
+
+    def _answer(self, message: str) -> None:
+        self._messages.append({"role": "user", "content": message})
+        pieces: list[str] = []
+        try:
+            for step in self._partner.answer(self._messages, self._settings):
+                pieces += step.pieces
+                self._show(step)
+        except KeyboardInterrupt as interrupt:
+            from outrider.cli.partners import Impatience
+
+            if isinstance(interrupt, Impatience) or not self._is_interactive:
+                raise
+            self._interrupted = True
+        except OutriderError:
+            if not pieces:
+                self._messages.pop()  # as if it had not been said
+            raise
+        answer = "".join(pieces)
+        self._messages.append({"role": "assistant", "content": answer})
+        if not answer.endswith("\n"):
+            self._out.print()
+        figures = self._partner.figures(sampled=self._settings.temperature > 0)
+        self._note(f"stopped · {figures}" if self._interrupted else figures)
+
+    def _show(self, step: Step) -> None:
+        from outrider.cli import report, trace
+
+        if self._trace:
+            self._out.print(trace.styled(step.tokens, marks=self._marks), end="")
+        elif self._out.is_terminal:
+            for kind, piece in zip(step.kinds, step.pieces, strict=True):
+                text = report.printable(piece)
+                self._out.print(text, style=kind.style, end="", markup=False)
+        else:
+            sys.stdout.write("".join(step.pieces))
+        sys.stdout.flush()
+
+    def _note(self, text: str) -> None:
+        self._err.print(text, style="dim", soft_wrap=True, markup=False)
+
+    # --- commands -----------------------------------------------------------------------------
+
+    def _obey(self, line: str) -> None:
+        name, *words = line[1:].split() or [""]
+        if name not in self._commands:
+            raise UnknownName("command", name, [*self._commands, "quit"])
+        self._commands[name](words)
+
+    def _help(self, words: list[str]) -> None:
+        self._note(HELP)
+
+    def _reset(self, words: list[str]) -> None:
+        self._messages = list(self._opening)
+        self._note("a new conversation")
+
+    def _seed(self, words: list[str]) -> None:
+        if words == ["off"]:
+            self._settings.seed = None
+        elif words:
+            if len(words) > 1 or not words[0].isdecimal() or int(words[0]) >= 1 << 63:
+                raise RequestError("/seed takes one whole number from 0 on, or off", "seed")
+            self._settings.seed = int(words[0])
+        seed = self._settings.seed
+        self._note("a fresh seed for every answer" if seed is None else f"seed {seed}")
+
+    def _speculation(self, words: list[str]) -> None:
+        from outrider.cli.partners import wish
+
+        if words == ["off"]:
+            self._settings.speculation = {"off": True}
+        elif words:
+            *names, last = words
+            is_count = last == "auto" or last.isdecimal()
+            name = None if is_count and not names else (names[0] if is_count else last)
+            if len(words) > 2 or (len(words) == 2 and not is_count):
+                raise RequestError("/speculation takes off, or a proposer and K", "speculation")
+            if name is not None and name not in self._partner.proposers:
+                raise UnknownName("proposer", name, self._partner.proposers)
+            count = flags.read_draft_tokens(last) if is_count else None
+            self._settings.speculation = wish(name, count)
+        now = self._partner.describe(self._settings.speculation)
+        self._note(f"{now} (there are: {', '.join(sorted(self._partner.proposers))})")

@@ -1,0 +1,346 @@
+"""Who answers in `outrider chat`: an engine in this process, or a server."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from outrider.cli import trace
+from outrider.cli.trace import Kind
+from outrider.engine.request import Speculation
+from outrider.errors import ConfigError, EngineError, RequestError
+from outrider.llm import LLM
+from outrider.registry import proposer_names
+from outrider.sampling import SamplingParams
+from outrider.server.chat import load_template
+
+TIMEOUT_S = 300.0  # without a byte from the server
+
+Message = Mapping[str, str]
+Wish = dict[str, Any]  # the body field `speculation`; empty: the partner's own setting
+
+
+@dataclass(slots=True)
+class Settings:
+    temperature: float
+    top_p: float
+    seed: int | None
+    max_tokens: int
+    speculation: Wish = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one pass of the target did: its tokens as judged, and the text it confirmed."""
+
+    tokens: list[tuple[Kind, str]]
+    pieces: list[str]  # by confirmed token
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """Of the confirmed tokens."""
+        return [kind for kind, _ in self.tokens if kind not in (Kind.REJECTED, Kind.UNUSED)]
+
+
+class Partner(Protocol):
+    title: str
+    proposers: list[str]  # that can be asked for by name
+
+    def answer(self, messages: Sequence[Message], settings: Settings) -> Iterator[Step]:
+        """Leaving early stops it. KeyboardInterrupt: the user stopped it."""
+        ...
+
+    def figures(self, *, sampled: bool) -> str:
+        """What the last answer amounted to, in a line."""
+        ...
+
+    def describe(self, wish: Wish) -> str: ...
+
+
+class Impatience(KeyboardInterrupt):
+    """Ctrl-C for the second time."""
+
+
+def wish(proposer: str | None, num_draft_tokens: int | str | None) -> Wish:
+    if num_draft_tokens == 0:
+        return {"off": True}
+    given = {"proposer": proposer, "num_draft_tokens": num_draft_tokens}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def summary(stats: Mapping[str, Any], seed: int | None) -> str:
+    parts = [f"{stats['num_tokens']} tokens", f"{stats['tokens_per_s']:.1f} tok/s"]
+    if stats["num_drafted"]:
+        parts.append(f"{stats['tokens_per_pass']:.2f} tokens per target pass")
+        parts.append(f"{100 * stats['acceptance_rate']:.0f} % of the drafts accepted")
+    else:
+        parts.append("nothing was drafted")
+    if seed is not None:
+        parts.append(f"seed {seed}")
+    return " · ".join(parts)
+
+
+# --- in this process --------------------------------------------------------------------------
+
+
+def load_local(model: str, **config: Any) -> Local:
+    """Loads a model; arguments are EngineConfig's."""
+    if config["proposer"] == "prediction":
+        raise ConfigError("proposer 'prediction' needs one: chat has none, choose another proposer")
+    return Local(LLM(model, **config))
+
+
+class Local:
+    def __init__(self, llm: LLM) -> None:
+        self._engine = llm.engine
+        self._template, is_real = load_template(llm.engine.tokenizer, None)
+        self._spell = trace.spelling(llm.engine.tokenizer)
+        self._last: tuple[dict[str, Any], int] | None = None
+        self.proposers = [name for name in proposer_names() if name != "prediction"]
+        self.title = f"{llm.config.model}, {self.describe({})}"
+        if not is_real:
+            self.title += ", no chat template: it continues your text"
+
+    def answer(self, messages: Sequence[Message], settings: Settings) -> Iterator[Step]:
+        self._last = None
+        text = self._template.render(messages)
+        params = SamplingParams(
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            seed=settings.seed,
+            max_tokens=settings.max_tokens,
+        )
+        engine = self._engine
+        request_id = engine.add(
+            engine.tokenizer.encode(text, special=False),
+            params,
+            speculation=self._speculation(settings.speculation),
+        )
+        try:
+            with between_steps() as interrupted:
+                for report in engine.run([request_id]):
+                    for event in report.events:
+                        judged = [(kind, self._spell(t)) for kind, t in trace.judged(event)]
+                        yield Step(judged, event.pieces)
+                    if interrupted():
+                        raise KeyboardInterrupt
+        finally:
+            engine.cancel(request_id)
+            result = engine.collect(request_id)
+            self._last = (result.stats.to_dict(), result.seed)
+
+    def figures(self, *, sampled: bool) -> str:
+        assert self._last is not None
+        stats, seed = self._last
+        return summary(stats, seed if sampled else None)
+
+    def describe(self, wish: Wish) -> str:
+        speculation = self._speculation(wish)
+        if speculation.proposer is None:
+            return "plain decoding"
+        return f"{speculation.proposer} drafts, K {speculation.num_draft_tokens}"
+
+    def _speculation(self, wish: Wish) -> Speculation:
+        default = self._engine.default
+        if wish.get("off"):
+            return Speculation(proposer=None, verifier=default.verifier)
+        wanted = replace(default, **wish)
+        if wish and wanted.proposer is None:
+            raise RequestError("plain decoding has no K: name a proposer too", "speculation")
+        if wish and not wanted.num_draft_tokens:
+            wanted = replace(wanted, num_draft_tokens="auto")
+        return wanted
+
+
+@contextmanager
+def between_steps() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C waits for the end of a step, which must not be torn; a second one does not wait."""
+    presses = 0
+
+    def press(number: int, frame: FrameType | None) -> None:
+        nonlocal presses
+        presses += 1
+        if presses > 1:
+            raise Impatience
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: presses > 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# --- on a server ------------------------------------------------------------------------------
+
+
+class Remote:
+    """Steps come from Outrider's live stream; where there is none, the text alone from OpenAI's."""
+
+    def __init__(self, url: str, key: str | None, model: str | None) -> None:
+        parts = urlsplit(url if "//" in url else f"//{url}", scheme="http")
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if parts.scheme not in ("http", "https") or not host:
+            raise ConfigError(f"--url is something like http://127.0.0.1:8000, not {url!r}")
+        self._secure = parts.scheme == "https"
+        self._address = (host, port)
+        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
+        self._url = url
+        self._headers = {"content-type": "application/json"}
+        if key is not None:
+            self._headers["authorization"] = f"Bearer {key}"
+        self._stats: dict[str, Any] = {}
+        self._seed: int | None = None
+        info = self._get("/live/info")
+        self._is_live = info is not None
+        if info is None:  # another kind of server
+            listed = self._get("/v1/models") or {}
+            names = [str(entry.get("id")) for entry in listed.get("data", [])]
+            info = {"model": names[0] if names else "", "proposers": [], "proposer": None}
+        self._info = info
+        self._model = model or info["model"]
+        self.proposers: list[str] = info["proposers"]
+        self.title = f"{self._model} at {url}, {self.describe({})}"
+
+    def answer(self, messages: Sequence[Message], settings: Settings) -> Iterator[Step]:
+        self._stats, self._seed = {}, None
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": list(messages),
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "max_tokens": settings.max_tokens,
+        }
+        if settings.seed is not None:
+            body["seed"] = settings.seed
+        if settings.speculation:
+            body["speculation"] = settings.speculation
+        with closing(self._connect()) as connection:
+            response = self._post(connection, body)
+            self._check(response)
+            for event in self._events(response):
+                step = self._live_step(event) if self._is_live else _plain_step(event)
+                if step is not None:
+                    yield step
+
+    def figures(self, *, sampled: bool) -> str:
+        if not self._stats:
+            return "no figures from this server"
+        return summary(self._stats, self._seed if sampled else None)
+
+    def describe(self, wish: Wish) -> str:
+        if wish.get("off"):
+            return "plain decoding"
+        proposer = wish.get("proposer", self._info["proposer"])
+        count = wish.get("num_draft_tokens", self._info.get("num_draft_tokens", "auto"))
+        if proposer is None:
+            return "plain decoding" if self._is_live else "speculation unknown"
+        return f"{proposer} drafts, K {count or 'auto'}"
+
+    def _live_step(self, event: dict[str, Any]) -> Step | None:
+        if "end" in event:
+            self._seed = event["end"]["seed"]
+        if "step" not in event:
+            return None
+        self._stats = event["stats"]
+        nodes, path = event["nodes"], event["path"]
+        kept = set(path)
+        tokens = [nodes[i] for i in path]
+        tokens += [node for i, node in enumerate(nodes) if i not in kept]
+        tokens += event["own"]
+        return Step([(Kind[t["kind"].upper()], t["text"]) for t in tokens], event["pieces"])
+
+    # --- HTTP ---
+
+    def _connect(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        return kind(*self._address, timeout=TIMEOUT_S)
+
+    def _post(
+        self, connection: http.client.HTTPConnection, body: dict[str, Any]
+    ) -> http.client.HTTPResponse:
+        if self._is_live:
+            response = self._send(connection, "POST", "/live/chat", body)
+            if response.status not in (403, 404):
+                return response
+            response.read()
+            self._is_live = False  # it hides its steps
+        return self._send(connection, "POST", "/v1/chat/completions", body | {"stream": True})
+
+    def _send(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+    ) -> http.client.HTTPResponse:
+        content = None if body is None else json.dumps(body).encode()
+        try:
+            connection.request(method, self._prefix + path, content, self._headers)
+            return connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise ConfigError(
+                f"no server answers at {self._url} ({_reason(error)}): outrider serve starts one"
+            ) from None
+
+    def _get(self, path: str) -> dict[str, Any] | None:
+        """None where there is no such route."""
+        with closing(self._connect()) as connection:
+            response = self._send(connection, "GET", path)
+            if response.status == 404:
+                return None
+            self._check(response)
+            found = _json(response.read())
+            return found if isinstance(found, dict) else None
+
+    def _check(self, response: http.client.HTTPResponse) -> None:
+        if response.status == 200:
+            return
+        if response.status == 401:
+            raise ConfigError("the server wants an API key: --api-key-file or OUTRIDER_API_KEY")
+        found = _json(response.read(1 << 16))
+        error = found.get("error") if isinstance(found, dict) else None
+        message = error.get("message") if isinstance(error, dict) else None
+        raise RequestError(f"the server refuses: {message or f'status {response.status}'}")
+
+    def _events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+        try:
+            for line in response:
+                if not line.startswith(b"data: "):
+                    continue
+                if line.strip() == b"data: [DONE]":
+                    return
+                event = _json(line[6:])
+                if not isinstance(event, dict):
+                    break
+                if "error" in event:
+                    raise EngineError(f"the server failed: {event['error'].get('message')}")
+                yield event
+        except (OSError, http.client.HTTPException) as error:
+            raise EngineError(f"the connection was lost ({_reason(error)})") from None
+        raise EngineError("the connection was lost")
+
+
+def _plain_step(event: dict[str, Any]) -> Step | None:
+    text = "".join(choice["delta"].get("content") or "" for choice in event.get("choices", []))
+    return Step([(Kind.TARGET, text)], [text]) if text else None
+
+
+def _json(content: bytes) -> object:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or type(error).__name__)
