@@ -3,6 +3,7 @@
 #   make demo       plain and speculative decoding side by side, on the bundled models
 #   make test       ruff, mypy --strict and every test: what CI runs
 #   make unit       only the fast tests        make lint / typecheck   one check
+#   make soak       20 minutes of mixed load on the server: memory and files must stay flat
 #   make reference  regenerate docs/reference  make clean / distclean  caches / also .venv
 #
 # PYTHON=python3.12 chooses the interpreter. TORCH=torch==2.13.0 takes whatever build your package
@@ -22,7 +23,7 @@ LIBRARY := src/outrider/native/_outrider.so
 NATIVE_SOURCES := $(wildcard src/outrider/native/*.cpp src/outrider/native/*.h \
 	src/outrider/native/build.py)
 
-.PHONY: demo test lint typecheck unit reference clean distclean
+.PHONY: demo test lint typecheck unit soak reference clean distclean
 
 demo: $(NATIVE)
 	@$(BIN)/outrider demo
@@ -41,6 +42,9 @@ typecheck: $(INSTALLED)
 
 unit: $(NATIVE)
 	@$(BIN)/python -m pytest tests/unit
+
+soak: $(NATIVE)
+	@$(BIN)/python benchmarks/soak.py --seconds $(or $(SECONDS_OF_SOAK),1200) --write
 
 reference: $(INSTALLED)
 	@$(BIN)/python docs/make_cli_reference.py
