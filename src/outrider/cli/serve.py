@@ -20,6 +20,16 @@ KEY_VARIABLE = "OUTRIDER_API_KEY"
 NETWORK = "Network"
 LIMITS = "Limits"
 PRIVACY = "Privacy"
+VLLM = "With --backend vllm"
+VLLM_ONLY = {
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "executor",
+    "draft_table",
+    "restarts",
+    "vllm_args",
+}
 
 Host = Annotated[str, flags.option(NETWORK, "Address to listen on.", "--host", metavar="ADDRESS")]
 Port = Annotated[int, flags.option(NETWORK, "Port to listen on.", "--port", metavar="PORT")]
@@ -128,6 +138,59 @@ Paced = Annotated[
         show_default="off",
     ),
 ]
+Backend = Annotated[
+    str,
+    flags.option(
+        flags.MACHINE,
+        "auto, native, torch, transformers or vllm.",
+        "--backend",
+        metavar="NAME",
+    ),
+]
+TensorParallel = Annotated[
+    int,
+    flags.option(
+        VLLM, "Devices that share each layer.", "--tensor-parallel-size", "--tp", metavar="N"
+    ),
+]
+PipelineParallel = Annotated[
+    int,
+    flags.option(
+        VLLM, "Devices that share the layers.", "--pipeline-parallel-size", "--pp", metavar="N"
+    ),
+]
+DataParallel = Annotated[
+    int, flags.option(VLLM, "Copies of the model.", "--data-parallel-size", "--dp", metavar="N")
+]
+Executor = Annotated[
+    str | None,
+    flags.option(
+        VLLM,
+        "mp, ray, uni or external_launcher.",
+        "--distributed-executor-backend",
+        metavar="NAME",
+        show_default="vLLM's choice",
+    ),
+]
+DraftTable = Annotated[
+    str | None,
+    flags.option(
+        VLLM,
+        "Drafted tokens by batch size, like 1-4:5,5-16:2,17-:0, or a JSON file.",
+        "--draft-table",
+        metavar="TABLE",
+        show_default="the same for all",
+    ),
+]
+Restarts = Annotated[
+    int, flags.option(VLLM, "Start vLLM again so often if it dies.", "--restarts", metavar="N")
+]
+VllmArgs = Annotated[
+    list[str] | None,
+    flags.option(
+        VLLM, "A further argument of vllm serve; may be repeated.", "--vllm-arg", metavar="ARG"
+    ),
+]
 LogFormat = Annotated[
     str, flags.option(flags.OUTPUT, "text or json.", "--log-format", metavar="NAME")
 ]
@@ -138,6 +201,7 @@ LogLevel = Annotated[
 
 
 def serve(
+    context: typer.Context,
     model: flags.Model = "bundled",
     host: Host = "127.0.0.1",
     port: Port = 8000,
@@ -160,8 +224,15 @@ def serve(
     paced: Paced = None,
     device: flags.Device = "cpu",
     dtype: flags.Dtype = "auto",
-    backend: flags.Backend = "auto",
+    backend: Backend = "auto",
     threads: flags.Threads = None,
+    tensor_parallel_size: TensorParallel = 1,
+    pipeline_parallel_size: PipelineParallel = 1,
+    data_parallel_size: DataParallel = 1,
+    executor: Executor = None,
+    draft_table: DraftTable = None,
+    restarts: Restarts = 0,
+    vllm_args: VllmArgs = None,
     log_format: LogFormat = "text",
     log_level: LogLevel = "info",
 ) -> None:
@@ -173,6 +244,14 @@ def serve(
         raise ConfigError(f"--log-format is text or json, not {log_format!r}")
     if log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"--log-level is debug, info, warning or error, not {log_level!r}")
+    if backend == "vllm":
+        from outrider.integrations.vllm.command import serve_vllm
+
+        options = {**context.params, "num_draft_tokens": read_draft_tokens(num_draft_tokens)}
+        name = served_model_name or model_name(model)
+        raise typer.Exit(serve_vllm(options, given(context), read_keys(api_key_file), name))
+    if vllm_only := given(context) & VLLM_ONLY:
+        raise ConfigError(f"--{min(vllm_only).replace('_', '-')} needs --backend vllm")
 
     from outrider.server.config import ServerConfig
 
@@ -230,6 +309,12 @@ def serve(
 
         code = run(Service(config, load), listener)
     leave(code)
+
+
+def given(context: typer.Context) -> set[str]:
+    """The options that the user wrote."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source and source.name != "DEFAULT"}
 
 
 def leave(code: int) -> None:

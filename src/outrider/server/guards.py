@@ -15,11 +15,12 @@ import re
 import secrets
 from hmac import compare_digest
 from time import monotonic
+from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError, api_error
-from outrider.server.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +34,22 @@ _HEADERS = [
 ]
 
 
+class Guarded(Protocol):
+    """What stands behind the routes."""
+
+    @property
+    def config(self) -> ServerConfig: ...
+
+    @property
+    def served(self) -> object:
+        """Raises ApiError (503) while there is nothing to serve."""
+        ...
+
+
 class Guard:
     """An ASGI app around the routes. Sets `state["key"]` and `state["request_id"]` of the scope."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Guarded) -> None:
         self._app = app
         self._service = service
         self._keys = [key.encode() for key in service.config.api_keys]

@@ -13,12 +13,16 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Callable
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from outrider.server.app import make_app
 from outrider.server.config import ServerConfig
+from outrider.server.guards import Guarded
 from outrider.server.service import Service, State
 
 logger = logging.getLogger(__name__)
@@ -51,14 +55,27 @@ def bind(config: ServerConfig) -> socket.socket:
     return listener
 
 
+class Running(Guarded, Protocol):
+    """What a process serves, from loading to the end."""
+
+    state: State
+    was_ready: bool
+    failure: BaseException | None
+    on_end: Callable[[], None]
+
+    async def drain(self) -> bool: ...
+
+    async def close(self, timeout_s: float = ...) -> bool: ...
+
+
 class Server(uvicorn.Server):
     """uvicorn with our manners at the end: finish or drop what runs, then go."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Running, app: ASGIApp) -> None:
         config = service.config
         super().__init__(
             uvicorn.Config(
-                make_app(service),
+                app,
                 http="h11",
                 ws="none",
                 lifespan="on",
@@ -111,7 +128,12 @@ class Server(uvicorn.Server):
 
 def serve(service: Service, listener: socket.socket) -> int:
     """Serves until told to stop; returns the exit code, or raises what loading raised."""
-    server = Server(service)
+    return run(service, make_app(service), listener)
+
+
+def run(service: Running, app: ASGIApp, listener: socket.socket) -> int:
+    """The same for any service behind an app of its own."""
+    server = Server(service, app)
     asyncio.run(server.serve([listener]))
     if service.failure is not None:
         if not service.was_ready:

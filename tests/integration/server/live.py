@@ -19,6 +19,7 @@ import pytest
 from outrider.contracts import StepBatch, StepOutput
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine, Result
+from outrider.server.app import make_app
 from outrider.server.config import ServerConfig
 from outrider.server.run import Server, bind
 from outrider.server.service import Service, State
@@ -55,7 +56,7 @@ class Live:
         self.port: int = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.service = Service(self.config, load)
-        self.server = Server(self.service)
+        self.server = Server(self.service, make_app(self.service))
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self.server.serve([listener])), name="live"
         )

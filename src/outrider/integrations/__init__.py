@@ -1,0 +1,1 @@
+"""Other people's engines, driven by ours or drafting with ours."""

@@ -1,0 +1,136 @@
+"""The vLLM process: started in a group of its own, listened to, ended with all its workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+from outrider.errors import ConfigError
+
+VARIABLE = "OUTRIDER_VLLM"
+LAST_LINES = 200
+_ERROR = re.compile(r"\b(\w*(?:Error|Exception)): (.+)|error: (.+)")
+_PR_SET_PDEATHSIG = 1
+
+
+def find_vllm() -> Path:
+    """vLLM's executable: the one named in the environment, ours, or the shell's."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        found = shutil.which(named)
+        if found is None:
+            raise ConfigError(f"{VARIABLE} names {named}, which is no program")
+        return Path(found)
+    beside = Path(sys.executable).with_name("vllm")
+    if beside.exists():
+        return beside
+    found = shutil.which("vllm")
+    if found is None:
+        raise ConfigError(
+            "vLLM is not installed: pip install 'outrider[vllm]', "
+            f"or name the vllm of another environment in {VARIABLE}"
+        )
+    return Path(found)
+
+
+def free_port() -> int:
+    """A local port that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Child:
+    """One run of a program. `start`, then `wait`; `stop` at any time, any number of times."""
+
+    def __init__(self, command: Seq[str], environment: Mapping[str, str] | None = None) -> None:
+        self._command = list(command)
+        self._environment = {**os.environ, **(environment or {})}
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._lines: deque[str] = deque(maxlen=LAST_LINES)
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            env=self._environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            limit=1 << 20,
+        )
+        self._reader = asyncio.create_task(self._read())
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def wait(self) -> int:
+        """The exit code; negative: the signal that ended it."""
+        assert self._process is not None
+        code = await self._process.wait()
+        self._kill_group()  # workers that outlived it
+        if self._reader is not None:
+            await asyncio.wait({self._reader}, timeout=2)
+        return code
+
+    async def stop(self, grace_s: float = 10.0) -> None:
+        """SIGTERM, then SIGKILL for whatever of the group is left."""
+        if self._process is None:
+            return
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), grace_s)
+        self._kill_group()
+        await self._process.wait()
+
+    def reason(self) -> str:
+        """The last error that it printed, in one line."""
+        for line in reversed(self._lines):
+            found = _ERROR.search(line)
+            if found:
+                kind, text, plain = found.groups()
+                return f"{kind}: {text}" if kind else plain
+        return self._lines[-1] if self._lines else "it printed nothing"
+
+    def _kill_group(self) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _read(self) -> None:
+        """Its log goes on to ours."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        while True:
+            try:
+                raw = await self._process.stdout.readline()
+            except ValueError:  # a line beyond all measure: dropped
+                continue
+            if not raw:
+                return
+            line = raw.decode("utf-8", "replace").rstrip()
+            if line:
+                self._lines.append(line)
+                print(line, file=sys.stderr, flush=True)
+
+
+def _die_with_parent() -> None:
+    """In the child, before the program: nobody should keep a GPU because its owner was killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,91 @@
+"""`outrider serve --backend vllm`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from outrider.errors import ConfigError
+from outrider.integrations.vllm.mapping import Wish, command, read_table, refuse, shown
+
+
+def serve_vllm(
+    options: Mapping[str, Any], given: Collection[str], api_keys: tuple[str, ...], name: str
+) -> int:
+    """Serves until told to stop and returns the exit code.
+
+    `options` are those of `outrider serve`, `given` the names of those the user wrote.
+    """
+    if find_spec("httpx") is None or find_spec("uvicorn") is None:
+        raise ConfigError("the front's parts are not installed: pip install 'outrider[vllm]'")
+    refuse(given)
+    wish = read_wish(options, given, name)
+
+    from outrider.integrations.vllm.child import Child, find_vllm, free_port
+    from outrider.integrations.vllm.front import Front, make_front
+    from outrider.integrations.vllm.mailbox import Mailbox
+    from outrider.server.config import ServerConfig
+    from outrider.server.logs import set_up
+    from outrider.server.run import PortTaken, bind, run
+
+    config = ServerConfig(
+        host=options["host"],
+        port=options["port"],
+        api_keys=api_keys,
+        model_name=name,
+        max_queue=options["max_queue"],
+        drain_timeout_s=options["drain_timeout"],
+        stall_timeout_s=options["stall_timeout"],
+    )
+    program = find_vllm()
+    inner = free_port()
+    with tempfile.TemporaryDirectory(prefix="outrider-vllm-") as folder:
+        predicts = wish.proposer in ("prediction", "hybrid") and wish.num_draft_tokens != 0
+        more = {"predictions": folder} if predicts else None
+        args, environment = command(wish, host="127.0.0.1", port=inner, more=more)
+        environment["VLLM_LOGGING_LEVEL"] = options["log_level"].upper()
+        # Keys are checked here; one in the environment would lock us out of our own vLLM.
+        environment["VLLM_API_KEY"] = ""
+        try:
+            listener = bind(config)
+        except PortTaken as error:
+            print("outrider:", error, file=sys.stderr)
+            raise typer.Exit(1) from None
+        with listener:
+            set_up(options["log_format"], options["log_level"])
+            print(f"outrider: starting {shown(args)}", file=sys.stderr, flush=True)
+            front = Front(
+                config,
+                lambda: Child([str(program), *args], environment),
+                f"http://127.0.0.1:{inner}",
+                max_requests=wish.max_sequences + config.max_queue,
+                restarts=options["restarts"],
+                mailbox=Mailbox(Path(folder)) if predicts else None,
+            )
+            return run(front, make_front(front), listener)
+
+
+def read_wish(options: Mapping[str, Any], given: Collection[str], name: str) -> Wish:
+    """What concerns vLLM among the options of `outrider serve`; ConfigError for nonsense."""
+    chosen = {field.name: options[field.name] for field in fields(Wish)}
+    chosen["served_model_name"] = name
+    chosen["vllm_args"] = tuple(options["vllm_args"] or ())
+    chosen["verifier"] = options["verifier"] if "verifier" in given else None
+    if options["draft_table"] is not None:
+        chosen["draft_table"] = read_table(options["draft_table"])
+    elif "num_draft_tokens" in given and options["num_draft_tokens"] == "auto":
+        raise ConfigError("vLLM does not choose K by itself: give -k N or --draft-table")
+    if options["restarts"] < 0:
+        raise ConfigError(f"--restarts must be 0 or more, not {options['restarts']}")
+    template = options["chat_template"]
+    if template is not None and not os.access(template, os.R_OK):
+        raise ConfigError(f"cannot read the chat template from {template}")
+    return Wish(**chosen)
