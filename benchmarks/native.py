@@ -30,6 +30,7 @@ from outrider.contracts import Model, StepBatch
 from outrider.model.bundled import bundled_path
 from outrider.model.native_decoder import NativeDecoder
 from outrider.model.torch_decoder import TorchDecoder
+from outrider.sampling import RowParams, SamplingParams
 
 CONTEXT, BLOCK, PREFILL = 256, 16, 512
 WIDTHS = (1, 2, 3, 5, 9, 17)
@@ -213,8 +214,9 @@ def drafting(rounds: int, threads: int | None, num_drafts: int = 4) -> list[dict
         for dtype, model in drafts.items():
             times.add(f"target {dtype}", 1, timed(target, what))  # as in decoding: caches are cold
             for temperature in (0.0, 1.0):
+                params = SamplingParams(temperature=temperature)
                 started = time.perf_counter()
-                model.draft_chain(what, count, np.array([temperature], np.float32), key)
+                model.draft_chain(what, count, RowParams.of([params], [1]), key)
                 times.add(dtype, temperature, (time.perf_counter() - started) / num_drafts)
     return [
         {

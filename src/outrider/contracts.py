@@ -13,7 +13,7 @@ import enum
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from outrider.events import StepTiming
     from outrider.kv.cache import KVCache
     from outrider.model.tokenizer import Tokenizer
-    from outrider.sampling import SamplingParams
+    from outrider.sampling import RowParams, SamplingParams
 
 IntArray = npt.NDArray[np.int32]
 
@@ -174,23 +174,52 @@ class Model(Protocol):
         ...
 
 
+class TreeLimits(NamedTuple):
+    """Of a tree that grows best first: in each pass the `width` best nodes that have none get
+    `children` children."""
+
+    passes: int
+    width: int
+    children: int
+
+
+class TreeDraft(NamedTuple):
+    """A grown tree, and what growing it wrote behind the context, with parents among those."""
+
+    tokens: list[int]
+    parents: list[int]
+    fed_tokens: list[int]
+    fed_parents: list[int]
+
+
 @runtime_checkable
 class DraftsInOneCall(Protocol):
-    """A model that can run a whole autoregressive draft loop without coming back to Python."""
+    """A model that can run a whole draft loop without coming back to Python.
+
+    Both methods forward `batch` (logits for each sequence's last token) and go on from there with
+    the noise of `outrider.noise` under the *sequence* keys `key_S`, at absolute positions
+    (temperature 0: none), and the filters of `rows`. The block tables already reach far enough.
+    """
 
     def draft_chain(
         self,
         batch: StepBatch,
         num_tokens_S: IntArray,
-        temperature_S: npt.NDArray[np.float32],
+        rows: RowParams,
         key_S: npt.NDArray[np.uint64],
     ) -> list[list[int]]:
-        """Forward `batch` (logits for each sequence's last token), draw, feed back, repeat.
+        """`num_tokens_S[s]` tokens for sequence s, drawn one by one and fed back."""
+        ...
 
-        Sequence s drafts `num_tokens_S[s]` tokens; the i-th is drawn at absolute position
-        `last position + 1 + i` with the noise of `outrider.noise` under the *sequence* key
-        `key_S[s]` (temperature 0: argmax). The block tables already reach far enough.
-        """
+    def draft_tree(
+        self,
+        batch: StepBatch,
+        num_nodes_S: IntArray,
+        rows: RowParams,
+        key_S: npt.NDArray[np.uint64],
+        limits: TreeLimits,
+    ) -> list[TreeDraft]:
+        """At most `num_nodes_S[s]` nodes for sequence s: the likeliest to be the target's draws."""
         ...
 
 

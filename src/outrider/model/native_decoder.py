@@ -17,23 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from outrider import native
 from outrider.contracts import IntArray, ModelSpec, StepBatch, StepOutput
-from outrider.errors import ConfigError, ModelError, UnknownName
+from outrider.errors import UnknownName
 from outrider.model.families import DecoderConfig, read_decoder_config
+from outrider.model.native_model import SOURCE_TYPES, WEIGHT_TYPES, NativeModel
 from outrider.model.weights import Checkpoint, count_tokens, read_config, read_eos_ids
 
 log = logging.getLogger(__name__)
 
-WEIGHT_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
-_SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 4}
 _LOSSLESS = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
-_MAX_POSITIONS = 1 << 22
-_DRAFT_DTYPES = tuple(np.dtype(t) for t in (np.uint64, np.float32, np.int32))
-_ALL_INT32 = (np.dtype(np.int32),) * 7
 
 # Tensor name -> kind of outrider.h, and its shape in terms of the config.
 _LAYER_TENSORS = {
@@ -96,7 +91,7 @@ def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-class NativeDecoder:
+class NativeDecoder(NativeModel):
     """`contracts.Model` and `contracts.DraftsInOneCall`. Not for use from two threads at once."""
 
     spec: ModelSpec
@@ -104,50 +99,33 @@ class NativeDecoder:
     def __init__(
         self, config: DecoderConfig, spec: ModelSpec, dtype: str, threads: int | None
     ) -> None:
-        if threads is not None and not 1 <= threads <= 256:
-            raise ConfigError(f"threads must be between 1 and 256, not {threads}")
-        lib = native.library()
-        native.isa()  # a processor that cannot run the forced instruction set says so here
+        super().__init__(
+            native.Config(
+                hidden=config.hidden_size,
+                layers=config.num_layers,
+                heads=config.num_heads,
+                kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                intermediate=config.intermediate_size,
+                vocab=config.vocab_size,
+                num_tokens=spec.num_tokens,
+                rotary_dim=config.head_dim,
+                weight_type=WEIGHT_TYPES[dtype],
+                qk_norm=config.qk_norm,
+                head_rows=config.vocab_size,
+                eps=config.norm_eps,
+                attention_scale=config.head_dim**-0.5,
+            ),
+            config.rope,
+            threads,
+        )
         self.config = config
         self.spec = spec
         self.dtype = dtype
         self.load_s = 0.0
-        self._threads = threads
-        self._handle: int | None = lib.outrider_new(
-            ctypes.byref(
-                native.Config(
-                    hidden=config.hidden_size,
-                    layers=config.num_layers,
-                    heads=config.num_heads,
-                    kv_heads=config.num_kv_heads,
-                    head_dim=config.head_dim,
-                    intermediate=config.intermediate_size,
-                    vocab=config.vocab_size,
-                    num_tokens=spec.num_tokens,
-                    rotary_dim=config.head_dim,
-                    weight_type=WEIGHT_TYPES[dtype],
-                    qk_norm=config.qk_norm,
-                    eps=config.norm_eps,
-                    attention_scale=config.head_dim**-0.5,
-                )
-            )
-        )
-        if not self._handle:
-            raise ModelError(native.error_message())
-        self._lib = lib
-        self._step = native.Step()
-        self._model_arg = ctypes.c_void_p(self._handle)
-        self._step_arg = ctypes.byref(self._step)
         self._embedding: torch.Tensor | None = None  # read in place, so it must stay alive
-        self._logits = torch.empty(0, spec.vocab_size)
-        self._views: dict[int, torch.Tensor] = {}
         self._cache_bytes = 0
         self._extend_rope(min(2048, config.max_positions))
-
-    def __del__(self) -> None:
-        handle, self._handle = getattr(self, "_handle", None), None
-        if handle:
-            self._lib.outrider_free(handle)
 
     @classmethod
     def load(
@@ -184,7 +162,7 @@ class NativeDecoder:
         config = self.config
         vocab, hidden = config.vocab_size, config.hidden_size
         embedding = checkpoint.tensor("model.embed_tokens.weight", (vocab, hidden)).contiguous()
-        if embedding.dtype not in _SOURCE_TYPES:
+        if embedding.dtype not in SOURCE_TYPES:
             embedding = embedding.float()
         self._embedding = embedding
         self._set(0, 0, embedding)
@@ -199,54 +177,16 @@ class NativeDecoder:
             window = config.windows[layer]
             if window is not None:
                 native.check(self._lib.outrider_set_window(self._handle, layer, window))
-        if self._lib.outrider_ready(self._handle) != native.OK:
-            raise ModelError(native.error_message())
-
-    def _set(self, kind: int, layer: int, tensor: torch.Tensor) -> None:
-        tensor = tensor.detach().contiguous()
-        if tensor.dtype not in _SOURCE_TYPES:
-            tensor = tensor.float()
-        rows, columns = tensor.shape if tensor.dim() == 2 else (1, len(tensor))
-        code = self._lib.outrider_set_tensor(
-            self._handle,
-            kind,
-            layer,
-            tensor.data_ptr(),
-            _SOURCE_TYPES[tensor.dtype],
-            rows,
-            columns,
-            self._threads or native.num_threads(),
-        )
-        if code != native.OK:
-            raise ModelError(native.error_message())
-
-    @property
-    def weight_bytes(self) -> int:
-        """Memory of the packed weights; the embedding is read from the mapped file."""
-        return int(self._lib.outrider_weight_bytes(self._handle))
+        self._check_ready()
 
     @property
     def resident_bytes(self) -> int:
         """Weights and cache together."""
         return self.weight_bytes + self._cache_bytes
 
-    def _extend_rope(self, positions: int) -> None:
-        rope = self.config.rope
-        angles = torch.arange(positions).float()[:, None] * rope.frequencies(self.config.head_dim)
-        cosine, sine = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
-        native.check(
-            self._lib.outrider_set_rope(
-                self._handle,
-                cosine.contiguous().data_ptr(),
-                sine.contiguous().data_ptr(),
-                positions,
-            )
-        )
-        self._rope_positions = positions
-
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Replaces the KV store by an empty one of `num_blocks * block_size` slots."""
-        native.check(self._lib.outrider_allocate(self._handle, num_blocks, block_size))
+        super().allocate(num_blocks, block_size)
         self._cache_bytes = num_blocks * block_size * self.spec.kv_bytes_per_token
 
     def forward(self, batch: StepBatch) -> StepOutput:
@@ -263,48 +203,6 @@ class NativeDecoder:
             native.check(self._lib.outrider_step(self._model_arg, packed, self._step_arg))
         return StepOutput(logits_RV, taps)
 
-    def _describe(self, batch: StepBatch) -> bytes:
-        """Fills the argument block with the sizes; returns the arrays packed for the call."""
-        num_tokens, num_seqs = batch.tokens_T.size, batch.context_S.size
-        tables, parents = batch.tables_SW, batch.parents_T
-        if (
-            batch.positions_T.size != num_tokens
-            or batch.starts_S1.size != num_seqs + 1
-            or tables.ndim != 2
-            or len(tables) != num_seqs
-            or (parents is not None and parents.size != num_tokens)
-        ):
-            raise ValueError("the arrays of the batch do not fit together")
-        step = self._step
-        step.num_tokens = num_tokens
-        step.num_seqs = num_seqs
-        step.table_width = tables.shape[1]
-        step.num_rows = batch.logit_rows_R.size
-        step.has_parents = parents is not None
-        step.num_taps = 0
-        step.exit_layer = -1 if batch.exit_layer is None else batch.exit_layer
-        step.threads = self._threads or native.num_threads()
-        arrays = [
-            batch.tokens_T,
-            batch.positions_T,
-            batch.starts_S1,
-            batch.context_S,
-            tables,
-            batch.logit_rows_R,
-        ]
-        if parents is not None:
-            arrays.append(parents)
-        return native.joined(arrays, _ALL_INT32[: len(arrays)])
-
-    def _rows(self, num_rows: int) -> torch.Tensor:
-        """The first `num_rows` rows of the logits buffer, which grows as needed."""
-        if num_rows > len(self._logits):
-            self._views.clear()
-            self._logits = torch.empty(max(16, num_rows * 5 // 4), self.spec.vocab_size)
-            self._step.logits = self._logits.data_ptr()
-        self._views[num_rows] = self._logits[:num_rows]
-        return self._views[num_rows]
-
     def _tap_buffers(self, batch: StepBatch) -> dict[int, torch.Tensor]:
         step = self._step
         shape = (step.num_tokens, self.spec.hidden_size)
@@ -318,42 +216,6 @@ class NativeDecoder:
         step.taps = ctypes.addressof(self._tap_layers)
         step.tap_out = ctypes.addressof(self._tap_out)
         return taps
-
-    def _repair(self, code: int, batch: StepBatch, extra: int) -> None:
-        """Lengthens the rotary table if that was all that was wrong; raises otherwise."""
-        if code != native.ROPE_SHORT:
-            native.check(code)
-        need = int(batch.positions_T.max()) + extra + 1
-        if need > _MAX_POSITIONS:
-            raise ValueError(f"position {need - 1} is beyond the {_MAX_POSITIONS} we go to")
-        self._extend_rope(max(need, 2 * self._rope_positions))
-
-    def draft_chain(
-        self,
-        batch: StepBatch,
-        num_tokens_S: IntArray,
-        temperature_S: npt.NDArray[np.float32],
-        key_S: npt.NDArray[np.uint64],
-    ) -> list[list[int]]:
-        """See `contracts.DraftsInOneCall`: the whole autoregressive loop in one native call."""
-        packed = self._describe(batch)
-        num_seqs = self._step.num_seqs
-        if not num_tokens_S.size == temperature_S.size == key_S.size == num_seqs:
-            raise ValueError("one count, temperature and key per sequence")
-        counts = num_tokens_S.tolist()
-        width = max(counts, default=0)
-        out = (ctypes.c_int32 * (num_seqs * width or 1))()
-        arrays = (key_S, temperature_S, num_tokens_S)
-        draft = (
-            native.joined(arrays, _DRAFT_DTYPES),
-            ctypes.byref(native.Draft(ctypes.addressof(out), width)),
-        )
-        arguments = (self._model_arg, packed, self._step_arg, *draft)
-        code = self._lib.outrider_draft(*arguments)
-        if code:
-            self._repair(code, batch, width)
-            native.check(self._lib.outrider_draft(*arguments))
-        return [out[i * width : i * width + n] for i, n in enumerate(counts)]
 
     def copy_slots(self, source: IntArray, target: IntArray) -> None:
         """Copies the K/V of physical slots; all sources are read before any target is written."""

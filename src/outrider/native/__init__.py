@@ -27,6 +27,7 @@ from outrider.errors import ConfigError, EngineError, ModelError
 
 __all__ = [
     "available",
+    "best_guesses",
     "gumbel",
     "isa",
     "num_threads",
@@ -57,6 +58,10 @@ class Config(Structure):
                 "rotary_dim",
                 "weight_type",
                 "qk_norm",
+                "kind",
+                "feature_width",
+                "head_rows",
+                "markov_rank",
             )
         ),
         ("eps", c_float),
@@ -66,7 +71,7 @@ class Config(Structure):
 
 class Step(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("taps", "tap_out", "logits")),
+        *((name, c_void_p) for name in ("taps", "tap_out", "logits", "features")),
         *(
             (name, c_int32)
             for name in (
@@ -87,13 +92,24 @@ class Draft(Structure):
     _fields_ = [
         ("out", c_void_p),
         ("out_width", c_int32),
+        ("mask_token", c_int32),
+    ]
+
+
+class Tree(Structure):
+    _fields_ = [
+        *(
+            (name, c_void_p)
+            for name in ("tokens", "parents", "counts", "fed_tokens", "fed_parents", "fed_counts")
+        ),
+        *((name, c_int32) for name in ("out_width", "passes", "width", "children")),
     ]
 
 
 class Sample(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("logits", "out")),
-        *((name, c_int32) for name in ("num_rows", "vocab", "num_tokens", "threads")),
+        *((name, c_void_p) for name in ("logits", "out", "scores")),
+        *((name, c_int32) for name in ("num_rows", "vocab", "num_tokens", "threads", "children")),
     ]
 
 
@@ -110,12 +126,14 @@ _SIGNATURES: dict[str, tuple[Any, list[Any] | None]] = {
     ),
     "outrider_set_window": (c_int32, [c_void_p, c_int32, c_int32]),
     "outrider_set_rope": (c_int32, [c_void_p, c_void_p, c_void_p, c_int32]),
+    "outrider_set_ids": (c_int32, [c_void_p, c_void_p, c_int32]),
     "outrider_ready": (c_int32, [c_void_p]),
     "outrider_allocate": (c_int32, [c_void_p, c_int32, c_int32]),
     "outrider_weight_bytes": (c_int64, [c_void_p]),
     # Called once per step: bytes, and argument blocks built beforehand, are passed as they are.
     "outrider_step": (c_int32, None),
     "outrider_draft": (c_int32, None),
+    "outrider_grow": (c_int32, None),
     "outrider_copy_slots": (c_int32, [c_void_p, c_void_p, c_void_p, c_int32]),
     "outrider_sample": (c_int32, None),
     "outrider_read": (c_float, [c_void_p, c_int64, c_int32]),
@@ -141,7 +159,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
                 function.argtypes = arguments
     except (OSError, AttributeError) as error:
         return None, f"{path.name} does not load ({error}); run `python -m outrider.native.build`"
-    sizes = sum(ctypes.sizeof(t) << 16 * i for i, t in enumerate((Config, Step, Draft, Sample)))
+    structs = (Config, Step, Draft, Tree, Sample)
+    sizes = sum(ctypes.sizeof(struct) << 12 * i for i, struct in enumerate(structs))
     if lib.outrider_struct_sizes() != sizes:
         return None, f"{path.name} is out of date; run `python -m outrider.native.build`"
     return lib, ""
@@ -229,7 +248,7 @@ class _SampleBlock(threading.local):
     """Argument block and result buffer, one pair per thread."""
 
     def __init__(self) -> None:
-        self.block = Sample()
+        self.block = Sample(scores=None, children=0)
         self.argument = ctypes.byref(self.block)
         self.reserve(64)
 
@@ -276,6 +295,41 @@ def sample_rows(
     check(lib.outrider_sample(joined(arrays, _SAMPLE_DTYPES), local.argument))
     tokens: list[int] = local.out[:num_rows]
     return tokens
+
+
+def best_guesses(
+    logits_RV: torch.Tensor,
+    temperature_R: npt.NDArray[np.float32],
+    top_k_R: npt.NDArray[np.int32],
+    top_p_R: npt.NDArray[np.float32],
+    min_p_R: npt.NDArray[np.float32],
+    keys_R: npt.NDArray[np.uint64],
+    count: int,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Tokens and scores, [R, count]: the largest of logits + T * noise, as logs of their share.
+
+    -1 and -inf where the filters leave fewer. Good for ranking: the noise is right to about 1e-5.
+    """
+    num_rows, vocab = logits_RV.shape
+    logits_RV = logits_RV.float().contiguous()
+    tokens_RC = np.empty((num_rows, count), np.int32)
+    scores_RC = np.empty((num_rows, count), np.float32)
+    arrays = (keys_R, temperature_R, top_k_R, top_p_R, min_p_R)
+    for array in arrays:
+        if array.size != num_rows:
+            raise ValueError(f"{array.size} parameters for {num_rows} rows")
+    block = Sample(
+        logits_RV.data_ptr(),
+        tokens_RC.ctypes.data,
+        scores_RC.ctypes.data,
+        num_rows,
+        vocab,
+        vocab,
+        num_threads(),
+        count,
+    )
+    check(library().outrider_sample(joined(arrays, _SAMPLE_DTYPES), ctypes.byref(block)))
+    return tokens_RC, scores_RC
 
 
 def read_bandwidth(data: npt.NDArray[np.float32], repeats: int = 1) -> float:

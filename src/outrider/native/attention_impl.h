@@ -157,7 +157,7 @@ void attend(const Attention& a) {
     row[j] = (a.first + j) / a.group;
     path[j] = a.path ? a.path[row[j]] : nullptr;
     tree = tree || path[j];
-    length[j] = a.context + (path[j] ? a.depth[row[j]] : row[j] + 1);
+    length[j] = a.context + (path[j] ? a.depth[row[j]] : a.whole ? a.ahead : row[j] + 1);
     from[j] = a.window > 0 && length[j] > a.window ? length[j] - a.window : 0;
     common_from = from[j] > common_from ? from[j] : common_from;
     first = from[j] < first ? from[j] : first;
@@ -165,7 +165,7 @@ void attend(const Attention& a) {
     for (int d = 0; d < a.dim; ++d) q[d * QT + j] = src[d];
     for (int d = 0; d < a.dim_p; d += 16) store(out + j * a.dim_p + d, zero());
   }
-  score<QT>(a, q, first, a.context + row[QT - 1] + 1, scores);
+  score<QT>(a, q, first, a.context + (a.ahead ? a.ahead : row[QT - 1] + 1), scores);
   float sum[QT];
   for (int j = 0; j < QT; ++j) {
     float* s = scores + j * a.score_ld;
@@ -174,7 +174,7 @@ void attend(const Attention& a) {
     sum[j] = softmax(s, from[j], length[j]);
   }
   // Slots that every query of the tile sees at the same place of its path.
-  const int common_to = tree ? a.context : a.context + row[0] + 1;
+  const int common_to = a.context + (tree ? 0 : a.whole ? a.ahead : row[0] + 1);
   const bool shared = common_from < common_to;
   for (int j = 0; j < QT; ++j)
     own_values(a, scores + j * a.score_ld, path[j], from[j], shared ? common_from : length[j],

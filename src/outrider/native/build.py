@@ -30,6 +30,7 @@ X86 = ("x86_64", "AMD64")
 SOURCES = {
     "dispatch.cpp": [],
     "draft.cpp": [],
+    "grow.cpp": [],
     "kernels_avx2.cpp": ["-mavx2", "-mfma"],
     "kernels_avx512.cpp": [
         *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),

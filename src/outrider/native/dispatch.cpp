@@ -56,8 +56,9 @@ const char* outrider_isa(void) {
 int32_t outrider_cores(void) { return outrider::available_cores(); }
 
 uint64_t outrider_struct_sizes(void) {
-  return uint64_t(sizeof(OutriderConfig)) | uint64_t(sizeof(OutriderStep)) << 16 |
-         uint64_t(sizeof(OutriderDraft)) << 32 | uint64_t(sizeof(OutriderSample)) << 48;
+  return uint64_t(sizeof(OutriderConfig)) | uint64_t(sizeof(OutriderStep)) << 12 |
+         uint64_t(sizeof(OutriderDraft)) << 24 | uint64_t(sizeof(OutriderTree)) << 36 |
+         uint64_t(sizeof(OutriderSample)) << 48;
 }
 
 }  // extern "C"

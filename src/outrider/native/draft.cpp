@@ -1,10 +1,73 @@
 // Drafting: the step, a draw, and round again, without leaving the parallel region.
+#include "draft.h"
+
 #include <algorithm>
 
-#include "noise.h"
-#include "step.h"
-
 namespace outrider {
+
+int32_t Drafting::begin(const std::vector<int32_t>& extra, int* length) {
+  OutriderModel& m = *step.m;
+  StepArgs& s = step.s;
+  if (!s.features != !m.config.kind) return set_error("features are for heads"), OUTRIDER_INVALID;
+  if (m.is(OUTRIDER_MEDUSA)) return set_error("Medusa has nothing to feed"), OUTRIDER_INVALID;
+  s.threads = std::clamp(s.threads, 1, kMaxThreads);
+  s.num_taps = 0;
+  s.num_rows = 0;
+  bool filters = false;
+  for (int i = 0; i < s.num_seqs; ++i) {
+    if (!(params.temperature[i] >= 0)) return set_error("negative temperature"), OUTRIDER_INVALID;
+    filters = filters || params.filters(i);
+  }
+  if (!make_plan(m, s, extra.data())) return OUTRIDER_INVALID;
+  if (!rope_reaches(m, s, extra.data())) return OUTRIDER_ROPE_SHORT;
+  if (m.plan.tree) return set_error("a draft continues a chain, not a tree"), OUTRIDER_INVALID;
+  int longest = 0;
+  for (int i = 0; i < s.num_seqs; ++i) {
+    longest = std::max(longest, extra[size_t(i)]);
+    const int last = s.starts[i + 1] - 1;
+    next_position.push_back(last >= s.starts[i] ? s.positions[last] + 1 : 0);
+    if (params.num_tokens[i] <= 0) continue;
+    if (last < s.starts[i]) {
+      return set_error("a sequence that drafts needs a token to start from"), OUTRIDER_INVALID;
+    }
+    rows.push_back(last);
+    active.push_back(i);
+  }
+  first_position = next_position;
+  *length = m.plan.max_length + longest;
+  context.assign(s.context, s.context + s.num_seqs);
+  starts.resize(size_t(s.num_seqs) + 1);
+  if (filters) {
+    scratch.resize(size_t(s.threads));
+    for (auto& own : scratch) own.resize(5 * (size_t(m.config.num_tokens) + 16));
+  }
+  s.num_rows = int32_t(rows.size());
+  s.logit_rows = rows.data();
+  return make_plan(m, s, extra.data()) ? OUTRIDER_OK : OUTRIDER_INVALID;
+}
+
+float Drafting::floor(const float* x, int seq, int thread) {
+  if (!params.filters(seq)) return -__builtin_inff();
+  return step.m->kernels->floor(x, step.m->config.num_tokens, params.temperature[seq],
+                                params.top_k[seq], params.top_p[seq], params.min_p[seq],
+                                scratch[size_t(thread)].data());
+}
+
+bool Drafting::plan() {
+  StepArgs& s = step.s;
+  s.tokens = tokens.data();
+  s.positions = positions.data();
+  s.starts = starts.data();
+  s.context = context.data();
+  s.logit_rows = rows.data();
+  s.num_tokens = int32_t(tokens.size());
+  s.num_rows = int32_t(rows.size());
+  s.parents = nullptr;
+  s.states = states.empty() ? nullptr : states.data();
+  failed = !make_plan(*step.m, s, nullptr);
+  return !failed;
+}
+
 namespace {
 
 struct Drawn {
@@ -12,95 +75,95 @@ struct Drawn {
   int32_t token;
 };
 
-struct DraftArgs : OutriderDraft {
-  const uint64_t* key;
-  const float* temperature;
-  const int32_t* num_tokens;
-  DraftArgs(const void* packed, int num_seqs, const OutriderDraft& d)
-      : OutriderDraft(d),
-        key(static_cast<const uint64_t*>(packed)),
-        temperature(reinterpret_cast<const float*>(key + num_seqs)),
-        num_tokens(reinterpret_cast<const int32_t*>(temperature + num_seqs)) {}
-};
-
-struct Draft {
-  Step step;
-  const DraftArgs* d;
-  bool failed = false;
+struct Chain : Drafting {
+  const OutriderDraft& d;
   int round = 0, rounds = 0, chunks = 1;
-  std::vector<int32_t> tokens, positions, starts, context, rows, active;  // active: seq of a row
-  std::vector<int32_t> next_position;                                     // [S]
-  std::vector<float> logits;
-  std::vector<Drawn> drawn;                                               // [rows][chunks]
+  std::vector<Drawn> drawn;  // [rows][chunks]
+  // DFlash: the logits of all places, [active][rounds], and what the bias of the next one reads.
+  std::vector<float> places, previous;
+  Chain(OutriderModel& m, const StepArgs& s, const DraftParams& p, const OutriderDraft& given)
+      : Drafting(m, s, p), d(given) {}
 };
 
 // The best token of one piece of the vocabulary.
-Drawn draw(const Kernels& k, const float* x, int n, int base, float temperature, uint64_t key) {
+Drawn draw(const Kernels& k, const float* x, int n, int base, float temperature, float floor,
+           uint64_t key) {
   Drawn d;
   d.token = base + k.argmax(x, n, &d.value);
   if (temperature > 0) {
     const float z = temperature == 1.0f ? d.value : d.value / temperature;
     d.value = z + gumbel_from_uniform(uniform(key, uint64_t(d.token)));
-    d.token = k.gumbel_argmax(x, n, base, temperature, -__builtin_inff(), key, d.token, &d.value);
+    d.token = k.gumbel_argmax(x, n, base, temperature, floor, key, d.token, &d.value);
   }
   return d;
 }
 
-void draw_rows(Draft& f, Team& team, int thread) {
+void draw_rows(Chain& f, Team& team, int thread) {
   const OutriderModel& m = *f.step.m;
-  const int rows = f.step.s.num_rows, n = m.config.num_tokens;
+  const int rows = int(f.active.size()), n = m.config.num_tokens;
   for (int t; (t = team.next_task(thread, rows * f.chunks)) >= 0;) {
     const int row = t / f.chunks, chunk = t % f.chunks, seq = f.active[size_t(row)];
     const int from = int(int64_t(n) * chunk / f.chunks), to = int(int64_t(n) * (chunk + 1) / f.chunks);
-    const uint64_t key = mix(f.d->key[seq] + uint64_t(int64_t(f.next_position[size_t(seq)])));
-    f.drawn[size_t(t)] = draw(*m.kernels, f.step.s.logits + size_t(row) * m.config.vocab + from,
-                              to - from, from, f.d->temperature[seq], key);
+    const float* x = f.step.s.logits + size_t(row) * m.config.vocab;
+    f.drawn[size_t(t)] = draw(*m.kernels, x + from, to - from, from, f.params.temperature[seq],
+                              f.floor(x, seq, thread), f.draw_key(seq, f.round));
   }
 }
 
-// Notes the drawn tokens and makes them the next step's input. One thread, others wait.
-void feed_back(Draft& f) {
-  StepArgs& s = f.step.s;
-  std::vector<int32_t> drawn(size_t(s.num_seqs), -1);
-  for (int row = 0; row < s.num_rows; ++row) {
-    Drawn best = f.drawn[size_t(row) * f.chunks];
+// Notes the drawn tokens; returns each sequence's, -1 for none.
+std::vector<int32_t> note(Chain& f) {
+  std::vector<int32_t> drawn(size_t(f.step.s.num_seqs), -1);
+  for (size_t row = 0; row < f.active.size(); ++row) {
+    Drawn best = f.drawn[row * f.chunks];
     for (int c = 1; c < f.chunks; ++c) {  // ties go to the lower token, i.e. the earlier chunk
-      const Drawn& other = f.drawn[size_t(row) * f.chunks + c];
+      const Drawn& other = f.drawn[row * f.chunks + c];
       if (other.value > best.value) best = other;
     }
-    const int seq = f.active[size_t(row)];
+    const int seq = f.active[row];
     drawn[size_t(seq)] = best.token;
-    f.d->out[int64_t(seq) * f.d->out_width + f.round] = best.token;
+    f.d.out[int64_t(seq) * f.d.out_width + f.round] = best.token;
   }
   ++f.round;
+  return drawn;
+}
+
+// Makes the drawn tokens the next step's input. One thread, others wait.
+void feed_back(Chain& f) {
+  StepArgs& s = f.step.s;
+  const OutriderModel& m = *f.step.m;
+  const std::vector<int32_t> drawn = note(f);
   if (f.round == f.rounds) return;
+  const std::vector<int32_t> before = m.plan.head_rows;
+  std::vector<int32_t> active;
   for (int i = 0; i < s.num_seqs; ++i) f.context[size_t(i)] += s.starts[i + 1] - s.starts[i];
   f.tokens.clear();
   f.positions.clear();
   f.rows.clear();
-  f.active.clear();
-  for (int i = 0; i < s.num_seqs; ++i) {
+  f.states.clear();
+  for (size_t row = 0; row < f.active.size(); ++row) {
+    const int seq = f.active[row];
+    if (f.params.num_tokens[seq] <= f.round) continue;
+    active.push_back(seq);
+    if (m.config.kind) {
+      const float* state = m.buffers.x + before[row] * m.buffers.ldx;
+      f.states.insert(f.states.end(), state, state + m.config.hidden);
+    }
+  }
+  f.active = active;
+  for (int i = 0, next = 0; i < s.num_seqs; ++i) {
     f.starts[size_t(i)] = int32_t(f.tokens.size());
-    if (drawn[size_t(i)] < 0 || f.d->num_tokens[i] <= f.round) continue;
+    if (next == int(active.size()) || active[size_t(next)] != i) continue;
+    ++next;
     f.rows.push_back(int32_t(f.tokens.size()));
-    f.active.push_back(i);
     f.tokens.push_back(drawn[size_t(i)]);
     f.positions.push_back(f.next_position[size_t(i)]++);
   }
   f.starts[size_t(s.num_seqs)] = int32_t(f.tokens.size());
-  s.tokens = f.tokens.data();
-  s.positions = f.positions.data();
-  s.starts = f.starts.data();
-  s.context = f.context.data();
-  s.logit_rows = f.rows.data();
-  s.num_tokens = s.num_rows = int32_t(f.tokens.size());
-  s.parents = nullptr;
-  s.num_taps = 0;
-  f.failed = !make_plan(*f.step.m, s, nullptr);
+  f.plan();
 }
 
 void draft_job(void* context, Team& team, int thread) {
-  Draft& f = *static_cast<Draft*>(context);
+  Chain& f = *static_cast<Chain*>(context);
   for (;;) {
     run_part(f.step, team, thread);
     if (f.rounds == 0) return;
@@ -113,51 +176,119 @@ void draft_job(void* context, Team& team, int thread) {
   }
 }
 
-int32_t run_draft(OutriderModel& m, const StepArgs& given, const DraftArgs& d) {
-  std::lock_guard<std::mutex> lock(m.mutex);
-  Draft f;
-  f.d = &d;
-  f.step.m = &m;
+// DFlash: the features have become keys and values; now the blocks, one behind the other.
+void lay_blocks(Chain& f) {
   StepArgs& s = f.step.s;
-  s = given;
-  s.threads = std::clamp(s.threads, 1, kMaxThreads);
-  s.num_taps = 0;
-  s.num_rows = 0;
+  f.tokens.clear();
+  f.positions.clear();
+  f.rows.clear();
+  std::vector<int32_t> first(f.active.size());
+  for (size_t i = 0; i < f.active.size(); ++i)
+    first[i] = s.tokens[s.starts[f.active[i] + 1] - 1];  // the last committed token
+  for (int i = 0; i < s.num_seqs; ++i) f.context[size_t(i)] += s.starts[i + 1] - s.starts[i];
+  for (int i = 0, next = 0; i < s.num_seqs; ++i) {
+    f.starts[size_t(i)] = int32_t(f.tokens.size());
+    if (next == int(f.active.size()) || f.active[size_t(next)] != i) continue;
+    for (int place = 0; place < f.d.out_width + 1; ++place) {
+      if (place > 0 && place <= f.rounds) f.rows.push_back(int32_t(f.tokens.size()));
+      f.tokens.push_back(place ? f.d.mask_token : first[size_t(next)]);
+      f.positions.push_back(f.next_position[size_t(i)] + place);
+    }
+    ++next;
+  }
+  f.starts[size_t(s.num_seqs)] = int32_t(f.tokens.size());
+  f.previous.resize(f.active.size() * size_t(f.step.m->config.markov_rank));
+  f.drawn.assign(f.active.size(), {0, 0});
+  for (size_t i = 0; i < first.size(); ++i) f.drawn[i].token = first[i];
+  s.keys_only = false;
+  s.whole = true;
+  s.logits = f.places.data();
+  f.plan();
+}
+
+// Adds to the logits of place `round` what the token drawn just before makes likely.
+void bias_places(Chain& f, Team& team, int thread) {
+  OutriderModel& m = *f.step.m;
+  const int rank = m.config.markov_rank, rows = int(f.active.size());
+  const Matrix& w = m.markov_head;
+  Rows x;
+  x.rows = rows;
+  x.f = f.previous.data();
+  x.ld = rank;
+  float* c = m.buffers.own[size_t(thread)].c;
+  constexpr int kUnit = 4;
+  for (int t; (t = team.next_task(thread, rank ? (w.panels + kUnit - 1) / kUnit : 0)) >= 0;) {
+    const int first = t * kUnit, panels = std::min(kUnit, w.panels - first);
+    m.kernels->gemm(w, x, first, panels, c, kUnit * kLanes);
+    const int width = std::min(panels * kLanes, m.config.vocab - first * kLanes);
+    for (int r = 0; r < rows; ++r) {
+      float* row = f.places.data() + (size_t(r) * f.rounds + f.round) * m.config.vocab;
+      m.kernels->add(row + first * kLanes, c + r * kUnit * kLanes, width);
+    }
+  }
+}
+
+void block_job(void* context, Team& team, int thread) {
+  Chain& f = *static_cast<Chain*>(context);
+  const OutriderModel& m = *f.step.m;
+  const int rank = m.config.markov_rank, n = m.config.num_tokens;
+  run_part(f.step, team, thread);
+  team.sync();
+  if (thread == 0) lay_blocks(f);
+  team.sync();
+  if (f.failed) return;
+  run_part(f.step, team, thread);
+  for (;;) {
+    if (thread == 0) {
+      for (size_t i = 0; rank && i < f.drawn.size(); ++i) {
+        const float* row = m.markov_embed.data() + size_t(f.drawn[i].token) * rank;
+        std::copy(row, row + rank, f.previous.begin() + ptrdiff_t(i) * rank);
+      }
+    }
+    team.sync();
+    bias_places(f, team, thread);
+    team.sync();
+    for (int t; (t = team.next_task(thread, int(f.active.size()))) >= 0;) {
+      const int seq = f.active[size_t(t)];
+      const float* x = f.places.data() + (size_t(t) * f.rounds + f.round) * m.config.vocab;
+      f.drawn[size_t(t)] = draw(*m.kernels, x, n, 0, f.params.temperature[seq],
+                                f.floor(x, seq, thread), f.draw_key(seq, f.round));
+    }
+    team.sync();
+    if (thread == 0) note(f);
+    team.sync();
+    if (f.round == f.rounds) return;
+  }
+}
+
+int32_t run_draft(OutriderModel& m, const StepArgs& given, const DraftParams& p,
+                  const OutriderDraft& d) {
+  std::lock_guard<std::mutex> lock(m.mutex);
+  Chain f(m, given, p, d);
+  StepArgs& s = f.step.s;
+  const bool blocks = m.is(OUTRIDER_DFLASH);
+  if (blocks && (d.mask_token < 0 || d.mask_token >= m.config.vocab))
+    return set_error("no such mask token"), OUTRIDER_INVALID;
   std::vector<int32_t> extra(size_t(std::max(0, s.num_seqs)));
   for (size_t i = 0; i < extra.size(); ++i) {
-    if (d.num_tokens[i] > d.out_width) return set_error("out is too narrow"), OUTRIDER_INVALID;
-    extra[i] = std::max(0, d.num_tokens[i] - 1);
-    f.rounds = std::max(f.rounds, d.num_tokens[i]);
-    if (!(d.temperature[i] >= 0)) return set_error("negative temperature"), OUTRIDER_INVALID;
+    if (p.num_tokens[i] > d.out_width) return set_error("out is too narrow"), OUTRIDER_INVALID;
+    extra[i] = blocks ? d.out_width + 1 : std::max(0, p.num_tokens[i] - 1);
+    f.rounds = std::max(f.rounds, p.num_tokens[i]);
   }
-  if (!make_plan(m, s, extra.data())) return OUTRIDER_INVALID;
-  if (!rope_reaches(m, s, extra.data())) return OUTRIDER_ROPE_SHORT;
-  if (m.plan.tree) return set_error("a draft continues a chain, not a tree"), OUTRIDER_INVALID;
-  int longest = 0;
-  for (int i = 0; i < s.num_seqs; ++i) {
-    longest = std::max(longest, extra[size_t(i)]);
-    const int last = s.starts[i + 1] - 1;
-    f.next_position.push_back(last >= s.starts[i] ? s.positions[last] + 1 : 0);
-    if (d.num_tokens[i] <= 0) continue;
-    if (last < s.starts[i]) {
-      return set_error("a sequence that drafts needs a token to start from"), OUTRIDER_INVALID;
-    }
-    f.rows.push_back(last);
-    f.active.push_back(i);
-  }
+  s.keys_only = blocks;
+  int length = 0;
+  if (const int32_t code = f.begin(extra, &length)) return code;
   if (s.num_tokens == 0) return OUTRIDER_OK;
-  const int length = m.plan.max_length + longest;
-  s.num_rows = int32_t(f.rows.size());
-  s.logit_rows = f.rows.data();
-  if (!make_plan(m, s, extra.data())) return OUTRIDER_INVALID;
-  f.logits.resize(size_t(s.num_rows) * m.config.vocab);
+  const size_t rows = f.active.size();
+  bool filters = !f.scratch.empty();
+  f.chunks = blocks || filters || int(rows) >= s.threads || m.config.num_tokens < 2048 ? 1 : s.threads;
+  f.drawn.resize(rows * size_t(f.chunks));
+  f.logits.resize(blocks ? 0 : rows * m.config.vocab);
+  f.places.resize(blocks ? rows * f.rounds * m.config.vocab : 0);
   s.logits = f.logits.data();
-  f.chunks = s.num_rows >= s.threads || m.config.num_tokens < 2048 ? 1 : s.threads;
-  f.drawn.resize(size_t(s.num_rows) * f.chunks);
-  f.context.assign(s.context, s.context + s.num_seqs);
-  f.starts.resize(size_t(s.num_seqs) + 1);
-  if (!lay_out(m, s.threads, std::max(s.num_tokens, s.num_seqs), length)) return OUTRIDER_MEMORY;
-  run_on_pool(s.threads, draft_job, &f);
+  const int most = blocks ? int(rows) * (d.out_width + 1) : s.num_seqs;
+  if (!lay_out(m, s.threads, std::max(s.num_tokens, most), length)) return OUTRIDER_MEMORY;
+  run_on_pool(s.threads, blocks && f.rounds ? block_job : draft_job, &f);
   return f.failed ? OUTRIDER_INVALID : OUTRIDER_OK;
 }
 
@@ -168,6 +299,6 @@ extern "C" int32_t outrider_draft(OutriderModel* m, const int32_t* packed, const
                                   const void* draft_packed, const OutriderDraft* d) {
   if (!outrider::sizes_make_sense(*s)) return OUTRIDER_INVALID;
   return outrider::guarded([&] {
-    return outrider::run_draft(*m, {packed, *s}, {draft_packed, s->num_seqs, *d});
+    return outrider::run_draft(*m, {packed, *s}, {draft_packed, s->num_seqs}, *d);
   });
 }

@@ -70,6 +70,8 @@ struct Attention {
   int num_segments;
   const float *keys, *values;  // tile 0 of this layer and head
   size_t tile_stride;     // floats between consecutive tiles of the same head
+  int ahead;              // new slots that may be seen; 0: as many as stand before a row
+  bool whole;             // every row sees all of them
   const int32_t* table;   // the sequence's block table
   int block_size;
   float* out;             // row of flat query 0's row, first head of the group; head stride dim
@@ -97,6 +99,9 @@ struct Kernels {
   // The smallest scaled logit that survives top-k, then top-p, then min-p. scratch: 5 (n + 16).
   float (*floor)(const float* x, int n, float temperature, int top_k, float top_p, float min_p,
                  float* scratch);
+  // out[i] = x[i] + temperature * gumbel(key, i), to about 1e-5, or -inf where x[i] / temperature
+  // < floor; returns the logarithm of the sum of their exponentials. out: n + 16.
+  float (*noisy)(const float* x, int n, float temperature, float floor, uint64_t key, float* out);
   // Sum of n floats in eight parallel streams: a probe of the memory, not of the processor.
   float (*read)(const float* x, int64_t n);
 };

@@ -136,7 +136,7 @@ namespace {
 
 const Kernels kTable = {kName,    kMaxRows, gemm,   rms_norm,      quantize, silu_mul,
                         add_rows, attention, argmax, gumbel_argmax, floor_of_kept,
-                        read_streams};
+                        noisy_row, read_streams};
 
 }  // namespace
 }  // namespace outrider

@@ -221,8 +221,8 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
   const auto& c = m.config;
   if (type != kF32 && type != kBF16 && type != kF16) return set_error("unknown tensor type");
   if (!data) return set_error("null tensor");
-  const bool global = kind <= OUTRIDER_HEAD;
-  if (kind < 0 || kind > OUTRIDER_DOWN_BIAS || (!global && (layer < 0 || layer >= c.layers)))
+  const bool global = kind <= OUTRIDER_HEAD || kind >= OUTRIDER_FC;
+  if (kind < 0 || kind > OUTRIDER_MARKOV_HEAD || (kind >= OUTRIDER_FC && !c.kind) || (!global && (layer < 0 || layer >= c.layers)))
     return set_error("no such tensor");
   auto shape = [&](int64_t r, int64_t k) {
     return (rows == r && columns == k) || fail_shape(kind, layer, rows, columns);
@@ -232,8 +232,8 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
   Layer* l = global ? nullptr : &m.layers[size_t(layer)];
   unsigned& seen = global ? m.seen : l->seen;
   auto heads_into_qkv = [&](int first, int count) {
-    if (!shape(int64_t(count) * c.head_dim, c.hidden)) return false;
-    pack_rows(l->qkv, {p, type, int(rows), c.hidden, c.head_dim, dp, first * dp}, threads);
+    if (!shape(int64_t(count) * c.head_dim, m.layer_inputs())) return false;
+    pack_rows(l->qkv, {p, type, int(rows), int(columns), c.head_dim, dp, first * dp}, threads);
     return true;
   };
   auto whole = [&](Matrix& w, int n, int k) {
@@ -265,7 +265,19 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
     case OUTRIDER_FINAL_NORM:
       good = shape(1, c.hidden) && set_vector(m.final_norm, 0, data, type, c.hidden);
       break;
-    case OUTRIDER_HEAD: good = whole(m.head, c.vocab, c.hidden); break;
+    case OUTRIDER_HEAD: good = whole(m.head, c.head_rows, c.hidden); break;
+    case OUTRIDER_FC: good = whole(m.fc, c.hidden, c.feature_width); break;
+    case OUTRIDER_HIDDEN_NORM:
+      good = shape(1, c.hidden) && set_vector(m.hidden_norm, 0, data, type, c.hidden);
+      break;
+    case OUTRIDER_MARKOV_EMBED:
+      good = shape(c.vocab, c.markov_rank);
+      for (int i = 0; good && i < c.vocab; ++i) {
+        const size_t row = size_t(i) * size_t(c.markov_rank);
+        set_vector(m.markov_embed, row, p + row * source_bytes(type), type, c.markov_rank);
+      }
+      break;
+    case OUTRIDER_MARKOV_HEAD: good = whole(m.markov_head, c.vocab, c.markov_rank); break;
     case OUTRIDER_ATTENTION_NORM:
       good = shape(1, c.hidden) && set_vector(l->attention_norm, 0, data, type, c.hidden);
       break;
@@ -275,7 +287,7 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
     case OUTRIDER_Q: good = heads_into_qkv(0, c.heads); break;
     case OUTRIDER_K: good = heads_into_qkv(c.heads, c.kv_heads); break;
     case OUTRIDER_V: good = heads_into_qkv(c.heads + c.kv_heads, c.kv_heads); break;
-    case OUTRIDER_O: good = whole(l->o, c.hidden, q); break;
+    case OUTRIDER_O: good = whole(l->o, c.hidden, m.is(OUTRIDER_MEDUSA) ? c.hidden : q); break;
     case OUTRIDER_Q_BIAS:
       good = shape(1, q) && set_heads(m, l->qkv_bias, 0, c.heads, data, type);
       break;
@@ -316,18 +328,25 @@ bool place_weights(OutriderModel& m) {
   };
   std::vector<Place> places;
   size_t total = 0;
-  auto place = [&](Matrix& w, int n, int k) {
-    const size_t bytes = describe(w, c.weight_type, n, k);
+  auto place = [&](Matrix& w, int n, int k, int type = -1) {
+    if (n == 0 || k == 0) return;
+    const size_t bytes = describe(w, type < 0 ? c.weight_type : type, n, k);
     places.push_back({&w, total, bytes});
     total += (bytes + 4096) / 4096 * 4096;
   };
+  if (m.is(OUTRIDER_EAGLE3) || m.is(OUTRIDER_DFLASH)) place(m.fc, c.hidden, c.feature_width);
   for (auto& l : m.layers) {
-    place(l.qkv, (c.heads + 2 * c.kv_heads) * m.dim_p, c.hidden);
+    if (m.is(OUTRIDER_MEDUSA)) {
+      place(l.o, c.hidden, c.hidden);
+      continue;
+    }
+    place(l.qkv, (c.heads + 2 * c.kv_heads) * m.dim_p, m.layer_inputs());
     place(l.o, c.hidden, c.heads * c.head_dim);
     place(l.gate_up, round_up(c.intermediate, kLanes) * 2, c.hidden);
     place(l.down, c.hidden, c.intermediate);
   }
-  place(m.head, c.vocab, c.hidden);
+  place(m.head, c.head_rows, c.hidden);
+  place(m.markov_head, c.vocab, c.markov_rank, kF32);  // a row of it is too short to quantise
   if (!m.weights.reserve(total)) return false;
   for (auto& p : places) {
     p.m->data = m.weights.data() + p.offset;
@@ -343,7 +362,13 @@ bool valid(const OutriderConfig& c) {
          in(c.kv_heads, 1, c.heads) && c.heads % c.kv_heads == 0 && in(c.head_dim, 1, 1024) &&
          in(c.intermediate, 1, 1 << 20) && in(c.vocab, 1, 1 << 24) &&
          in(c.num_tokens, 1, c.vocab) && in(c.rotary_dim, 0, c.head_dim) &&
-         c.rotary_dim % 2 == 0 && in(c.weight_type, 0, 3) && c.eps >= 0 && c.attention_scale > 0;
+         c.rotary_dim % 2 == 0 && in(c.weight_type, 0, 3) && c.eps >= 0 && c.attention_scale > 0 &&
+         in(c.kind, OUTRIDER_DECODER, OUTRIDER_MEDUSA) && in(c.head_rows, 1, c.vocab) &&
+         in(c.feature_width, c.kind ? 1 : 0, c.kind ? 1 << 20 : 0) && c.feature_width % 2 == 0 &&
+         in(c.markov_rank, 0, c.kind == OUTRIDER_DFLASH ? 4096 : 0) &&
+         (c.kind != OUTRIDER_EAGLE3 || c.layers == 1) &&
+         (c.kind != OUTRIDER_MEDUSA ||
+          (c.layers % c.intermediate == 0 && c.feature_width == c.hidden));
 }
 
 }  // namespace
@@ -405,14 +430,35 @@ int32_t outrider_set_rope(OutriderModel* m, const float* cosine, const float* si
   return OUTRIDER_OK;
 }
 
+int32_t outrider_set_ids(OutriderModel* m, const int32_t* ids, int32_t count) {
+  std::lock_guard<std::mutex> lock(m->mutex);
+  if (count != m->config.head_rows) return set_error("one id per row of the head"), OUTRIDER_INVALID;
+  for (int32_t i = 0; i < count; ++i) {
+    if (ids[i] < (i ? ids[i - 1] + 1 : 0) || ids[i] >= m->config.vocab) {
+      return set_error("ids must ascend within the vocabulary"), OUTRIDER_INVALID;
+    }
+  }
+  m->ids.assign(ids, ids + count);
+  return OUTRIDER_OK;
+}
+
 int32_t outrider_ready(OutriderModel* m) {
   auto has = [](unsigned seen, std::initializer_list<int> kinds) {
     for (int k : kinds)
       if (!(seen >> k & 1)) return false;
     return true;
   };
-  bool good = has(m->seen, {OUTRIDER_EMBED, OUTRIDER_FINAL_NORM, OUTRIDER_HEAD});
+  bool good = has(m->seen, {OUTRIDER_FINAL_NORM, OUTRIDER_HEAD});
+  if (!m->is(OUTRIDER_MEDUSA)) good = good && has(m->seen, {OUTRIDER_EMBED});
+  if (m->fc.data) good = good && has(m->seen, {OUTRIDER_FC, OUTRIDER_HIDDEN_NORM});
+  if (m->config.markov_rank)
+    good = good && has(m->seen, {OUTRIDER_MARKOV_EMBED, OUTRIDER_MARKOV_HEAD});
+  good = good && (m->config.head_rows == m->config.vocab || !m->ids.empty());
   for (auto& l : m->layers) {
+    if (m->is(OUTRIDER_MEDUSA)) {
+      good = good && has(l.seen, {OUTRIDER_O});
+      continue;
+    }
     good = good && has(l.seen, {OUTRIDER_ATTENTION_NORM, OUTRIDER_Q, OUTRIDER_K, OUTRIDER_V,
                                 OUTRIDER_O, OUTRIDER_MLP_NORM, OUTRIDER_GATE, OUTRIDER_UP,
                                 OUTRIDER_DOWN});

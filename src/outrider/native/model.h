@@ -60,11 +60,12 @@ struct AttentionTask {
 struct Buffers {
   Memory memory;
   float *x, *q, *att, *hidden;  // residual, queries, attention output, MLP activation
+  float* beside;                // EAGLE-3: embeddings, which its layer reads besides the residual
   float* norm;                  // prepared input of more than kSmall rows
   int8_t* quant;
   float* quant_scale;
   int32_t* quant_sum;
-  ptrdiff_t ldx, ldq, ldatt, ldh, ldquant;
+  ptrdiff_t ldx, ldq, ldatt, ldh, ldnorm, ldquant;
   ptrdiff_t score_ld;
   struct Private {
     float *c, *attention, *norm;
@@ -99,8 +100,10 @@ struct OutriderModel {
   std::mutex mutex;  // one call at a time
 
   std::vector<outrider::Layer> layers;
-  std::vector<float> final_norm;
-  outrider::Matrix head;
+  std::vector<float> final_norm, hidden_norm;
+  outrider::Matrix head, fc, markov_head;
+  std::vector<float> markov_embed;  // [vocab][markov_rank]
+  std::vector<int32_t> ids;         // target id of each row of the head; empty: the row itself
   outrider::Memory weights;
   const char* embed = nullptr;
   int embed_type = 0;
@@ -121,6 +124,8 @@ struct OutriderModel {
     return cache.floats() + (size_t(layer) * 2 * config.kv_heads + head) * head_stride;
   }
   float* values(int layer, int head) const { return keys(layer, config.kv_heads + head); }
+  bool is(int32_t kind) const { return config.kind == kind; }
+  int layer_inputs() const { return is(OUTRIDER_EAGLE3) ? 2 * config.hidden : config.hidden; }
 
   outrider::Plan plan;
   outrider::Buffers buffers;

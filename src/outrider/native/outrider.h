@@ -38,7 +38,18 @@ enum {
   OUTRIDER_GATE_BIAS = 18,
   OUTRIDER_UP_BIAS = 19,
   OUTRIDER_DOWN_BIAS = 20,
+  // Of drafting heads only.
+  OUTRIDER_FC = 21,           // [hidden][feature_width]
+  OUTRIDER_HIDDEN_NORM = 22,  // of what comes from the target
+  OUTRIDER_MARKOV_EMBED = 23, // [vocab][markov_rank]
+  OUTRIDER_MARKOV_HEAD = 24,  // [vocab][markov_rank]
 };
+
+// What a model is: a decoder, or a head that drafts from a decoder's hidden states.
+//   EAGLE-3  one layer over [embedding of token i + 1, features of token i]; position i guesses i + 2
+//   DFlash   layers over a block of masks that also see keys and values made of the features
+//   Medusa   residual blocks (matrix O), as many for each of `intermediate` guesses ahead
+enum { OUTRIDER_DECODER = 0, OUTRIDER_EAGLE3 = 1, OUTRIDER_DFLASH = 2, OUTRIDER_MEDUSA = 3 };
 
 typedef struct {
   int32_t hidden, layers, heads, kv_heads, head_dim, intermediate, vocab;
@@ -46,6 +57,10 @@ typedef struct {
   int32_t rotary_dim;   // leading dimensions of a head that rotate
   int32_t weight_type;  // 0 float32, 1 bfloat16, 2 int8, 3 int4
   int32_t qk_norm;
+  int32_t kind;
+  int32_t feature_width;  // hidden states of the target that a head reads, side by side
+  int32_t head_rows;      // ids the output head knows; fewer than vocab: see outrider_set_ids
+  int32_t markov_rank;    // DFlash: 0 for none
   float eps;
   float attention_scale;
 } OutriderConfig;
@@ -57,24 +72,37 @@ typedef struct {
   const int32_t* taps;     // [num_taps]
   float* const* tap_out;   // [num_taps] -> [num_tokens][hidden]
   float* logits;           // [num_rows][vocab]
+  const float* features;   // [num_tokens][feature_width]; null for decoders
   int32_t num_tokens, num_seqs, table_width, num_rows, has_parents, num_taps;
   int32_t exit_layer;      // -1: all layers
   int32_t threads;
 } OutriderStep;
 
-// A draft's parameters as one array: sequence keys (64 bits each), then temperature (float) and
-// the number of tokens to draft (int32), [num_seqs] each.
+// A draft's parameters as one array: sequence keys (64 bits each), then temperature (float), the
+// number of tokens to draft and top_k (int32), top_p and min_p (float), [num_seqs] each.
 typedef struct {
   int32_t* out;       // [num_seqs][out_width]
   int32_t out_width;
+  int32_t mask_token; // DFlash: what stands for the places to guess
 } OutriderDraft;
+
+// A tree of at most `num_tokens` nodes per sequence, grown best first: in each of at most `passes`
+// passes the `width` best nodes that have none get `children` children. `tokens` and `parents` are
+// the tree; `fed_*` what the cache holds behind the context, in order, parents among themselves.
+typedef struct {
+  int32_t *tokens, *parents, *counts;              // [num_seqs][out_width] twice, [num_seqs]
+  int32_t *fed_tokens, *fed_parents, *fed_counts;  // [num_seqs][passes * width] twice, [num_seqs]
+  int32_t out_width, passes, width, children;
+} OutriderTree;
 
 // A row's parameters come as one array too: draw keys (64 bits each), then temperature, top_k
 // (int32; 0: off), top_p and min_p (float), [num_rows] each.
 typedef struct {
   const float* logits;  // [num_rows][vocab]
   int32_t* out;         // [num_rows]
+  float* scores;        // [num_rows][children]; null: draw one token
   int32_t num_rows, vocab, num_tokens, threads;
+  int32_t children;     // out is [num_rows][children] then
 } OutriderSample;
 
 OUTRIDER_API const char* outrider_error(void);
@@ -92,6 +120,8 @@ OUTRIDER_API int32_t outrider_set_tensor(OutriderModel* model, int32_t kind, int
 OUTRIDER_API int32_t outrider_set_window(OutriderModel* model, int32_t layer, int32_t window);
 OUTRIDER_API int32_t outrider_set_rope(OutriderModel* model, const float* cosine,
                                        const float* sine, int32_t positions);
+// The target's id of each row of the output head, ascending; all others are impossible.
+OUTRIDER_API int32_t outrider_set_ids(OutriderModel* model, const int32_t* ids, int32_t count);
 OUTRIDER_API int32_t outrider_ready(OutriderModel* model);  // whether every tensor has been set
 OUTRIDER_API int32_t outrider_allocate(OutriderModel* model, int32_t blocks, int32_t block_size);
 OUTRIDER_API int64_t outrider_weight_bytes(const OutriderModel* model);
@@ -100,8 +130,14 @@ OUTRIDER_API int32_t outrider_step(OutriderModel* model, const int32_t* packed,
 OUTRIDER_API int32_t outrider_draft(OutriderModel* model, const int32_t* packed,
                                     const OutriderStep* step, const void* draft_packed,
                                     const OutriderDraft* draft);
+OUTRIDER_API int32_t outrider_grow(OutriderModel* model, const int32_t* packed,
+                                   const OutriderStep* step, const void* draft_packed,
+                                   const OutriderTree* tree);
 OUTRIDER_API int32_t outrider_copy_slots(OutriderModel* model, const int32_t* source,
                                          const int32_t* target, int32_t count);
+// Draws a token per row; -1 where the row has a NaN. With `scores`, instead: the best guesses of
+// the draw and how likely each is to be it, as logarithms, by the largest of logits + temperature
+// * gumbel among what the filters keep; -1 where fewer are left.
 OUTRIDER_API int32_t outrider_sample(const void* packed, const OutriderSample* sample);
 // Reads `count` floats (a multiple of 128 per thread is best) and returns their sum: what this
 // machine's memory can deliver, measured with the loops of the engine.

@@ -36,7 +36,7 @@ bool check_sequences(const OutriderModel& m, const StepArgs& s, const int32_t* e
       return bad("starts are not in order", i);
     if (s.context[i] < 0) return bad("negative context", i);
     if (n == 0) continue;
-    const int64_t end = s.context[i] + n + (extra ? std::max(0, extra[i]) : 0);
+    const int64_t end = s.context[i] + n + (s.fed ? s.fed[i] : 0) + (extra ? std::max(0, extra[i]) : 0);
     const int64_t blocks = (end + m.block_size - 1) / m.block_size;
     if (blocks > s.table_width) return bad("sequence is longer than its block table", i);
     const int32_t* table = s.tables + int64_t(i) * s.table_width;
@@ -100,6 +100,27 @@ void fill_paths(Plan& p, const StepArgs& s) {
   }
 }
 
+// The same for a growing tree: every new node has a path, over nodes of earlier passes too.
+void add_lineages(Plan& p, const StepArgs& s) {
+  p.depth.assign(size_t(s.num_tokens), 0);
+  p.path.assign(size_t(s.num_tokens), nullptr);
+  p.path_data.clear();
+  std::vector<size_t> at;
+  for (int seq = 0; seq < s.num_seqs; ++seq) {
+    const int32_t* parents = s.lineage[seq];
+    for (int t = s.starts[seq]; t < s.starts[seq + 1]; ++t) {
+      at.push_back(p.path_data.size());
+      for (int node = s.fed[seq] + t - s.starts[seq]; node >= 0; node = parents[node]) {
+        p.path_data.push_back(node);
+      }
+      std::reverse(p.path_data.begin() + ptrdiff_t(at.back()), p.path_data.end());
+      p.depth[size_t(t)] = int32_t(p.path_data.size() - at.back());
+    }
+  }
+  for (size_t t = 0; t < at.size(); ++t) p.path[t] = p.path_data.data() + at[t];
+  p.tree = true;
+}
+
 // Cuts the queries of rows from..to-1 (of the sequence) into tiles.
 void add_tasks(std::vector<AttentionTask>& tasks, int seq, int from, int to, int group, int tile,
                int out_shift) {
@@ -143,19 +164,22 @@ bool make_plan(OutriderModel& m, const StepArgs& s, const int32_t* extra) {
   if (s.parents) p.depth.assign(size_t(s.num_tokens), 0);
   for (int i = 0; i < s.num_seqs; ++i) {
     const int n = s.starts[i + 1] - s.starts[i];
-    const int length = n ? s.context[i] + n : 0;
+    const int before = s.context[i] + (s.fed ? s.fed[i] : 0);
+    const int length = n ? before + n : 0;
     p.max_length = std::max(p.max_length, length);
     const int32_t* table = s.tables + int64_t(i) * s.table_width;
     add_segments(p, m, table, length);
     for (int j = 0; j < n; ++j) {
-      const int slot = s.context[i] + j;
+      const int slot = before + j;
       p.slots[size_t(s.starts[i] + j)] =
           table[slot / m.block_size] * m.block_size + slot % m.block_size;
     }
     p.segment_starts.push_back(int32_t(p.segments.size()));
     if (s.parents) add_paths(p, s, i);
   }
-  if (p.tree) {
+  if (s.lineage) {
+    add_lineages(p, s);
+  } else if (p.tree) {
     p.path.assign(size_t(s.num_tokens), nullptr);
     fill_paths(p, s);
   }
@@ -171,6 +195,7 @@ bool make_plan(OutriderModel& m, const StepArgs& s, const int32_t* extra) {
   const int exit = s.exit_layer < 0 ? m.config.layers : s.exit_layer;
   bool prune = exit > 0;
   for (int i = 0; i < s.num_taps; ++i) prune = prune && s.taps[i] != exit;
+  prune = prune && !s.keys_only;
   p.head_rows.assign(s.logit_rows, s.logit_rows + s.num_rows);
   if (prune) {
     p.kept.assign(s.logit_rows, s.logit_rows + s.num_rows);

@@ -7,6 +7,13 @@ namespace outrider {
 // A step with its arrays found.
 struct StepArgs : OutriderStep {
   const int32_t *tokens, *positions, *starts, *context, *tables, *logit_rows, *parents;
+  const float* states = nullptr;  // [num_tokens][hidden]: residual inputs instead of features
+  bool keys_only = false;         // DFlash: make keys and values of the features, nothing else
+  bool whole = false;             // DFlash: every new token sees all new ones of its sequence
+  // A tree that grows over several passes: what earlier ones wrote behind the context of each
+  // sequence, and the parents of these and the new nodes, among themselves.
+  const int32_t* fed = nullptr;             // [num_seqs]
+  const int32_t* const* lineage = nullptr;  // [num_seqs] -> [fed + new]
   StepArgs() = default;
   StepArgs(const int32_t* packed, const OutriderStep& step);  // sizes must not be negative
 };

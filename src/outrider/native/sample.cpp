@@ -27,12 +27,37 @@ struct Sampling {
   float* scratch;
 };
 
+// The row's best guesses, one after another, each taken out before the next.
+void guess_job(void* context, Team& team, int thread) {
+  const Sampling& job = *static_cast<Sampling*>(context);
+  const OutriderSample& s = *job.s;
+  const RowParameters& p = job.p;
+  const int n = s.num_tokens;
+  float* noisy = job.scratch + size_t(thread) * 6 * (size_t(n) + 16);
+  for (int r; (r = team.next_task(thread, s.num_rows)) >= 0;) {
+    const float* x = s.logits + size_t(r) * s.vocab;
+    const float t = p.temperature[r];
+    const float floor = t > 0 ? job.k->floor(x, n, t, p.top_k[r], p.top_p[r], p.min_p[r],
+                                             noisy + n + 16)
+                              : -__builtin_inff();
+    const float all = job.k->noisy(x, n, t, floor, p.key[r], noisy);
+    for (int c = 0; c < s.children; ++c) {
+      float best;
+      const int token = job.k->argmax(noisy, n, &best);
+      const bool left = best > -__builtin_inff();
+      s.out[size_t(r) * s.children + c] = left ? token : -1;
+      s.scores[size_t(r) * s.children + c] = left ? best - all : -__builtin_inff();
+      noisy[token] = -__builtin_inff();
+    }
+  }
+}
+
 void sample_job(void* context, Team& team, int thread) {
   const Sampling& job = *static_cast<Sampling*>(context);
   const OutriderSample& s = *job.s;
   const RowParameters& p = job.p;
   const int n = s.num_tokens;
-  float* scratch = job.scratch + size_t(thread) * 5 * (size_t(n) + 16);
+  float* scratch = job.scratch + size_t(thread) * 6 * (size_t(n) + 16);
   for (int r; (r = team.next_task(thread, s.num_rows)) >= 0;) {
     const float* x = s.logits + size_t(r) * s.vocab;
     float best;
@@ -54,7 +79,9 @@ void sample_job(void* context, Team& team, int thread) {
 int32_t run_sample(const void* packed, const OutriderSample& s) {
   const Kernels* k = kernels_or_error();
   if (!k) return OUTRIDER_INVALID;
-  if (s.num_rows < 0 || s.vocab < 1 || s.num_tokens < 1 || s.num_tokens > s.vocab)
+  const bool guess = s.scores != nullptr;
+  if (s.num_rows < 0 || s.vocab < 1 || s.num_tokens < 1 || s.num_tokens > s.vocab ||
+      (guess && (s.children < 1 || s.children > s.num_tokens)))
     return set_error("rows, vocabulary or number of tokens out of range"), OUTRIDER_INVALID;
   const RowParameters p(packed, s.num_rows);
   bool filtered = false;
@@ -66,13 +93,14 @@ int32_t run_sample(const void* packed, const OutriderSample& s) {
   const bool alone = int64_t(s.num_rows) * s.num_tokens < 65536;
   const int threads = alone ? 1 : std::clamp(s.threads, 1, std::min(kMaxThreads, s.num_rows));
   static thread_local std::vector<float> scratch;
-  const size_t need = filtered ? size_t(threads) * 5 * (size_t(s.num_tokens) + 16) : 0;
+  const size_t need =
+      filtered || guess ? size_t(threads) * 6 * (size_t(s.num_tokens) + 16) : 0;
   if (scratch.size() < need) scratch.resize(need);
   Sampling job{&s, p, k, scratch.data()};
   if (threads == 1) {
-    run_alone(sample_job, &job);
+    run_alone(guess ? guess_job : sample_job, &job);
   } else {
-    run_on_pool(threads, sample_job, &job);
+    run_on_pool(threads, guess ? guess_job : sample_job, &job);
   }
   return OUTRIDER_OK;
 }

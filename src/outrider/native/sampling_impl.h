@@ -72,6 +72,60 @@ int gumbel_argmax(const float* x, int n, int base, float temperature, float floo
   return index;
 }
 
+// log x to about 1e-6 for normal x > 0.
+inline V log(V x) {
+  const V e = exponent(x);
+  // m in [1, 2), then t in [-1/3, 1/3): log m = 2 atanh((m - 1.5) / (m + 1.5)) + log 1.5
+  const V m = scale_by_power(x, sub(zero(), e));
+  const V t = div(sub(m, set1(1.5f)), add(m, set1(1.5f)));
+  const V s = mul(t, t);
+  V p = set1(2.0f / 9);
+  p = fma(p, s, set1(2.0f / 7));
+  p = fma(p, s, set1(2.0f / 5));
+  p = fma(p, s, set1(2.0f / 3));
+  p = fma(p, s, set1(2.0f));
+  return fma(e, set1(0.69314718f), fma(p, t, set1(0.40546511f)));
+}
+
+// -log(-log1p(-u)) to about 1e-5: good for ranking guesses, not for drawing.
+inline V rough_gumbel(V u) {
+  // Below 1/64 the series is exact enough, above it 1 - u has lost nothing that matters.
+  const V series = mul(u, fma(u, fma(u, fma(u, set1(0.25f), set1(1.0f / 3)), set1(0.5f)), set1(1.0f)));
+  const V direct = sub(zero(), log(sub(set1(1.0f), u)));
+  const V small = sub(series, where_greater_equal(u, set1(1.0f / 64), series));
+  return sub(zero(), log(add(small, where_greater_equal(u, set1(1.0f / 64), direct))));
+}
+
+float noisy_row(const float* x, int n, float temperature, float floor, uint64_t key, float* out) {
+  const V t = set1(temperature), low = set1(floor);
+  V top = set1(kNegInf);
+  for (int i = 0; i < n; i += 16) {
+    V v = n - i >= 16 ? load(x + i) : load_tail(x + i, n - i, kNegInf);
+    if (temperature > 0) {
+      const V z = temperature == 1.0f ? v : div(v, t);
+      const unsigned keep = mask_greater_equal(z, low);
+      v = fma(t, rough_gumbel(uniform16(key, uint64_t(i))), v);
+      if (keep != 0xffffu) {
+        float lanes[16];
+        store(lanes, v);
+        for (int lane = 0; lane < 16; ++lane)
+          if (!(keep >> lane & 1)) lanes[lane] = kNegInf;
+        v = load(lanes);
+      }
+    }
+    top = max(v, top);
+    store(out + i, v);
+  }
+  const float highest = horizontal_max(top);
+  if (!(highest > kNegInf) || highest == -kNegInf) return highest;
+  double sum = 0;
+  for (int i = 0; i < n; i += 16) {
+    const V v = n - i >= 16 ? load(out + i) : load_tail(out + i, n - i, kNegInf);
+    sum += horizontal_sum(where_greater_equal(v, set1(highest - 80), exp(sub(v, set1(highest)))));
+  }
+  return highest + float(::log(sum));
+}
+
 // Splits z, and e with it unless null, at `pivot`: lanes >= pivot move to the front of their own
 // buffer, the others to z_low and e_low. Buffers have 16 floats to spare. NaNs count as low.
 struct Split {

@@ -7,6 +7,7 @@ namespace outrider {
 namespace {
 
 constexpr int kSmall = 16;  // up to this many rows every thread prepares its own input
+constexpr float kOnes[kLanes] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
 // Rows are padded so that a power-of-two width does not put all rows into the same cache sets.
 ptrdiff_t padded(int n) { return round_up(n, 16) + 16; }
@@ -18,7 +19,10 @@ class Worker {
         team_(team), thread_(thread), own_(st.m->buffers.own[size_t(thread)]) {}
 
   void run() {
+    if (m_.is(OUTRIDER_MEDUSA)) return guess_ahead();
+    if (s_.keys_only) return keys_of_features();
     embed();
+    if (m_.is(OUTRIDER_EAGLE3)) continue_from_features();
     team_.sync();
     const int exit = s_.exit_layer < 0 ? c_.layers : s_.exit_layer;
     int rows = s_.num_tokens;
@@ -42,8 +46,9 @@ class Worker {
 
   void embed() {
     const char* table = m_.embed;
+    float* rows = m_.is(OUTRIDER_EAGLE3) ? b_.beside : b_.x;
     my_rows(s_.num_tokens, [&](int r) {
-      float* x = b_.x + r * b_.ldx;
+      float* x = rows + r * b_.ldx;
       const size_t at = size_t(s_.tokens[r]) * c_.hidden;
       if (m_.embed_type == kF32) {
         memcpy(x, table + at * 4, size_t(c_.hidden) * 4);
@@ -55,6 +60,71 @@ class Worker {
         x[i] = m_.embed_type == kBF16 ? bf16_to_float(h) : half_to_float(h);
       }
     });
+  }
+
+  // x = fc . features
+  void fuse() {
+    const Rows rows = prepare(m_.fc, s_.features, c_.feature_width, s_.num_tokens, nullptr);
+    product(m_.fc, rows, unit_for(m_.fc, 1),
+            [&](int row, int n, int panel, int panels, float* c, ptrdiff_t ldc) {
+              const int first = panel * kLanes;
+              const int width = std::min(panels * kLanes, c_.hidden - first);
+              for (int r = 0; r < n; ++r)
+                memcpy(b_.x + (row + r) * b_.ldx + first, c + r * ldc, size_t(width) * 4);
+            });
+  }
+
+  void continue_from_features() {
+    if (!s_.states) return fuse();
+    my_rows(s_.num_tokens, [&](int r) {
+      memcpy(b_.x + r * b_.ldx, s_.states + size_t(r) * c_.hidden, size_t(c_.hidden) * 4);
+    });
+  }
+
+  void keys_of_features() {
+    fuse();
+    team_.sync();
+    my_rows(s_.num_tokens, [&](int r) {
+      float* x = b_.x + r * b_.ldx;
+      k_.rms_norm(x, m_.hidden_norm.data(), c_.hidden, c_.eps, x);
+    });
+    team_.sync();
+    for (int l = 0; l < c_.layers; ++l) {
+      Layer& layer = m_.layers[size_t(l)];
+      make_heads(l, prepare(layer.qkv, b_.x, b_.ldx, s_.num_tokens, nullptr), c_.heads);
+      team_.sync();
+    }
+  }
+
+  // Medusa: every guess ahead is a residual stream of its own, from the target's last state.
+  void guess_ahead() {
+    const int n = s_.num_tokens, depth = s_.num_rows / n, blocks = c_.layers / c_.intermediate;
+    my_rows(depth * n, [&](int r) {  // row d * n + s: guess d of sequence s
+      k_.rms_norm(s_.features + size_t(r % n) * c_.hidden, m_.final_norm.data(), c_.hidden, c_.eps,
+                  b_.x + r * b_.ldx);
+    });
+    team_.sync();
+    float *from = b_.x, *to = b_.beside;
+    for (int block = 0; block < blocks; ++block, std::swap(from, to)) {
+      for (int d = 0; d < depth; ++d) {
+        const Matrix& w = m_.layers[size_t(d * blocks + block)].o;
+        const ptrdiff_t at = ptrdiff_t(d) * n * b_.ldx;
+        product(w, prepare(w, from + at, b_.ldx, n, nullptr), unit_for(w, 1),
+                [&](int row, int rows, int panel, int panels, float* c, ptrdiff_t ldc) {
+                  for (int r = 0; r < rows; ++r) {
+                    for (int p = 0; p < panels; ++p) {
+                      const int first = (panel + p) * kLanes;
+                      const int width = std::min(kLanes, c_.hidden - first);
+                      float* out = to + at + (row + r) * b_.ldx + first;
+                      k_.silu_mul(c + r * ldc + p * kLanes, kOnes, kLanes, out);
+                      k_.add(out, from + at + (row + r) * b_.ldx + first, width);
+                    }
+                  }
+                });
+        team_.sync();
+      }
+    }
+    write_logits(prepare(m_.head, from, b_.ldx, depth * n, nullptr));
   }
 
   void tap(int layer) {
@@ -69,8 +139,10 @@ class Worker {
   // The input of a product with `w`: rows of `x` (through `index` unless null), normalised unless
   // `norm` is null, quantised if the weights are integers. Few rows are cheaper to prepare twice
   // than to wait for.
+  // `beside` puts rows of the embedding, normalised by `beside_norm`, before those of x.
   Rows prepare(const Matrix& w, const float* x, ptrdiff_t ld, int rows, const float* norm,
-               const int32_t* index = nullptr) {
+               const int32_t* index = nullptr, const float* beside = nullptr,
+               const float* beside_norm = nullptr) {
     const bool integer = w.type >= kI8, small = rows <= kSmall;
     Rows out;
     out.rows = rows;
@@ -84,9 +156,14 @@ class Worker {
     auto one = [&](int r) {
       const float* src = x + (index ? index[r] : r) * ld;
       if (norm) {
-        float* dst = f + r * b_.ldx;
-        k_.rms_norm(src, norm, w.k, c_.eps, dst);
-        for (int i = w.k; i < int(b_.ldx); ++i) dst[i] = 0;
+        float* dst = f + r * b_.ldnorm;
+        if (beside) {
+          k_.rms_norm(beside + r * b_.ldx, beside_norm, c_.hidden, c_.eps, dst);
+          k_.rms_norm(src, norm, c_.hidden, c_.eps, dst + c_.hidden);
+        } else {
+          k_.rms_norm(src, norm, w.k, c_.eps, dst);
+        }
+        for (int i = w.k; i < int(b_.ldnorm); ++i) dst[i] = 0;
         src = dst;
       }
       if (integer) {
@@ -102,20 +179,21 @@ class Worker {
       my_rows(rows, one);
       team_.sync();
     }
-    if (norm) out.f = f, out.ld = b_.ldx;
+    if (norm) out.f = f, out.ld = b_.ldnorm;
     if (integer) out.q = q, out.ldq = b_.ldquant, out.scale = scale, out.sum = sum;
     return out;
   }
 
-  // c = x . w for all panels, in tasks of `unit` panels; done(row, rows, panel, panels, c, ldc).
+  // c = x . w for the panels from `from` on, in tasks of `unit` panels; done(row, rows, panel,
+  // panels, c, ldc).
   template <class F>
-  void product(const Matrix& w, const Rows& x, int unit, F done) {
-    const int tasks = (w.panels + unit - 1) / unit;
+  void product(const Matrix& w, const Rows& x, int unit, F done, int from = 0) {
+    const int tasks = (w.panels - from + unit - 1) / unit;
     const ptrdiff_t ldc = unit * kLanes;
     const int blocks = (x.rows + kRowBlock - 1) / kRowBlock;
     const int block = blocks > 1 ? round_up((x.rows + blocks - 1) / blocks, 12) : kRowBlock;
     for (int t; (t = team_.next_task(thread_, tasks)) >= 0;) {
-      const int first = t * unit, panels = std::min(unit, w.panels - first);
+      const int first = from + t * unit, panels = std::min(unit, w.panels - first);
       for (int r = 0; r < x.rows; r += block) {
         Rows part = x;
         part.rows = std::min(block, x.rows - r);
@@ -140,12 +218,13 @@ class Worker {
 
   void attention_layer(int l, int rows, bool prune) {
     Layer& layer = m_.layers[size_t(l)];
-    const Rows x = prepare(layer.qkv, b_.x, b_.ldx, rows, layer.attention_norm.data());
-    product(layer.qkv, x, m_.dim_p / kLanes,
-            [&](int row, int n, int panel, int, float* c, ptrdiff_t ldc) {
-              const int head = panel * kLanes / m_.dim_p;
-              for (int r = 0; r < n; ++r) finish_head(l, layer, head, row + r, c + r * ldc);
-            });
+    const float* norm = layer.attention_norm.data();
+    if (m_.is(OUTRIDER_EAGLE3)) {
+      make_heads(l, prepare(layer.qkv, b_.x, b_.ldx, rows, m_.hidden_norm.data(), nullptr,
+                            b_.beside, norm));
+    } else {
+      make_heads(l, prepare(layer.qkv, b_.x, b_.ldx, rows, norm));
+    }
     team_.sync();
     attend(l, layer, prune);
     team_.sync();
@@ -153,6 +232,17 @@ class Worker {
     const Rows a = prepare(layer.o, b_.att, b_.ldatt, rows, nullptr);
     add_product(layer.o, a, layer.o_bias);
     team_.sync();
+  }
+
+  // Queries, keys and values of the rows, from head `from` on.
+  void make_heads(int l, const Rows& x, int from = 0) {
+    Layer& layer = m_.layers[size_t(l)];
+    const int unit = m_.dim_p / kLanes;
+    product(layer.qkv, x, unit,
+            [&](int row, int n, int panel, int, float* c, ptrdiff_t ldc) {
+              const int head = panel * kLanes / m_.dim_p;
+              for (int r = 0; r < n; ++r) finish_head(l, layer, head, row + r, c + r * ldc);
+            }, from * unit);
   }
 
   void add_product(const Matrix& w, const Rows& x, const std::vector<float>& bias) {
@@ -230,6 +320,8 @@ class Worker {
       a.count = task.count;
       a.context = s_.context[seq];
       a.new_tokens = s_.starts[seq + 1] - first;
+      a.whole = s_.whole;
+      a.ahead = s_.whole ? a.new_tokens : s_.fed ? a.new_tokens + s_.fed[seq] : 0;
       a.depth = p.tree ? p.depth.data() + first : nullptr;
       a.path = p.tree ? p.path.data() + first : nullptr;
       a.segments = p.segments.data() + p.segment_starts[size_t(seq)];
@@ -273,13 +365,28 @@ class Worker {
 
   void logits() {
     if (s_.num_rows == 0) return;
-    const Rows x = prepare(m_.head, b_.x, b_.ldx, s_.num_rows, m_.final_norm.data(),
-                           m_.plan.head_rows.data());
+    if (!m_.ids.empty()) {
+      my_rows(s_.num_rows, [&](int r) {
+        float* row = s_.logits + size_t(r) * c_.vocab;
+        std::fill(row, row + c_.vocab, -__builtin_inff());
+      });
+      team_.sync();
+    }
+    write_logits(prepare(m_.head, b_.x, b_.ldx, s_.num_rows, m_.final_norm.data(),
+                         m_.plan.head_rows.data()));
+  }
+
+  void write_logits(const Rows& x) {
     product(m_.head, x, unit_for(m_.head, 1),
             [&](int row, int n, int panel, int panels, float* c, ptrdiff_t ldc) {
               const int first = panel * kLanes;
-              const int width = std::min(panels * kLanes, c_.vocab - first);
+              const int width = std::min(panels * kLanes, c_.head_rows - first);
               for (int r = 0; r < n; ++r) {
+                if (!m_.ids.empty()) {
+                  float* out = s_.logits + size_t(row + r) * c_.vocab;
+                  for (int i = 0; i < width; ++i) out[m_.ids[size_t(first + i)]] = c[r * ldc + i];
+                  continue;
+                }
                 memcpy(s_.logits + size_t(row + r) * c_.vocab + first, c + r * ldc,
                        size_t(width) * 4);
               }
@@ -302,12 +409,22 @@ void step_job(void* context, Team& team, int thread) {
 
 int32_t run_step(OutriderModel& m, const StepArgs& s) {
   std::lock_guard<std::mutex> lock(m.mutex);
-  if (!make_plan(m, s, nullptr)) return OUTRIDER_INVALID;
-  if (!rope_reaches(m, s, nullptr)) return OUTRIDER_ROPE_SHORT;
-  if (s.num_tokens == 0) return OUTRIDER_OK;
+  const bool medusa = m.is(OUTRIDER_MEDUSA);
+  if (!s.features != !m.config.kind) return set_error("features are for heads"), OUTRIDER_INVALID;
+  if (medusa) {
+    if (s.num_tokens < 1 || s.num_rows < 1 || s.num_rows % s.num_tokens ||
+        s.num_rows / s.num_tokens > m.config.intermediate) {
+      return set_error("as many rows for each sequence, and no more than heads"), OUTRIDER_INVALID;
+    }
+  } else {
+    if (!make_plan(m, s, nullptr)) return OUTRIDER_INVALID;
+    if (!rope_reaches(m, s, nullptr)) return OUTRIDER_ROPE_SHORT;
+    if (s.num_tokens == 0) return OUTRIDER_OK;
+  }
   Step step{&m, s};
   step.s.threads = std::clamp(s.threads, 1, kMaxThreads);
-  if (!lay_out(m, step.s.threads, s.num_tokens, m.plan.max_length)) return OUTRIDER_MEMORY;
+  const int rows = medusa ? s.num_rows : s.num_tokens;
+  if (!lay_out(m, step.s.threads, rows, medusa ? 0 : m.plan.max_length)) return OUTRIDER_MEMORY;
   run_on_pool(step.s.threads, step_job, &step);
   return OUTRIDER_OK;
 }
@@ -323,8 +440,10 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   length = std::max(b.length, length + length / 4 + 256);
   threads = std::max(threads, int(b.own.size()));
   b.rows = b.length = 0;
-  const int width = std::max({c.hidden, c.heads * c.head_dim, c.intermediate});
+  const int width = std::max({m.layer_inputs(), c.heads * c.head_dim, c.intermediate,
+                              c.feature_width});
   b.ldx = padded(c.hidden);
+  b.ldnorm = padded(m.layer_inputs());
   b.ldq = padded(c.heads * m.dim_p);
   b.ldatt = padded(c.heads * c.head_dim);
   b.ldh = padded(c.intermediate);
@@ -345,7 +464,8 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   want(b.q, n * b.ldq * 4);
   want(b.att, n * b.ldatt * 4);
   want(b.hidden, n * b.ldh * 4);
-  want(b.norm, n * b.ldx * 4);
+  want(b.beside, c.kind ? n * b.ldx * 4 : 0);
+  want(b.norm, n * b.ldnorm * 4);
   want(b.quant, integer ? n * b.ldquant : 0);
   want(b.quant_scale, integer ? n * groups * 4 : 0);
   want(b.quant_sum, integer ? n * groups * 4 : 0);
@@ -353,7 +473,7 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   for (auto& own : b.own) {
     want(own.c, size_t(std::min(rows, kRowBlock)) * unit * 4);
     want(own.attention, kMaxQueries * size_t(b.score_ld + 2 * m.dim_p) * 4);
-    want(own.norm, size_t(kSmall) * b.ldx * 4);
+    want(own.norm, size_t(kSmall) * b.ldnorm * 4);
     want(own.quant, integer ? size_t(kSmall) * b.ldquant : 0);
     want(own.quant_scale, integer ? kSmall * groups * 4 : 0);
     want(own.quant_sum, integer ? kSmall * groups * 4 : 0);

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from outrider.contracts import (
     DraftsInOneCall,
@@ -22,6 +23,7 @@ from outrider.contracts import (
 from outrider.layout import Slice, pack
 from outrider.noise import sequence_key
 from outrider.proposers._chains import Chains
+from outrider.sampling import RowParams
 
 
 class Memory(Protocol):
@@ -35,6 +37,11 @@ class Memory(Protocol):
     def catch_up(self, view: SequenceView, num_drafts: int) -> Slice | None: ...
 
     def drafted(self, view: SequenceView, tokens: list[int]) -> None: ...
+
+
+def target_keys(views: Seq[SequenceView]) -> npt.NDArray[np.uint64]:
+    """What the target's own noise is drawn with, by sequence."""
+    return np.array([sequence_key(v.seed, v.sample_index, Stream.TARGET) for v in views], np.uint64)
 
 
 class AutoregressiveDrafter:
@@ -75,16 +82,13 @@ class AutoregressiveDrafter:
         self, views: list[SequenceView], budgets: list[int], slices: list[Slice]
     ) -> list[Proposal]:
         if isinstance(self._model, DraftsInOneCall) and all(
-            view.draw is Draw.COUPLED and view.edits is None and not view.params.filters
-            for view in views
+            view.draw is Draw.COUPLED and view.edits is None for view in views
         ):
             chains = self._model.draft_chain(
                 self._pack(slices),
                 np.array(budgets, np.int32),
-                np.array([view.params.temperature for view in views], np.float32),
-                np.array(
-                    [sequence_key(v.seed, v.sample_index, Stream.TARGET) for v in views], np.uint64
-                ),
+                RowParams.of([view.params for view in views], [1] * len(views)),
+                target_keys(views),
             )
             return [Proposal(chain, draw=Draw.COUPLED, source=self._name) for chain in chains]
         return self._draft_stepwise(views, budgets, slices)

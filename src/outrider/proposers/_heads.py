@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from outrider.contracts import Model, ModelSpec, ProposerContext
-from outrider.errors import ConfigError, ModelError
+from outrider.errors import ConfigError, ModelError, UnknownName
 from outrider.model.borrowed import Borrowed, borrow
 from outrider.model.bundled import bundled_path, find_folder
 from outrider.model.heads import DFlashHead, Eagle3Head, MedusaHeads, head_kind, load_head
+from outrider.model.heads_native import NativeDFlash, NativeEagle3
+from outrider.model.native_model import WEIGHT_TYPES, NativeModel
+from outrider.proposers._feature_heads import NativeRows
+
+DEFAULT_WEIGHTS = "int8"
 
 AnyHead = TypeVar("AnyHead", MedusaHeads, Eagle3Head, DFlashHead)
 
@@ -46,6 +51,25 @@ def load_fitting_head(
         context.target.spec.num_tokens,
         context.target.spec.num_layers,
     )
+
+
+def native_rows(
+    cls: type[NativeEagle3] | type[NativeDFlash],
+    loaded: Loaded[Any],
+    context: ProposerContext,
+    dtype: str,
+) -> NativeRows | None:
+    """The head as a native model with a cache of its own, where the target runs natively."""
+    if not isinstance(context.target, NativeModel):
+        return None
+    head = cls(loaded.head, loaded.borrowed, context.target.spec, dtype)
+    return NativeRows(head, context.make_kv(head), loaded.head.taps)
+
+
+def check_weights(weights: str, proposer: str) -> None:
+    """Of a native head; the torch module ignores them."""
+    if weights not in WEIGHT_TYPES:
+        raise UnknownName(f"weights of proposer {proposer!r}", str(weights), WEIGHT_TYPES)
 
 
 def check_fit(head: MedusaHeads | Eagle3Head | DFlashHead, spec: ModelSpec, name: str) -> None:

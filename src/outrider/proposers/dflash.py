@@ -9,27 +9,38 @@ Shapes: B sequences, S places of a block, n tokens, T taps, H hidden, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from outrider.contracts import (
     Draw,
+    IntArray,
     Needs,
-    Observation,
     Proposal,
     ProposerContext,
     SequenceView,
+    StepBatch,
 )
 from outrider.errors import ConfigError
 from outrider.model.head_layers import KeyValue
 from outrider.model.heads import DFlashHead, Mix
+from outrider.model.heads_native import NativeDFlash
 from outrider.proposers._chains import Chains
+from outrider.proposers._feature_heads import FeatureHeadProposer, NativeRows
 from outrider.proposers._head_memory import HeadMemory, gather
-from outrider.proposers._heads import Loaded, load_fitting_head
+from outrider.proposers._heads import (
+    DEFAULT_WEIGHTS,
+    Loaded,
+    check_weights,
+    load_fitting_head,
+    native_rows,
+)
 from outrider.proposers._options import read_options
+from outrider.sampling import RowParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,72 +50,73 @@ class DFlashConfig:
 
     floor: float = 0.0
     head: str | None = None
+    weights: str = DEFAULT_WEIGHTS  # of the head where it runs natively
 
     def __post_init__(self) -> None:
+        check_weights(self.weights, "dflash")
         if not 0 <= self.floor < 1:
             raise ConfigError(f"dflash needs 0 <= floor < 1, not {self.floor}")
 
 
-class DFlashProposer:
+class DFlashProposer(FeatureHeadProposer):
     name = "dflash"
     draws = frozenset({Draw.COUPLED, Draw.SAMPLED})
     trees = False
 
-    def __init__(self, loaded: Loaded[DFlashHead], config: DFlashConfig | None = None) -> None:
+    def __init__(
+        self,
+        loaded: Loaded[DFlashHead],
+        config: DFlashConfig | None = None,
+        native: NativeRows | None = None,
+    ) -> None:
+        super().__init__(loaded.head.taps, loaded.head.config.num_hidden_layers, native)
         self.config = config or DFlashConfig()
         self.needs = Needs(taps=loaded.head.taps)
         self._loaded = loaded
         self._head = loaded.head
-        self._memories: dict[int, HeadMemory] = {}
 
     @classmethod
     def build(cls, context: ProposerContext) -> DFlashProposer:
         config = read_options(DFlashConfig, cls.name, context.options)
-        return cls(load_fitting_head(DFlashHead, context, config.head), config)
+        loaded = load_fitting_head(DFlashHead, context, config.head)
+        # Only the torch module says how sure it is.
+        native = (
+            None if config.floor else native_rows(NativeDFlash, loaded, context, config.weights)
+        )
+        return cls(loaded, config, native)
+
+    @property
+    def _num_scribbled(self) -> int:
+        return self._head.config.block_size
+
+    def _call(
+        self, batch: StepBatch, sizes_S: IntArray, rows: RowParams, key_S: npt.NDArray[np.uint64]
+    ) -> list[tuple[list[int], list[int] | None]]:
+        assert self._native is not None
+        sizes_S = np.minimum(sizes_S, self._head.config.block_size - 1).astype(np.int32)
+        chains = self._native.head.draft_chain(batch, sizes_S, rows, key_S)
+        return [(chain, None) for chain in chains]
 
     @torch.no_grad()
-    def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
-        proposals = [Proposal(source=self.name) for _ in views]
-        ready = [i for i, view in enumerate(views) if self._reads_on(view)]
-        if not ready:
-            return proposals
-        asked = [views[i] for i in ready]
-        hidden_BSH = self._denoise(asked)
+    def _draft(self, views: list[SequenceView], budgets: list[int]) -> list[Proposal]:
+        for view in views:
+            self._read_on(view)
+        hidden_BSH = self._denoise(views)
         most = self._head.config.block_size - 1
-        lengths = [min(budgets[i], most) for i in ready]
+        lengths = [min(budget, most) for budget in budgets]
         if self.config.floor and self._head.config.confidence:
             lengths = self._cut(hidden_BSH, lengths)
-        for i, proposal in zip(ready, self._draw(asked, lengths, hidden_BSH), strict=True):
-            proposals[i] = proposal
-        return proposals
+        return self._draw(views, lengths, hidden_BSH)
 
-    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
-        for view, observation in zip(views, seen, strict=True):
-            memory = self._memories.get(view.id)
-            if memory is None:
-                memory = HeadMemory(self._head.taps, self._head.config.num_hidden_layers)
-                self._memories[view.id] = memory
-            memory.see(observation)
-
-    def release(self, sequence_id: int) -> None:
-        self._memories.pop(sequence_id, None)
-
-    def _reads_on(self, view: SequenceView) -> bool:
-        """Turns what the target has shown since the last draft into keys and values.
-
-        False where that is not all but the last token: there is nothing to draft from.
-        """
-        memory = self._memories.get(view.id)
-        if memory is None or not memory.reaches(len(view.tokens) - 1):
-            return False
-        if memory.has_unread:
-            taps_nTH, places = memory.take()
-            features_1nH = self._head.fuse(taps_nTH[None].to(self._head.fc.weight.dtype))
-            positions_1n = torch.arange(places.start, places.stop, device=taps_nTH.device)[None]
-            context = self._head.context(features_1nH, positions_1n)
-            for layer, own in zip(memory.layers, context, strict=True):
-                layer.append(own)
-        return True
+    def _read_on(self, view: SequenceView) -> None:
+        """Turns what the target has shown since the last draft into keys and values."""
+        memory = self._memories[view.id]
+        taps_nTH, places = memory.take()
+        features_1nH = self._head.fuse(taps_nTH[None].to(self._head.fc.weight.dtype))
+        positions_1n = torch.arange(places.start, places.stop, device=taps_nTH.device)[None]
+        context = self._head.context(features_1nH, positions_1n)
+        for layer, own in zip(memory.layers, context, strict=True):
+            layer.append(own)
 
     def _denoise(self, views: list[SequenceView]) -> Tensor:
         """One pass over all blocks, packed one behind the other: [B, S, H]."""

@@ -18,9 +18,11 @@ import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from outrider.contracts import (
+    DraftsInOneCall,
     Draw,
     Needs,
     Observation,
@@ -28,9 +30,11 @@ from outrider.contracts import (
     ProposerContext,
     SequenceView,
     StepBatch,
+    TreeLimits,
 )
 from outrider.errors import ConfigError
 from outrider.layout import Slice, pack
+from outrider.proposers._autoregressive import target_keys
 from outrider.proposers._chains import draft_key
 from outrider.proposers._children import best_children
 from outrider.proposers._draft_memory import DraftMemory
@@ -118,6 +122,10 @@ class DraftTreeProposer:
         return cls(chains.memory, context.target.spec.num_tokens, config)
 
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
+        if isinstance(self._memory.model, DraftsInOneCall) and all(
+            view.draw is Draw.COUPLED and view.edits is None for view in views
+        ):
+            return self._grow_in_one_call(self._memory.model, views, budgets)
         trees = [self._plant(view, budget) for view, budget in zip(views, budgets, strict=True)]
         growing = [tree for tree in trees if tree is not None]
         for _ in range(self.config.passes):
@@ -134,6 +142,33 @@ class DraftTreeProposer:
             tree.proposal(self.name) if tree is not None else Proposal(source=self.name)
             for tree in trees
         ]
+
+    def _grow_in_one_call(
+        self, model: DraftsInOneCall, views: Seq[SequenceView], budgets: Seq[int]
+    ) -> list[Proposal]:
+        proposals = [Proposal(source=self.name) for _ in views]
+        config = self.config
+        # One limit for all: the native call grows them in step.
+        passes = min([config.passes, *(self._memory.room(view) for view in views)])
+        if passes < 1:
+            return proposals
+        limits = TreeLimits(passes, config.width, config.children)
+        found = [self._memory.catch_up(view, (passes - 1) * config.width) for view in views]
+        members = [i for i, slice_ in enumerate(found) if slice_ is not None]
+        if not members:
+            return proposals
+        some = [views[i] for i in members]
+        trees = model.draft_tree(
+            pack([slice_ for slice_ in found if slice_ is not None]),
+            np.array([budgets[i] for i in members], np.int32),
+            RowParams.of([view.params for view in some], [1] * len(some)),
+            target_keys(some),
+            limits,
+        )
+        for i, view, tree in zip(members, some, trees, strict=True):
+            self._memory.drafted(view, tree.fed_tokens, tree.fed_parents)
+            proposals[i] = Proposal(tree.tokens, tree.parents, draw=Draw.COUPLED, source=self.name)
+        return proposals
 
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
         for view in views:

@@ -13,28 +13,39 @@ N heads, D head size, F rows drafted so far.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.contracts import (
     Draw,
+    IntArray,
     Needs,
-    Observation,
     Proposal,
     ProposerContext,
     SequenceView,
+    StepBatch,
+    TreeLimits,
 )
 from outrider.errors import ConfigError
 from outrider.model.head_layers import KeyValue
 from outrider.model.heads import Eagle3Head
+from outrider.model.heads_native import NativeEagle3
 from outrider.proposers._chains import Chains, draft_key
 from outrider.proposers._children import best_children
+from outrider.proposers._feature_heads import FeatureHeadProposer, NativeRows
 from outrider.proposers._head_memory import HeadMemory, gather
-from outrider.proposers._heads import Loaded, load_fitting_head
+from outrider.proposers._heads import (
+    DEFAULT_WEIGHTS,
+    Loaded,
+    check_weights,
+    load_fitting_head,
+    native_rows,
+)
 from outrider.proposers._options import read_options
 from outrider.proposers._trees import ROOT, BestFirst, path_tokens, submit
 from outrider.sampling import RowParams, true_vocabulary
@@ -51,8 +62,10 @@ class Eagle3Config:
     width: int = 4
     children: int = 4
     head: str | None = None
+    weights: str = DEFAULT_WEIGHTS  # of the head where it runs natively
 
     def __post_init__(self) -> None:
+        check_weights(self.weights, "eagle3")
         if min(self.passes, self.width, self.children) < 1:
             raise ConfigError(
                 f"eagle3 needs passes, width and children of at least 1, "
@@ -91,62 +104,68 @@ class _Draft:
         self.memory.layers[0].length = self.num_committed
 
 
-class Eagle3Proposer:
+class Eagle3Proposer(FeatureHeadProposer):
+    """Trees where the rule does not mind how they came about; ratio rules get chains."""
+
     name = "eagle3"
     draws = frozenset({Draw.COUPLED, Draw.SAMPLED})
 
-    def __init__(self, loaded: Loaded[Eagle3Head], config: Eagle3Config | None = None) -> None:
+    def __init__(
+        self,
+        loaded: Loaded[Eagle3Head],
+        config: Eagle3Config | None = None,
+        native: NativeRows | None = None,
+    ) -> None:
+        super().__init__(loaded.head.taps, 1, native)
         self.config = config or Eagle3Config()
         self.trees = self.config.children > 1
         self.needs = Needs(taps=loaded.head.taps)
         self._loaded = loaded
         self._head = loaded.head
         self._ids_W = loaded.head.target_ids
-        self._memories: dict[int, HeadMemory] = {}
+        self._limits = TreeLimits(self.config.passes, self.config.width, self.config.children)
 
     @classmethod
     def build(cls, context: ProposerContext) -> Eagle3Proposer:
         config = read_options(Eagle3Config, cls.name, context.options)
-        return cls(load_fitting_head(Eagle3Head, context, config.head), config)
+        loaded = load_fitting_head(Eagle3Head, context, config.head)
+        return cls(loaded, config, native_rows(NativeEagle3, loaded, context, config.weights))
+
+    @property
+    def _num_scribbled(self) -> int:
+        limits = self._limits
+        return limits.passes * limits.width if self.trees else limits.passes
+
+    def _call(
+        self, batch: StepBatch, sizes_S: IntArray, rows: RowParams, key_S: npt.NDArray[np.uint64]
+    ) -> list[tuple[list[int], list[int] | None]]:
+        assert self._native is not None
+        head = self._native.head
+        if not self.trees:
+            sizes_S = np.minimum(sizes_S, self._num_scribbled + 1).astype(np.int32)
+            return [(chain, None) for chain in head.draft_chain(batch, sizes_S, rows, key_S)]
+        trees = head.draft_tree(batch, sizes_S, rows, key_S, self._limits)
+        return [(tree.tokens, tree.parents) for tree in trees]
 
     @torch.no_grad()
-    def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
-        """Trees where the rule does not mind how they came about; ratio rules get chains."""
+    def _draft(self, views: list[SequenceView], budgets: list[int]) -> list[Proposal]:
         proposals = [Proposal(source=self.name) for _ in views]
-        ready = [i for i, view in enumerate(views) if self._knows(view)]
-        if not ready:
-            return proposals
-        drafts, logits_BV = self._read_on([views[i] for i in ready])
+        drafts, logits_BV = self._read_on(views)
         for trees in (True, False):
             rows = [
                 row
-                for row, i in enumerate(ready)
-                if (self.trees and views[i].draw is Draw.COUPLED) is trees
+                for row, view in enumerate(views)
+                if (self.trees and view.draw is Draw.COUPLED) is trees
             ]
             if rows:
                 draw = self._draw_trees if trees else self._draw_chains
                 some = [drafts[row] for row in rows]
-                drawn = draw(some, [budgets[ready[row]] for row in rows], logits_BV[rows])
+                drawn = draw(some, [budgets[row] for row in rows], logits_BV[rows])
                 for row, proposal in zip(rows, drawn, strict=True):
-                    proposals[ready[row]] = proposal
+                    proposals[row] = proposal
         for draft in drafts:
             draft.close()
         return proposals
-
-    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
-        for view, observation in zip(views, seen, strict=True):
-            memory = self._memories.get(view.id)
-            if memory is None:
-                memory = self._memories[view.id] = HeadMemory(self._head.taps)
-            memory.see(observation)
-
-    def release(self, sequence_id: int) -> None:
-        self._memories.pop(sequence_id, None)
-
-    def _knows(self, view: SequenceView) -> bool:
-        """Whether the target has shown what this draft starts from: all but the last token."""
-        memory = self._memories.get(view.id)
-        return memory is not None and memory.reaches(len(view.tokens) - 1) and memory.has_unread
 
     def _read_on(self, views: list[SequenceView]) -> tuple[list[_Draft], Tensor]:
         """Feeds what the target has shown since the last draft; logits of the first drafts.

@@ -29,9 +29,11 @@ from outrider.contracts import (
 )
 from outrider.errors import ConfigError
 from outrider.model.heads import MedusaHeads
+from outrider.model.heads_native import NativeMedusa
+from outrider.model.native_model import NativeModel
 from outrider.noise import draw_key
 from outrider.proposers._children import best_children
-from outrider.proposers._heads import Loaded, load_fitting_head
+from outrider.proposers._heads import DEFAULT_WEIGHTS, Loaded, check_weights, load_fitting_head
 from outrider.proposers._options import read_options
 from outrider.sampling import RowParams, SamplingParams
 
@@ -43,8 +45,10 @@ class MedusaConfig:
 
     children: int = 6
     head: str | None = None
+    weights: str = DEFAULT_WEIGHTS  # of the head where it runs natively
 
     def __post_init__(self) -> None:
+        check_weights(self.weights, "medusa")
         if self.children < 1:
             raise ConfigError(f"medusa needs children of at least 1, not {self.children}")
 
@@ -53,8 +57,14 @@ class MedusaProposer:
     name = "medusa"
     draws = frozenset({Draw.COUPLED, Draw.DETERMINISTIC})
 
-    def __init__(self, loaded: Loaded[MedusaHeads], config: MedusaConfig | None = None) -> None:
+    def __init__(
+        self,
+        loaded: Loaded[MedusaHeads],
+        config: MedusaConfig | None = None,
+        native: NativeMedusa | None = None,
+    ) -> None:
         self.config = config or MedusaConfig()
+        self._native = native
         self.trees = self.config.children > 1
         self.needs = Needs(taps=(loaded.num_layers,))
         self._loaded = loaded
@@ -65,7 +75,11 @@ class MedusaProposer:
     @classmethod
     def build(cls, context: ProposerContext) -> MedusaProposer:
         config = read_options(MedusaConfig, cls.name, context.options)
-        return cls(load_fitting_head(MedusaHeads, context, config.head), config)
+        loaded = load_fitting_head(MedusaHeads, context, config.head)
+        native = None
+        if isinstance(context.target, NativeModel) and loaded.head.config.original_lm_head:
+            native = NativeMedusa(loaded.head, loaded.borrowed, context.target.spec, config.weights)
+        return cls(loaded, config, native)
 
     @torch.no_grad()
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
@@ -106,15 +120,7 @@ class MedusaProposer:
         self, views: list[SequenceView], depth: int
     ) -> list[tuple[list[list[int]], list[list[float]]]]:
         """For each view, by depth: tokens and the logs of their chances, best first."""
-        borrowed = self._loaded.borrowed
-        states_BH = torch.stack([self._states[view.id][1] for view in views])
-        guesses_DBH = self._heads(borrowed.normed(states_BH.to(borrowed.norm_H.dtype)), depth)
-        if self._heads.config.original_lm_head:
-            logits_DBV = borrowed.logits(guesses_DBH)
-        else:
-            pairs = zip(self._heads.lm_heads, guesses_DBH, strict=False)
-            logits_DBV = torch.stack([head(guess_BH) for head, guess_BH in pairs])
-        logits_RV = logits_DBV.transpose(0, 1).flatten(0, 1)[:, : self._loaded.num_tokens].float()
+        logits_RV = self._logits(views, depth)
         keys: list[int] = []
         for i, view in enumerate(views):
             end = len(view.tokens)
@@ -134,6 +140,22 @@ class MedusaProposer:
         return [
             (tokens[i : i + depth], scores[i : i + depth]) for i in range(0, len(tokens), depth)
         ]
+
+    def _logits(self, views: list[SequenceView], depth: int) -> torch.Tensor:
+        """[sequences x depths, V], from the states of the last tokens the target computed."""
+        borrowed = self._loaded.borrowed
+        states_BH = torch.stack([self._states[view.id][1] for view in views])
+        if self._native is not None:
+            logits_BDV = self._native.guess(states_BH, depth)
+        else:
+            guesses_DBH = self._heads(borrowed.normed(states_BH.to(borrowed.norm_H.dtype)), depth)
+            if self._heads.config.original_lm_head:
+                logits_DBV = borrowed.logits(guesses_DBH)
+            else:
+                pairs = zip(self._heads.lm_heads, guesses_DBH, strict=False)
+                logits_DBV = torch.stack([head(guess_BH) for head, guess_BH in pairs])
+            logits_BDV = logits_DBV.transpose(0, 1)
+        return logits_BDV.flatten(0, 1)[:, : self._loaded.num_tokens].float()
 
 
 def _params(view: SequenceView) -> SamplingParams:

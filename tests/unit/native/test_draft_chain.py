@@ -11,10 +11,11 @@ import transformers
 
 from native_models import ISAS, ODD, batch_of, needs_native, random_tokens
 from outrider import native
-from outrider.contracts import Stream
+from outrider.contracts import StepBatch, Stream
 from outrider.model.driver import Driver
 from outrider.model.native_decoder import NativeDecoder
 from outrider.noise import draw_key, gumbel, sequence_key
+from outrider.sampling import RowParams, SamplingParams, draw_tokens
 from tiny_models import write
 
 pytestmark = needs_native
@@ -24,6 +25,17 @@ VOCAB = ODD["vocab_size"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("draft"), transformers.LlamaConfig(**ODD))
+
+
+def rows_of(*temperatures: float) -> RowParams:
+    """Parameters without filters; unlike SamplingParams, they may be nonsense."""
+    size = len(temperatures)
+    return RowParams(
+        np.array(temperatures, np.float32),
+        np.zeros(size, np.int32),
+        np.ones(size, np.float32),
+        np.zeros(size, np.float32),
+    )
 
 
 def by_hand(
@@ -73,8 +85,53 @@ def test_ragged_drafts(
     got = model.draft_chain(
         batch,
         np.array(counts, np.int32),
-        np.array(temperatures, np.float32),
+        rows_of(*temperatures),
         np.array(keys, np.uint64),
+    )
+    assert got == expected
+
+
+FILTERS = [
+    SamplingParams(temperature=1.0, top_k=5),
+    SamplingParams(temperature=0.7, top_p=0.9, min_p=0.05),
+    SamplingParams(temperature=1.3, top_k=20, top_p=0.6),
+    SamplingParams(top_k=1),
+    SamplingParams(temperature=2.0, min_p=0.3),
+]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_filters_as_drawn_step_by_step(
+    isa: str, threads: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same decisions as a forward, `draw_tokens` and round again: bit for bit, mixed."""
+    monkeypatch.setenv("OUTRIDER_ISA", isa)
+    model = NativeDecoder.load(folder, threads=threads)
+    model.allocate(40, 16)
+    prompt = random_tokens(12, VOCAB, 5)
+    expected = []
+    for seed, params in enumerate(FILTERS):
+        new, context, drafted = prompt, 0, list[int]()
+        for _ in range(7):
+            logits_RV = model.forward(batch_of(new, context=context, width=4)).logits_RV[-1:]
+            context += len(new)
+            key = draw_key(seed, 0, context, Stream.TARGET)
+            new = draw_tokens(logits_RV, RowParams.of([params], [1]), [key])
+            drafted += new
+        expected.append(drafted)
+    size = len(FILTERS)
+    batch = StepBatch(
+        tokens_T=np.array(prompt * size, np.int32),
+        positions_T=np.array(list(range(12)) * size, np.int32),
+        starts_S1=np.arange(size + 1, dtype=np.int32) * 12,
+        context_S=np.zeros(size, np.int32),
+        tables_SW=np.arange(4 * size, dtype=np.int32).reshape(size, 4),
+        logit_rows_R=np.empty(0, np.int32),
+    )
+    keys = np.array([sequence_key(i, 0, Stream.TARGET) for i in range(size)], np.uint64)
+    got = model.draft_chain(
+        batch, np.full(size, 7, np.int32), RowParams.of(FILTERS, [1] * size), keys
     )
     assert got == expected
 
@@ -84,7 +141,7 @@ def test_the_cache_goes_on_from_the_draft(folder: Path) -> None:
     model = NativeDecoder.load(folder)
     model.allocate(8, 16)
     prompt = random_tokens(20, VOCAB)
-    one = (np.array([4], np.int32), np.zeros(1, np.float32), np.zeros(1, np.uint64))
+    one = (np.array([4], np.int32), rows_of(0.0), np.zeros(1, np.uint64))
     [drafted] = model.draft_chain(batch_of(prompt, context=0, width=8), *one)
     after = model.forward(batch_of([drafted[3]], context=23, width=8)).logits_RV.clone()
     model.allocate(8, 16)
@@ -102,7 +159,7 @@ def test_padded_vocabulary_is_never_drafted(tmp_path: Path) -> None:
         [drafted] = model.draft_chain(
             batch_of([1, 2, 3], context=0, width=40),
             np.array([60], np.int32),
-            np.array([8.0], np.float32),
+            rows_of(8.0),
             np.array([seed], np.uint64),
         )
         assert len(drafted) == 60
@@ -116,9 +173,7 @@ def test_misuse(folder: Path) -> None:
     batch = batch_of([1, 2, 3], context=0, width=2)
 
     def draft(count: int, temperature: float = 0.0) -> list[list[int]]:
-        return model.draft_chain(
-            batch, np.array([count], np.int32), np.array([temperature], np.float32), key
-        )
+        return model.draft_chain(batch, np.array([count], np.int32), rows_of(temperature), key)
 
     assert len(draft(6)[0]) == 6  # slots 3..7 for five of them; the last is not fed back
     with pytest.raises(ValueError, match="block table"):
@@ -138,7 +193,7 @@ def test_misuse(folder: Path) -> None:
         draft(2)
     empty = batch_of([], context=3, width=2)
     with pytest.raises(ValueError, match="start from"):
-        model.draft_chain(empty, np.array([1], np.int32), np.zeros(1, np.float32), key)
+        model.draft_chain(empty, np.array([1], np.int32), rows_of(0.0), key)
 
 
 def test_drafting_past_the_rotary_table(folder: Path) -> None:
@@ -147,7 +202,7 @@ def test_drafting_past_the_rotary_table(folder: Path) -> None:
     batch = batch_of([1, 2], context=0, width=40)
     batch.positions_T = np.array([253, 254], np.int32)
     [drafted] = model.draft_chain(
-        batch, np.array([20], np.int32), np.zeros(1, np.float32), np.zeros(1, np.uint64)
+        batch, np.array([20], np.int32), rows_of(0.0), np.zeros(1, np.uint64)
     )
     assert len(drafted) == 20
     assert native.num_threads() >= 1

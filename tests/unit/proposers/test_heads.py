@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from native_models import needs_native
 from outrider.contracts import Draw, Observation, Proposal, Stream
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
@@ -29,6 +30,8 @@ from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_head, write_tiny_llama
 
 KINDS = ("medusa", "eagle3", "dflash")
+DEFAULTS = {"num_draft_tokens": 4, "kv_tokens": 512, "backend": "torch"}
+BACKENDS = ["torch", pytest.param("native", marks=needs_native)]
 CHAINS = {"medusa": {"children": 1}, "eagle3": {"children": 1}, "dflash": {}}
 PROMPTS = [[5, 9, 5, 9, 2], [1], list(range(1, 30))]
 Draw1 = Callable[[torch.Tensor, int], int]
@@ -55,10 +58,9 @@ def engine_for(folder: Path, kind: str, options: Mapping[str, object], **config:
             model=str(folder / "target"),
             draft_model=str(folder / kind),
             proposer=kind,
-            proposer_options={kind: options},
-            backend="torch",
+            proposer_options={kind: {"weights": "float32"} | dict(options)},
             block_size=4,
-            **({"num_draft_tokens": 4, "kv_tokens": 512} | config),  # type: ignore[arg-type]
+            **(DEFAULTS | config),  # type: ignore[arg-type]
         )
     )
 
@@ -134,10 +136,11 @@ def draw_with(temperature: float, seed: int) -> Draw1:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("step_tokens", [7, 512])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_drafts_are_those_of_the_head(
-    folder: Path, kind: str, temperature: float, step_tokens: int
+    folder: Path, kind: str, temperature: float, step_tokens: int, backend: str
 ) -> None:
-    engine = engine_for(folder, kind, CHAINS[kind], max_step_tokens=step_tokens)
+    engine = engine_for(folder, kind, CHAINS[kind], max_step_tokens=step_tokens, backend=backend)
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=20, ignore_eos=True)
     ids = [engine.add(prompt, params) for prompt in PROMPTS]
     texts = dict(zip(ids, map(list, PROMPTS), strict=True))
@@ -161,9 +164,10 @@ def test_drafts_are_those_of_the_head(
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
-def test_a_cached_prefix_is_not_seen(folder: Path, kind: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_cached_prefix_is_not_seen(folder: Path, kind: str, backend: str) -> None:
     """Skipped tokens show no taps: the head starts behind them, at the right positions."""
-    engine = engine_for(folder, kind, CHAINS[kind])
+    engine = engine_for(folder, kind, CHAINS[kind], backend=backend)
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     prompt = PROMPTS[2]
     finish(engine, prompt, params)
@@ -182,9 +186,12 @@ def test_a_cached_prefix_is_not_seen(folder: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", ["medusa", "eagle3"])
-def test_the_first_child_is_the_chain(folder: Path, kind: str, temperature: float) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_first_child_is_the_chain(
+    folder: Path, kind: str, temperature: float, backend: str
+) -> None:
     """Masks and rows of a tree: down the first children it says what the chain would say."""
-    engine = engine_for(folder, kind, {"children": 3}, num_draft_tokens=14)
+    engine = engine_for(folder, kind, {"children": 3}, num_draft_tokens=14, backend=backend)
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=20, ignore_eos=True)
     text = list(PROMPTS[2])
     request = engine.add(text, params)
@@ -210,11 +217,12 @@ def test_the_first_child_is_the_chain(folder: Path, kind: str, temperature: floa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ids_that_mean_nothing_are_never_drafted(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ids_that_mean_nothing_are_never_drafted(kind: str, backend: str, tmp_path: Path) -> None:
     """A padded vocabulary: the heads know 64 ids, the tokenizer 40."""
     write_tiny_llama(tmp_path / "target", num_tokens=40, max_positions=96)
     write_tiny_head(tmp_path / kind, kind)
-    engine = engine_for(tmp_path, kind, {}, num_draft_tokens=6)
+    engine = engine_for(tmp_path, kind, {}, num_draft_tokens=6, backend=backend)
     params = SamplingParams(temperature=1.5, seed=1, max_tokens=24, ignore_eos=True)
     request = engine.add(PROMPTS[0], params)
     events = [event for report in engine.run([request]) for event in report.events]

@@ -1,0 +1,230 @@
+"""Drafting heads on the CPU, as native models: a whole draft is one call.
+
+They are drafts, so their weights may be rounded: int8 halves what a step of the head reads, and
+costs next to no acceptance. Nothing here has to agree with the torch modules bit for bit.
+
+Shapes: S sequences, n rows of features, F width of all taps side by side, D depths, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from outrider import native
+from outrider.contracts import IntArray, ModelSpec, StepBatch
+from outrider.model.borrowed import Borrowed
+from outrider.model.heads import DFlashHead, Eagle3Head, MedusaHeads
+from outrider.model.native_model import WEIGHT_TYPES, NativeModel
+from outrider.model.rope import RopeConfig
+from outrider.sampling import RowParams
+
+_EMBED, _FINAL_NORM, _HEAD, _O = 0, 1, 2, 7
+_FC, _HIDDEN_NORM, _MARKOV_EMBED, _MARKOV_HEAD = 21, 22, 23, 24
+_EAGLE3, _DFLASH, _MEDUSA = 1, 2, 3
+
+
+class NativeHead(NativeModel):
+    """What the three share: a config made of the head's own, and features as input."""
+
+    def __init__(self, spec: ModelSpec, dtype: str, rope_theta: float, **fields: Any) -> None:
+        super().__init__(
+            native.Config(
+                vocab=spec.vocab_size,
+                num_tokens=spec.num_tokens,
+                weight_type=WEIGHT_TYPES[dtype],
+                attention_scale=fields["head_dim"] ** -0.5,
+                rotary_dim=fields["head_dim"] if spec.num_layers else 0,
+                **fields,
+            ),
+            RopeConfig(theta=rope_theta),
+            None,
+        )
+        self.spec = spec
+        self._embedding: torch.Tensor | None = None  # read in place, so it must stay alive
+
+    def use(self, features_nF: torch.Tensor) -> None:
+        """The next call reads these, a row for each token of its batch."""
+        self._features = features_nF.contiguous()
+        self._step.features = self._features.data_ptr()
+
+    def _set_layer(self, layer: int, module: Any) -> None:
+        attention = module["self_attn"] if isinstance(module, nn.ModuleDict) else module.self_attn
+        mlp = module["mlp"] if isinstance(module, nn.ModuleDict) else module.mlp
+        norms = module if isinstance(module, nn.ModuleDict) else dict(module.named_children())
+        tensors: dict[int, Any] = {
+            3: norms["input_layernorm"],
+            4: attention.q_proj,
+            5: attention.k_proj,
+            6: attention.v_proj,
+            _O: attention.o_proj,
+            12: attention.q_norm,
+            13: attention.k_norm,
+            14: norms["post_attention_layernorm"],
+            15: mlp.gate_proj,
+            16: mlp.up_proj,
+            17: mlp.down_proj,
+        }
+        for kind, part in tensors.items():
+            if part is not None:
+                self._set(kind, layer, part.weight)
+
+    def _set_ends(self, borrowed: Borrowed, norm_H: torch.Tensor, head_VH: torch.Tensor) -> None:
+        self._embedding = borrowed.embedding_VH
+        self._set(_EMBED, 0, borrowed.embedding_VH)
+        self._set(_FINAL_NORM, 0, norm_H)
+        self._set(_HEAD, 0, head_VH)
+
+    def copy_slots(self, source: IntArray, target: IntArray) -> None:
+        raise NotImplementedError("a head keeps nothing of its drafts")
+
+    def forward(self, batch: StepBatch) -> Any:
+        raise NotImplementedError("a head only drafts")
+
+
+def _layer_fields(config: Any) -> dict[str, Any]:
+    return {
+        "hidden": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "kv_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "intermediate": config.intermediate_size,
+        "eps": config.rms_norm_eps,
+        "feature_width": len(config.taps) * config.hidden_size,
+    }
+
+
+def _spec(target: ModelSpec, kind: str, num_layers: int, kv_heads: int, head_dim: int) -> ModelSpec:
+    return ModelSpec(
+        name=kind,
+        vocab_size=target.vocab_size,
+        num_tokens=target.num_tokens,
+        num_layers=num_layers,
+        hidden_size=target.hidden_size,
+        max_positions=target.max_positions,
+        kv_bytes_per_token=8 * num_layers * kv_heads * (-(-head_dim // 16) * 16),
+        num_parameters=0,
+    )
+
+
+class NativeEagle3(NativeHead):
+    """Rows are (token i + 1, features of token i) at position i; drafts chains and trees."""
+
+    def __init__(self, head: Eagle3Head, borrowed: Borrowed, target: ModelSpec, dtype: str) -> None:
+        config = head.config
+        spec = _spec(target, head.kind, 1, config.num_key_value_heads, config.head_dim)
+        super().__init__(
+            spec,
+            dtype,
+            config.rope_theta,
+            kind=_EAGLE3,
+            layers=1,
+            qk_norm=0,
+            head_rows=config.draft_vocab_size,
+            **_layer_fields(config),
+        )
+        self._set_ends(borrowed, head.norm.weight, head.lm_head.weight)
+        self._set(_FC, 0, head.fc.weight)
+        layer: Any = head.midlayer
+        self._set(_HIDDEN_NORM, 0, layer["hidden_norm"].weight)
+        self._set_layer(0, layer)
+        ids = head.target_ids.to(torch.int32).contiguous()
+        native.check(self._lib.outrider_set_ids(self._handle, ids.data_ptr(), len(ids)))
+        self._check_ready()
+        self._extend_rope(min(2048, target.max_positions))
+
+
+class NativeDFlash(NativeHead):
+    """Rows are features of tokens i, with the token after each; drafts one block of chains."""
+
+    def __init__(self, head: DFlashHead, borrowed: Borrowed, target: ModelSpec, dtype: str) -> None:
+        config = head.config
+        num_layers = config.num_hidden_layers
+        spec = _spec(target, head.kind, num_layers, config.num_key_value_heads, config.head_dim)
+        super().__init__(
+            spec,
+            dtype,
+            config.rope_theta,
+            kind=_DFLASH,
+            layers=num_layers,
+            qk_norm=1,
+            head_rows=target.vocab_size,
+            markov_rank=config.markov_rank,
+            **_layer_fields(config),
+        )
+        self.num_places = config.block_size - 1
+        self._mask_token = config.mask_token_id
+        self._set_ends(borrowed, head.norm.weight, borrowed.head_VH)
+        self._set(_FC, 0, head.fc.weight)
+        self._set(_HIDDEN_NORM, 0, head.hidden_norm.weight)
+        for number, layer in enumerate(head.layers):
+            self._set_layer(number, layer)
+        if config.markov_rank:
+            self._set(_MARKOV_EMBED, 0, head.markov_embed.weight)
+            self._set(_MARKOV_HEAD, 0, head.markov_head.weight)
+        self._check_ready()
+        self._extend_rope(min(2048, target.max_positions))
+
+    def draft_chain(
+        self,
+        batch: StepBatch,
+        num_tokens_S: IntArray,
+        rows: RowParams,
+        key_S: npt.NDArray[np.uint64],
+    ) -> list[list[int]]:
+        """The block is always denoised whole: what the head was trained on."""
+        packed = self._describe(batch)
+        width = self.num_places
+        out = (ctypes.c_int32 * (self._step.num_seqs * width))()
+        draft = native.Draft(ctypes.addressof(out), width, self._mask_token)
+        self._draft(self._lib.outrider_draft, batch, packed, num_tokens_S, rows, key_S, draft)
+        return [out[i * width : i * width + n] for i, n in enumerate(num_tokens_S.tolist())]
+
+
+class NativeMedusa(NativeHead):
+    """Logits of every head from the target's last hidden states; only with its output head."""
+
+    def __init__(
+        self, head: MedusaHeads, borrowed: Borrowed, target: ModelSpec, dtype: str
+    ) -> None:
+        config = head.config
+        spec = _spec(target, head.kind, 0, 0, 1)
+        super().__init__(
+            spec,
+            dtype,
+            1.0,
+            kind=_MEDUSA,
+            hidden=config.hidden_size,
+            layers=config.num_heads * config.num_hidden_layers,
+            intermediate=config.num_heads,
+            heads=1,
+            kv_heads=1,
+            head_dim=1,
+            head_rows=target.vocab_size,
+            feature_width=config.hidden_size,
+            eps=borrowed.norm_eps,
+        )
+        self._set(_FINAL_NORM, 0, borrowed.norm_H)
+        self._set(_HEAD, 0, borrowed.head_VH)
+        blocks: Any = head.blocks
+        linears = [linear for block in blocks for linear in block["layers"]]
+        for number, linear in enumerate(linears):
+            self._set(_O, number, linear.weight)
+        self._check_ready()
+
+    def guess(self, hidden_SH: torch.Tensor, depth: int) -> torch.Tensor:
+        """Logits [S, depth, V] from hidden states before the target's last norm."""
+        self.use(hidden_SH)
+        num_seqs, step = len(hidden_SH), self._step
+        step.num_tokens, step.num_rows = num_seqs, num_seqs * depth
+        step.num_seqs = step.table_width = step.has_parents = step.num_taps = 0
+        step.exit_layer = -1
+        step.threads = native.num_threads()
+        logits_RV = self._rows(num_seqs * depth)
+        native.check(self._lib.outrider_step(self._model_arg, bytes(4), self._step_arg))
+        return logits_RV.view(depth, num_seqs, -1).transpose(0, 1)

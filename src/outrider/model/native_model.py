@@ -1,0 +1,250 @@
+"""What every native model has: a handle, weights set one by one, a paged cache, drafts in one call.
+
+Shape legend: T tokens of the pass, R rows with logits, S sequences, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from outrider import native
+from outrider.contracts import IntArray, StepBatch, TreeDraft, TreeLimits
+from outrider.errors import ConfigError, ModelError
+from outrider.model.rope import RopeConfig
+from outrider.sampling import RowParams
+
+WEIGHT_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
+SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 4}
+_MAX_POSITIONS = 1 << 22
+_DRAFT_DTYPES = tuple(
+    np.dtype(t) for t in (np.uint64, np.float32, np.int32, np.int32, np.float32, np.float32)
+)
+_ALL_INT32 = (np.dtype(np.int32),) * 7
+
+
+class _Drafts(NamedTuple):
+    """Where sequence i's share of a flat result begins."""
+
+    values: ctypes.Array[ctypes.c_int32]
+    width: int
+
+    def of(self, index: int, count: int) -> list[int]:
+        start = index * self.width
+        found: list[int] = self.values[start : start + count]
+        return found
+
+
+def _room(num_seqs: int, width: int) -> _Drafts:
+    return _Drafts((ctypes.c_int32 * (num_seqs * width or 1))(), width)
+
+
+class NativeModel:
+    """Not for use from two threads at once."""
+
+    def __init__(self, config: native.Config, rope: RopeConfig, threads: int | None) -> None:
+        if threads is not None and not 1 <= threads <= 256:
+            raise ConfigError(f"threads must be between 1 and 256, not {threads}")
+        lib = native.library()
+        native.isa()  # a processor that cannot run the forced instruction set says so here
+        self._threads = threads
+        self._handle: int | None = lib.outrider_new(ctypes.byref(config))
+        if not self._handle:
+            raise ModelError(native.error_message())
+        self._lib = lib
+        self._vocab_size: int = config.vocab
+        self._head_dim: int = config.head_dim
+        self._rope = rope
+        self._step = native.Step()
+        self._model_arg = ctypes.c_void_p(self._handle)
+        self._step_arg = ctypes.byref(self._step)
+        self._logits = torch.empty(0, self._vocab_size)
+        self._views: dict[int, torch.Tensor] = {}
+        self._rope_positions = 0
+
+    def __del__(self) -> None:
+        handle, self._handle = getattr(self, "_handle", None), None
+        if handle:
+            self._lib.outrider_free(handle)
+
+    def _set(self, kind: int, layer: int, tensor: torch.Tensor) -> None:
+        tensor = tensor.detach().contiguous()
+        if tensor.dtype not in SOURCE_TYPES:
+            tensor = tensor.float()
+        rows, columns = tensor.shape if tensor.dim() == 2 else (1, len(tensor))
+        code = self._lib.outrider_set_tensor(
+            self._handle,
+            kind,
+            layer,
+            tensor.data_ptr(),
+            SOURCE_TYPES[tensor.dtype],
+            rows,
+            columns,
+            self._threads or native.num_threads(),
+        )
+        if code != native.OK:
+            raise ModelError(native.error_message())
+
+    def _check_ready(self) -> None:
+        if self._lib.outrider_ready(self._handle) != native.OK:
+            raise ModelError(native.error_message())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the packed weights; the embedding is read where it lies."""
+        return int(self._lib.outrider_weight_bytes(self._handle))
+
+    def _extend_rope(self, positions: int) -> None:
+        rope = self._rope
+        angles = torch.arange(positions).float()[:, None] * rope.frequencies(self._head_dim)
+        cosine, sine = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+        native.check(
+            self._lib.outrider_set_rope(
+                self._handle,
+                cosine.contiguous().data_ptr(),
+                sine.contiguous().data_ptr(),
+                positions,
+            )
+        )
+        self._rope_positions = positions
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Replaces the KV store by an empty one of `num_blocks * block_size` slots."""
+        native.check(self._lib.outrider_allocate(self._handle, num_blocks, block_size))
+
+    def _describe(self, batch: StepBatch) -> bytes:
+        """Fills the argument block with the sizes; returns the arrays packed for the call."""
+        num_tokens, num_seqs = batch.tokens_T.size, batch.context_S.size
+        tables, parents = batch.tables_SW, batch.parents_T
+        if (
+            batch.positions_T.size != num_tokens
+            or batch.starts_S1.size != num_seqs + 1
+            or tables.ndim != 2
+            or len(tables) != num_seqs
+            or (parents is not None and parents.size != num_tokens)
+        ):
+            raise ValueError("the arrays of the batch do not fit together")
+        step = self._step
+        step.num_tokens = num_tokens
+        step.num_seqs = num_seqs
+        step.table_width = tables.shape[1]
+        step.num_rows = batch.logit_rows_R.size
+        step.has_parents = parents is not None
+        step.num_taps = 0
+        step.exit_layer = -1 if batch.exit_layer is None else batch.exit_layer
+        step.threads = self._threads or native.num_threads()
+        arrays = [
+            batch.tokens_T,
+            batch.positions_T,
+            batch.starts_S1,
+            batch.context_S,
+            tables,
+            batch.logit_rows_R,
+        ]
+        if parents is not None:
+            arrays.append(parents)
+        return native.joined(arrays, _ALL_INT32[: len(arrays)])
+
+    def _rows(self, num_rows: int) -> torch.Tensor:
+        """The first `num_rows` rows of the logits buffer, which grows as needed."""
+        if num_rows > len(self._logits):
+            self._views.clear()
+            self._logits = torch.empty(max(16, num_rows * 5 // 4), self._vocab_size)
+            self._step.logits = self._logits.data_ptr()
+        self._views[num_rows] = self._logits[:num_rows]
+        return self._views[num_rows]
+
+    def _repair(self, code: int, batch: StepBatch, extra: int) -> None:
+        """Lengthens the rotary table if that was all that was wrong; raises otherwise."""
+        if code != native.ROPE_SHORT:
+            native.check(code)
+        need = int(batch.positions_T.max()) + extra + 1
+        if need > _MAX_POSITIONS:
+            raise ValueError(f"position {need - 1} is beyond the {_MAX_POSITIONS} we go to")
+        self._extend_rope(max(need, 2 * self._rope_positions))
+
+    def draft_chain(
+        self,
+        batch: StepBatch,
+        num_tokens_S: IntArray,
+        rows: RowParams,
+        key_S: npt.NDArray[np.uint64],
+    ) -> list[list[int]]:
+        """See `contracts.DraftsInOneCall`: the whole autoregressive loop in one native call."""
+        packed = self._describe(batch)
+        counts = num_tokens_S.tolist()
+        out = _room(self._step.num_seqs, max(counts, default=0))
+        draft = native.Draft(ctypes.addressof(out.values), out.width, 0)
+        self._draft(self._lib.outrider_draft, batch, packed, num_tokens_S, rows, key_S, draft)
+        return [out.of(i, count) for i, count in enumerate(counts)]
+
+    def draft_tree(
+        self,
+        batch: StepBatch,
+        num_nodes_S: IntArray,
+        rows: RowParams,
+        key_S: npt.NDArray[np.uint64],
+        limits: TreeLimits,
+    ) -> list[TreeDraft]:
+        """See `contracts.DraftsInOneCall`: all passes of a growing tree in one native call."""
+        packed = self._describe(batch)
+        num_seqs, most = self._step.num_seqs, max(num_nodes_S.tolist(), default=0)
+        num_fed = limits.passes * limits.width
+        widths = (most, most, 1, num_fed, num_fed, 1)
+        rooms = [_room(num_seqs, width) for width in widths]
+        tree = native.Tree(
+            *(ctypes.addressof(room.values) for room in rooms),
+            most,
+            limits.passes,
+            limits.width,
+            limits.children,
+        )
+        self._draft(self._lib.outrider_grow, batch, packed, num_nodes_S, rows, key_S, tree, num_fed)
+        tokens, parents, counts, fed_tokens, fed_parents, fed_counts = rooms
+        return [
+            TreeDraft(
+                tokens.of(i, counts.values[i]),
+                parents.of(i, counts.values[i]),
+                fed_tokens.of(i, fed_counts.values[i]),
+                fed_parents.of(i, fed_counts.values[i]),
+            )
+            for i in range(num_seqs)
+        ]
+
+    def _draft(
+        self,
+        function: Callable[..., int],
+        batch: StepBatch,
+        packed: bytes,
+        num_tokens_S: IntArray,
+        rows: RowParams,
+        key_S: npt.NDArray[np.uint64],
+        result: native.Draft | native.Tree,
+        extra: int = 0,
+    ) -> None:
+        parameters = (
+            key_S,
+            rows.temperature_R,
+            num_tokens_S,
+            rows.top_k_R,
+            rows.top_p_R,
+            rows.min_p_R,
+        )
+        if any(array.size != self._step.num_seqs for array in parameters):
+            raise ValueError("one count, key and set of parameters per sequence")
+        arguments = (
+            self._model_arg,
+            packed,
+            self._step_arg,
+            native.joined(parameters, _DRAFT_DTYPES),
+            ctypes.byref(result),
+        )
+        code = function(*arguments)
+        if code:
+            self._repair(code, batch, extra + result.out_width + 1)
+            native.check(function(*arguments))

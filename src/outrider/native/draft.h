@@ -1,0 +1,60 @@
+// What drafting chains and growing trees share: a request's parameters, and its draws.
+#pragma once
+
+#include <vector>
+
+#include "noise.h"
+#include "step.h"
+
+namespace outrider {
+
+// Parameters of drafting, taken apart; one entry per sequence.
+struct DraftParams {
+  const uint64_t* key;
+  const float* temperature;
+  const int32_t *num_tokens, *top_k;
+  const float *top_p, *min_p;
+  DraftParams(const void* packed, int num_seqs)
+      : key(static_cast<const uint64_t*>(packed)),
+        temperature(reinterpret_cast<const float*>(key + num_seqs)),
+        num_tokens(reinterpret_cast<const int32_t*>(temperature + num_seqs)),
+        top_k(num_tokens + num_seqs),
+        top_p(reinterpret_cast<const float*>(top_k + num_seqs)),
+        min_p(top_p + num_seqs) {}
+  bool filters(int seq) const {
+    return temperature[seq] > 0 && (top_k[seq] > 0 || top_p[seq] < 1 || min_p[seq] > 0);
+  }
+};
+
+// A draft in flight: the step being run, over arrays of its own from the second pass on.
+struct Drafting {
+  Step step;
+  DraftParams params;
+  bool failed = false;
+  std::vector<int32_t> tokens, positions, starts, context, rows, active;  // active: seq of a row
+  std::vector<int32_t> next_position;                                     // [S], to be fed
+  std::vector<float> logits, states;
+  std::vector<std::vector<float>> scratch;  // of each thread, where something is filtered
+
+  Drafting(OutriderModel& m, const StepArgs& s, const DraftParams& p) : step{&m, s}, params(p) {}
+
+  // Checks everything and runs up to the first plan; `extra`: slots each sequence needs besides.
+  // `length` becomes the longest a sequence may get.
+  int32_t begin(const std::vector<int32_t>& extra, int* length);
+
+  // The key of the draw after `depth` drafts. A head's last row stands one token further back.
+  uint64_t draw_key(int seq, int depth) const {
+    const int next = first_position[size_t(seq)] + depth + (step.m->config.kind ? 1 : 0);
+    return mix(params.key[seq] + uint64_t(int64_t(next)));
+  }
+  // The least scaled logit of a row that its sequence's filters keep.
+  float floor(const float* x, int seq, int thread);
+
+  // Points the step at the arrays above; false with `failed` set where they do not fit.
+  bool plan();
+
+ private:
+  std::vector<int32_t> first_position;  // [S]
+};
+
+}  // namespace outrider

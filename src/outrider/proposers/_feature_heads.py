@@ -1,0 +1,174 @@
+"""Proposers whose head reads the target's features of every token and keeps keys and values.
+
+Where the native engine runs, and a request's drafts are coupled and unedited, a draft is one native
+call (`NativeRows`); every other request is drafted for by the torch module over a `HeadMemory`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from outrider.contracts import Draw, IntArray, Observation, Proposal, SequenceView, StepBatch
+from outrider.kv.cache import KVCache
+from outrider.layout import Slice, pack
+from outrider.model.heads_native import NativeHead
+from outrider.proposers._autoregressive import target_keys
+from outrider.proposers._head_memory import HeadMemory
+from outrider.sampling import RowParams
+
+
+@dataclass(slots=True)
+class _Text:
+    """One sequence: rows `first .. first + num_rows - 1` of its text are in the cache."""
+
+    first: int
+    num_rows: int = 0
+    unread: list[torch.Tensor] = field(default_factory=list)  # [n, F] each
+    end: int = 0  # index in the text after the last token whose features we were shown
+
+
+class NativeRows:
+    """What a native head holds of each sequence: rows in its own paged cache, features to come.
+
+    Drafts are written behind a sequence's rows and forgotten: what is accepted comes back with the
+    target's features.
+    """
+
+    def __init__(self, head: NativeHead, kv: KVCache, taps: Seq[int]) -> None:
+        self.head = head
+        self._kv = kv
+        self._taps = taps
+        self._texts: dict[int, _Text] = {}
+
+    def see(self, view: SequenceView, seen: Observation) -> None:
+        """Remembers the taps of a step; starts anew where they do not continue the last ones."""
+        if not seen.taps:
+            return
+        features_nF = torch.cat([seen.taps[tap] for tap in self._taps], dim=1)
+        text = self._texts.get(view.id)
+        if text is None or text.end != seen.start:
+            text = self._texts[view.id] = _Text(seen.start)
+        text.unread.append(features_nF)
+        text.end = seen.start + len(features_nF)
+
+    def knows(self, view: SequenceView) -> bool:
+        """Whether the target has shown what a draft starts from: all but the last token."""
+        text = self._texts.get(view.id)
+        return text is not None and bool(text.unread) and text.end == len(view.tokens) - 1
+
+    def read_on(self, views: Seq[SequenceView], num_drafts: int) -> tuple[list[int], StepBatch]:
+        """What was shown since the last draft as a batch the head is set to read; whose it is.
+
+        Reserves room for `num_drafts` rows more; views without room are left out.
+        """
+        members: list[int] = []
+        slices: list[Slice] = []
+        shifts: list[int] = []
+        features: list[torch.Tensor] = []
+        for i, view in enumerate(views):
+            text = self._texts[view.id]
+            start, stop = text.first + text.num_rows, text.end
+            if not self._kv.reserve(view.id, stop - text.first + num_drafts):
+                self.release(view.id)
+                continue
+            tokens = view.tokens[start + 1 : stop + 1]  # each row reads the token after its own
+            slices.append(Slice(tokens, text.num_rows, self._kv.table(view.id), Proposal()))
+            shifts += [text.first] * len(tokens)
+            features += text.unread
+            members.append(i)
+            text.num_rows += len(tokens)
+            text.unread = []
+        batch = pack(slices)
+        batch.positions_T += np.array(shifts, np.int32)
+        if features:
+            self.head.use(features[0] if len(features) == 1 else torch.cat(features))
+        return members, batch
+
+    def release(self, sequence_id: int) -> None:
+        if self._texts.pop(sequence_id, None) is not None:
+            self._kv.free(sequence_id)
+
+
+class FeatureHeadProposer(ABC):
+    """The two ways to draft, and who is drafted for by which."""
+
+    name: str
+
+    def __init__(self, taps: Seq[int], num_layers: int, native: NativeRows | None) -> None:
+        self._taps = taps
+        self._num_layers = num_layers
+        self._native = native
+        self._memories: dict[int, HeadMemory] = {}
+
+    def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
+        proposals = [Proposal(source=self.name) for _ in views]
+        for draft, knows in (
+            (self._draft_natively, self._knows_natively),
+            (self._draft, self._knows),
+        ):
+            members = [i for i, view in enumerate(views) if knows(view)]
+            if members:
+                drafts = draft([views[i] for i in members], [budgets[i] for i in members])
+                for i, proposal in zip(members, drafts, strict=True):
+                    proposals[i] = proposal
+        return proposals
+
+    def _knows(self, view: SequenceView) -> bool:
+        """Whether the torch module has seen what this draft starts from: all but the last token."""
+        memory = self._memories.get(view.id)
+        return memory is not None and memory.has_unread and memory.reaches(len(view.tokens) - 1)
+
+    def _knows_natively(self, view: SequenceView) -> bool:
+        return self._native is not None and self._native.knows(view)
+
+    @abstractmethod
+    def _draft(self, views: list[SequenceView], budgets: list[int]) -> list[Proposal]:
+        """By the torch module, for views it knows."""
+
+    def _draft_natively(self, views: list[SequenceView], budgets: list[int]) -> list[Proposal]:
+        assert self._native is not None
+        proposals = [Proposal(source=self.name) for _ in views]
+        members, batch = self._native.read_on(views, self._num_scribbled)
+        some = [views[i] for i in members]
+        rows = RowParams.of([view.params for view in some], [1] * len(some))
+        sizes = np.array([budgets[i] for i in members], np.int32)
+        drafts = self._call(batch, sizes, rows, target_keys(some)) if some else []
+        for i, (tokens, parents) in zip(members, drafts, strict=True):
+            proposals[i] = Proposal(tokens, parents, draw=Draw.COUPLED, source=self.name)
+        return proposals
+
+    @property
+    @abstractmethod
+    def _num_scribbled(self) -> int:
+        """Rows that a native draft writes behind a text, at most."""
+
+    @abstractmethod
+    def _call(
+        self, batch: StepBatch, sizes_S: IntArray, rows: RowParams, key_S: npt.NDArray[np.uint64]
+    ) -> list[tuple[list[int], list[int] | None]]:
+        """The native call: tokens and parents (None: a chain) of each sequence."""
+
+    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
+        for view, observation in zip(views, seen, strict=True):
+            if self._is_native(view):
+                assert self._native is not None
+                self._native.see(view, observation)
+                continue
+            memory = self._memories.get(view.id)
+            if memory is None:
+                memory = self._memories[view.id] = HeadMemory(self._taps, self._num_layers)
+            memory.see(observation)
+
+    def release(self, sequence_id: int) -> None:
+        self._memories.pop(sequence_id, None)
+        if self._native is not None:
+            self._native.release(sequence_id)
+
+    def _is_native(self, view: SequenceView) -> bool:
+        return self._native is not None and view.draw is Draw.COUPLED and view.edits is None
