@@ -11,7 +11,7 @@
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-EXTRAS ?= dev,plots,server,grammar
+EXTRAS ?= dev,plots,server,grammar,otel
 TORCH ?=
 
 VENV := .venv

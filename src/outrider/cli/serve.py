@@ -200,6 +200,22 @@ LogLevel = Annotated[
 ]
 
 
+LogPrompts = Annotated[
+    bool,
+    flags.option(flags.OUTPUT, "Also log the text of every prompt.", "--log-prompts"),
+]
+OtlpEndpoint = Annotated[
+    str | None,
+    flags.option(
+        flags.OUTPUT,
+        "Send OpenTelemetry traces there, e.g. http://localhost:4318/v1/traces.",
+        "--otlp-endpoint",
+        metavar="URL",
+        show_default="off",
+    ),
+]
+
+
 def serve(
     context: typer.Context,
     model: flags.Model = "bundled",
@@ -235,6 +251,8 @@ def serve(
     vllm_args: VllmArgs = None,
     log_format: LogFormat = "text",
     log_level: LogLevel = "info",
+    log_prompts: LogPrompts = False,
+    otlp_endpoint: OtlpEndpoint = None,
 ) -> None:
     """Serve a model over HTTP, OpenAI-compatible, with speculation chosen per request."""
     missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if not find_spec(name)]
@@ -268,6 +286,8 @@ def serve(
         stall_timeout_s=stall_timeout,
         pad=pad,
         paced=paced,
+        log_prompts=log_prompts,
+        otlp_endpoint=otlp_endpoint,
     )
 
     from outrider.server.logs import set_up

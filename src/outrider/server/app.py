@@ -89,6 +89,9 @@ class Handlers:
         id = f"{prefix}-{secrets.token_hex(12)}"
         log = request.state._state.setdefault("log", {})
         log |= {"id": id, "prompts": len(ask.prompts), "n": ask.params.n}
+        if self.service.config.log_prompts:
+            decode = self.service.served.tokenizer.decode
+            log["text"] = [decode(prompt, skip_special=False) for prompt in ask.prompts]
         generation = Generation(
             self.service,
             ask,

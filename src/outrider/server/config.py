@@ -37,6 +37,8 @@ class ServerConfig:
     send_timeout_s: float = 60.0  # a client that reads nothing for so long is dropped
     max_body_bytes: int = 8 << 20
     max_header_bytes: int = 32 << 10
+    log_prompts: bool = False  # otherwise no text of a request is ever in a log
+    otlp_endpoint: str | None = None  # where traces go, OTLP over HTTP
     pad: bool | None = None  # frame sizes in buckets; None: where not only this machine listens
     paced: float | None = None  # tokens per second and stream, at a constant rate
 

@@ -88,6 +88,7 @@ class Generation:
         self.drafting = Drafting() if detailed else None
         self.results: list[Result | None] = [None] * len(ask.prompts)
         self.num_completion_tokens = 0
+        self.started_s = monotonic()
         self._service = service
         self._streamed = streamed
         self._pending: dict[int, Delta] = {}
@@ -124,9 +125,17 @@ class Generation:
             leave()
         unfinished = sum(result is None for result in self.results)
         if unfinished:
-            reason = "abort" if self._error is None else "error"
-            self._service.metrics.count_finished([reason] * unfinished)
+            self._service.metrics.count_finished([self.ending] * unfinished)
+        if self._service.tracing is not None:
+            self._service.tracing.record(self, model=self._service.config.model_name)
         self._admission.__exit__(None, None, None)
+
+    @property
+    def ending(self) -> str:
+        """How it stands with all of it: "finished", "abort" (somebody left) or "error"."""
+        if self._error is not None:
+            return "error"
+        return "abort" if None in self.results else "finished"
 
     async def all(self) -> list[Result]:
         """Waits for every result; raises what the first failure was."""

@@ -19,8 +19,10 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outrider.server import logs
 from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError, api_error
+from outrider.server.tracing import traceparent
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ class Guard:
         started = monotonic()
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
+        logs.request_id.set(request_id)
+        traceparent.set(_latin(headers.get(b"traceparent", b"")))
         scope.setdefault("state", {})["request_id"] = request_id
         status = 0
 

@@ -1,16 +1,26 @@
-"""Log lines of the server: a JSON object or a readable line each; no prompt, no key in them."""
+"""Log lines of the server: a JSON object or a readable line each, with the request's id.
+
+No key is ever in them, and no prompt unless the operator asks (`--log-prompts`).
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+from contextvars import ContextVar
 from datetime import UTC, datetime
+
+# Of the request that is being answered; the guard sets it.
+request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
 def _extras(record: logging.LogRecord) -> dict[str, object]:
-    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+    found = {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+    if request_id.get():
+        found.setdefault("request_id", request_id.get())
+    return found
 
 
 class JsonLines(logging.Formatter):

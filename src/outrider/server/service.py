@@ -25,6 +25,7 @@ from outrider.server.errors import ApiError, overloaded
 from outrider.server.grammars import Grammars
 from outrider.server.metrics import Metrics
 from outrider.server.texts import TokenTexts
+from outrider.server.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class Service:
         """`load` builds the engine; it is called once, in a thread of its own, by `start`."""
         self.config = config
         self.metrics = Metrics(config.model_name)
+        self.tracing = None if config.otlp_endpoint is None else Tracing(config.otlp_endpoint)
         self.state = State.LOADING
         self.was_ready = False
         self.failure: BaseException | None = None
@@ -132,7 +134,10 @@ class Service:
 
     async def close(self, timeout_s: float = 2.0) -> bool:
         """Ends the engine; False if its thread could not be ended."""
-        return self._served is None or await self._served.engine.close(timeout_s)
+        closed = self._served is None or await self._served.engine.close(timeout_s)
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
+        return closed
 
     # --- for the routes ------------------------------------------------------------------------
 
