@@ -35,11 +35,13 @@ HYSTERESIS = 0.04  # what a new choice must win by just after the last one ...
 PATIENCE = 50  # ... and half of it this many steps later: small advantages that last count too
 PROBE_SHARE = 0.015  # of all time that may go into finding out whether to speculate again
 PROBE_TOKENS = 2
-GOOD = 0.8  # acceptance; where it would not pay, nothing is probed
+GOOD = 0.8  # acceptance; where it would not pay, nothing is probed ...
+PRICE_CHECKS = 12  # ... once a proposer's price has been checked this often
 FADE_STEPS = 16  # how often a sequence that is off comes closer to the prior
 PLAIN_EVERY = 100  # steps without a plain one ...
 PLAIN_BELOW = 1.5  # ... while speculation is estimated to win by less than this factor
 DECIDE_EVERY = 4  # steps of an unchanged batch: estimates move slowly, deciding takes time
+MOST_DUE = 16  # the same at most for a large batch in which nobody drafts: nothing is learnt
 SMOOTHING = 0.1  # of the small constant times
 
 
@@ -68,7 +70,8 @@ class AdaptiveController:
         self._tracks: dict[int, Track] = {}
         self._asked: list[tuple[int, Track, int]] = []  # (index of the view, track, budget)
         self._bucket = 0
-        self._age = 0  # steps since the last decision, and whom it was about
+        self._age = 0  # steps since the last decision, when the next is due, whom it was about
+        self._due = 0
         self._tracks_then: list[Track] = []
         self._start_then = 0
         self._undrafted_s = 0.0  # what the step would have taken without our drafts
@@ -116,11 +119,14 @@ class AdaptiveController:
         start = num_tokens + sum(limits) - sum([limits[i] for i in mine])
         self._age += 1
         self._probed = False
-        if self._age < DECIDE_EVERY and tracks == self._tracks_then and start == self._start_then:
+        if self._age < self._due and tracks == self._tracks_then and start == self._start_then:
             chosen = [track.stray(m) for track, m in zip(tracks, most, strict=True)]
         else:
             self._age, self._tracks_then, self._start_then = 0, tracks, start
             chosen = self._decide(views, tracks, most, start, num_tokens > len(views))
+            self._due = DECIDE_EVERY
+            if not any(chosen):
+                self._due = max(DECIDE_EVERY, min(2 * len(tracks), MOST_DUE))
         for i, track, k in zip(mine, tracks, chosen, strict=True):
             budgets[i] = k
             self._asked.append((i, track, k))
@@ -158,7 +164,8 @@ class AdaptiveController:
     def _track(self, view: ControlledView) -> Track:
         track = self._tracks.get(view.id)
         if track is None:
-            track = self._tracks[view.id] = Track(self._source(view.proposer or ""))
+            source = self._source(view.proposer or "")
+            track = self._tracks[view.id] = Track(source, view.params.temperature)
         return track
 
     def _source(self, name: str) -> Source:
@@ -177,8 +184,14 @@ class AdaptiveController:
         order = max(off, key=lambda o: step.tracks[o].idle)
         k = min(PROBE_TOKENS, most[order])
         extra_s = step.extra_s(chosen, order, k)
+        source = step.tracks[order].source
         good_drafts_pay = GOOD * k * step.plain_s > extra_s * step.num_sequences
-        if good_drafts_pay and self._purse_s >= max(extra_s, self._probe_s):
+        # The price may be wrong, so what is too dear is tried a few times all the same. A probe
+        # that takes more than there was is paid for by a longer wait.
+        if not good_drafts_pay and source.num_checks >= PRICE_CHECKS:
+            return
+        if self._purse_s >= min(max(extra_s, self._probe_s), step.plain_s):
+            source.num_checks += not good_drafts_pay
             chosen[order] = k
             self._probed = True
 
@@ -214,11 +227,14 @@ class AdaptiveController:
             )
         num_nodes = sum([len(proposal.tokens) for proposal in proposals])
         self._learn_costs(len(views), num_nodes, timing)
-        # A drafter that has to catch up first takes longer than the table is about.
-        if source is not None and not mixed and 8 * num_late <= num_drafting:
+        if source is not None and not mixed:
+            bucket = batch_bucket(num_drafting)
             drafting_s = timing.draft_s - self.costs.plan_s
-            table = self.costs.draft(source.name)
-            table.refresh(batch_bucket(num_drafting), longest, drafting_s)
+            # A drafter that has to catch up first takes longer than the table is about.
+            late = 8 * num_late > num_drafting
+            if not late or drafting_s < self.costs.draft_s(source.name, bucket, longest):
+                table = self.costs.draft(source.name)
+                table.refresh(bucket, longest, drafting_s / self.costs.verify.scale)
         self._settle(timing)
 
     def _learn_costs(self, num_sequences: int, num_nodes: int, timing: StepTiming) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from outrider.contracts import ControlledView
+from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.control.cost import Costs, batch_bucket, context_bucket
 from outrider.control.survival import Prior, Survival
 
@@ -14,17 +15,26 @@ LEAST_SURVIVAL = 0.02  # nodes below it pay nowhere
 
 
 class Source:
-    """One proposer: what its drafts are worth in general. The rest is scratch of one step."""
+    """One proposer: what its drafts are worth in general. The rest is scratch of one step.
 
-    __slots__ = ("deepest", "name", "num_sequences", "prior", "row", "scale")
+    Greedy and sampled requests are kept apart: what one achieves says little about the other.
+    """
+
+    __slots__ = ("_priors", "deepest", "name", "num_checks", "num_sequences", "row", "scale")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.prior = Prior()
+        self._priors: dict[int, Prior] = {}
+        self.num_checks = 0  # probes although no acceptance would have paid
         self.num_sequences = 0
         self.deepest = 0
         self.row: list[float] = []
         self.scale = 1.0
+
+    def prior(self, temperature: float) -> Prior:
+        """What requests about as hot achieved lately."""
+        heat = 0 if temperature == 0.0 else 1 + min(3, int(2.0 * temperature))
+        return self._priors.setdefault(heat, Prior())
 
 
 class Track:
@@ -32,9 +42,9 @@ class Track:
 
     __slots__ = ("budget", "idle", "num_drafts", "source", "survival")
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, temperature: float = 0.0) -> None:
         self.source = source
-        self.survival = Survival(source.prior)
+        self.survival = Survival(source.prior(temperature))
         self.budget = -1  # the last choice; -1: none yet
         self.idle = 1  # steps since its last draft: its drafter has to catch up
         self.num_drafts = 0
@@ -75,19 +85,21 @@ class Step:
         self.scale = costs.verify.scale
         self.plain_s = costs.overhead_s + self.scale * self.row[len(views)]
         self.sources: list[Source] = []
+        priors: list[Prior] = []
         for track in tracks:
-            source = track.source
+            source, prior = track.source, track.survival.prior
             if source not in self.sources:
                 self.sources.append(source)
                 source.num_sequences = 0
-                source.prior.refresh()
+            if prior not in priors:
+                priors.append(prior)
+                prior.refresh()
             source.num_sequences += 1
             track.survival.refresh()
         for source in self.sources:
             table = costs.draft(source.name)
-            deepest = len(source.prior.rates)
-            source.row = table.row(batch_bucket(source.num_sequences), deepest)
-            source.scale = table.scale
+            source.row = table.row(batch_bucket(source.num_sequences), MAX_AUTO_DRAFT_TOKENS)
+            source.scale = table.scale * self.scale
 
     @property
     def undrafted_s(self) -> float:

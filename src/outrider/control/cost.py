@@ -2,7 +2,12 @@
 
 Tables start from a measurement (`outrider.engine.calibrate`) or, without one, from a guess of the
 usual shape, and follow what the engine's own steps take. A step teaches two things at once: how
-fast the machine is now (one factor for the whole table) and what its own cell costs.
+fast the machine is now (one factor, which moves fast: machines slow down and recover as a whole)
+and what its own cell costs. Drafts are priced in units of that factor, so that the price of what
+is not done at the moment follows the machine too.
+
+A measurement may have met a busy moment. So it counts no more than a few steps, and what no step
+has visited yet follows what the visited cells turn out to cost.
 
 Contexts and batch sizes fall into buckets that double. Counts (tokens of a pass, drafts per
 sequence) have a knot each up to eight, so a cliff between four and five stays a cliff, and then
@@ -21,8 +26,11 @@ FIRST_CONTEXT = 512  # contexts below it share a bucket
 NUM_CONTEXT_BUCKETS = 10  # up to 256k
 NUM_BATCH_BUCKETS = 11  # up to 1024
 KNOTS = [*range(8), *(n << e for e in range(9) for n in range(8, 16)), 8192]
-LOCAL_RATE = 0.05  # of a knot's error that one step corrects
-SCALE_RATE = 0.01  # of the whole table's, once it is known
+LOCAL_RATE = 0.03  # of a knot's error that one step corrects
+SCALE_RATE = 0.05  # of the whole table's, once it is known
+MEASURED_WEIGHT = 33  # of a measured or guessed cell, in steps ...
+WRONG, WRONG_WEIGHT = 0.25, 3  # ... and where it is off by more than clocks are
+NEW_VISITS = 12  # of a cell; as long as its news is news for unvisited ones too
 MOST_ERROR = 2.0  # a step that took longer than this was disturbed
 
 # A guess until something is measured: verification nearly free, a draft a tenth of a pass.
@@ -47,12 +55,13 @@ def batch_bucket(batch: int) -> int:
 class CostTable:
     """Seconds per (bucket, count): `scale * row(bucket, most)[count]`."""
 
-    __slots__ = ("_num_seen", "_rows", "scale")
+    __slots__ = ("_num_seen", "_rows", "_visits", "scale")
 
     def __init__(self, rows: Sequence[Sequence[float]], *, measured: bool) -> None:
         """Every row has at least two cells, from count 0 on. A guess's scale is learnt at once."""
         self._rows = [list(row) for row in rows]
         self._num_seen = 10 if measured else 0
+        self._visits = [[0] * len(KNOTS) for _ in rows]
         self.scale = 1.0
 
     @property
@@ -94,14 +103,37 @@ class CostTable:
             return
         error = min(max(seconds / said, 1.0 / MOST_ERROR), MOST_ERROR)
         self.scale *= 1.0 + (error - 1.0) * max(SCALE_RATE, 1.0 / self._num_seen)
-        step = (error - 1.0) * LOCAL_RATE
-        if count >= KNOTS[right]:
+        visits = self._visits[bucket]
+        left = right if count >= KNOTS[right] else right - 1
+        num_visits = min(visits[left], visits[right])
+        weight = MEASURED_WEIGHT if abs(error - 1.0) < WRONG else WRONG_WEIGHT
+        step = (error - 1.0) * max(LOCAL_RATE, 1.0 / (weight + num_visits))
+        if num_visits < NEW_VISITS:
+            self._carry_along(row, visits, 1.0 + step, (left, right))
+        if left == right:
+            visits[right] += 1
             self._bend(row, right, row[count] * (1.0 + step))
             return
-        low, high = KNOTS[right - 1], KNOTS[right]
+        low, high = KNOTS[left], KNOTS[right]
         share = (count - low) / (high - low)
-        self._bend(row, right - 1, row[low] * (1.0 + step * (1.0 - share)))
+        visits[left if share < 0.5 else right] += 1
+        self._bend(row, left, row[low] * (1.0 + step * (1.0 - share)))
         self._bend(row, right, row[high] * (1.0 + step * share))
+
+    def _carry_along(
+        self, row: list[float], visits: list[int], factor: float, but: tuple[int, int]
+    ) -> None:
+        """Prices the unvisited knots anew, as far as visited ones leave room, and redraws all."""
+        knots = [k for k in range(len(KNOTS)) if KNOTS[k] < len(row)]
+        for k in knots:
+            if not visits[k] and k not in but:
+                row[KNOTS[k]] *= factor
+        for k in reversed(knots[1:]):  # what was visited stands; the others give way to it
+            if not visits[k - 1] and row[KNOTS[k - 1]] > row[KNOTS[k]]:
+                row[KNOTS[k - 1]] = row[KNOTS[k]]
+        for k in knots[1:]:
+            row[KNOTS[k]] = max(row[KNOTS[k]], row[KNOTS[k - 1]])
+        self._redraw(row, knots)
 
     def _bend(self, row: list[float], knot: int, seconds: float) -> None:
         """Sets a knot, pushes along neighbours that would make the row fall, redraws the lines."""
@@ -115,7 +147,11 @@ class CostTable:
                 break
             last += 1
             row[KNOTS[last]] = seconds
-        for left, right in pairwise(KNOTS[max(0, first - 1) : last + 2]):
+        self._redraw(row, range(max(0, first - 1), min(last + 2, len(KNOTS))))
+
+    def _redraw(self, row: list[float], knots: Sequence[int]) -> None:
+        """Straight lines between these neighbouring knots."""
+        for left, right in pairwise(KNOTS[knots[0] : knots[-1] + 1]):
             if right - left > 1 and right < len(row):
                 slope = (row[right] - row[left]) / (right - left)
                 row[left + 1 : right] = [row[left] + slope * i for i in range(1, right - left)]
@@ -129,8 +165,8 @@ class Costs:
     `plan_s` the part of it that is clocked with drafting.
     """
 
-    verify: CostTable
-    drafts: dict[str, CostTable] = field(default_factory=dict)  # by proposer
+    verify: CostTable  # its scale is the machine's speed
+    drafts: dict[str, CostTable] = field(default_factory=dict)  # by proposer, at speed 1
     overhead_s: float = 0.0
     plan_s: float = 0.0
 
@@ -143,10 +179,14 @@ class Costs:
         """The table of a proposer; a guess in terms of the target's pass where it is new."""
         table = self.drafts.get(proposer)
         if table is None:
-            step = GUESS_DRAFT * self.verify.seconds(0, 1)
+            step = GUESS_DRAFT * self.verify.row(0, 1)[1]
             rows = [[step * k for k in range(17)]] * NUM_BATCH_BUCKETS
             table = self.drafts[proposer] = CostTable(rows, measured=False)
         return table
+
+    def draft_s(self, proposer: str, bucket: int, num_drafts: int) -> float:
+        """What a batch of this bucket takes to draft, at the machine's present speed."""
+        return self.verify.scale * self.draft(proposer).seconds(bucket, num_drafts)
 
     def to_dict(self) -> dict[str, object]:
         return {

@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import platform
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from time import perf_counter
 
 import torch
@@ -26,13 +28,16 @@ from outrider.layout import Slice, pack
 from outrider.sampling import SamplingParams
 
 VERIFY_S, DRAFT_S = 1.1, 0.7  # time limits; what is not reached is interpolated
-WIDTHS = (1, 5, 2, 9, 3, 17, 33, 65)  # the most telling first
+WIDTHS = (1, 5, 2, 9, 3, 17, 33, 65, 4, 7, 13, 25, 41, 49)  # the most telling first
 FEW_WIDTHS = (1, 9)  # of the longer contexts
 CONTEXTS = (64, 1024, 4096)
 BATCHES = (1, 4, 16)
 DRAFTS = (1, 4, 12)
 NUM_ROUNDS = 5
+DISTURBED = 1.15  # the two fastest runs of a kind are further apart: figures not worth keeping
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 2] * 6  # repeats itself: look-up finds something
+
+Clocked = defaultdict[tuple[int, int], list[float]]
 
 _ID = -1  # of the sequence that reserves the slots; real ones count from 0
 
@@ -49,6 +54,7 @@ class Calibration:
     parts: Parts
     make_sequence: Callable[[Request, int], Sequence]
     identity: Mapping[str, object] = field(default_factory=dict)
+    _disturbances: list[float] = field(default_factory=list)
 
     def __call__(self, costs: Costs, proposer: str) -> None:
         """Sets `costs.verify`, unless it is known, and the table of `proposer`, if possible."""
@@ -56,6 +62,7 @@ class Calibration:
         known = cost_cache.load(identity)
         if known is None:
             known = Costs.guess()
+            self._disturbances.clear()
             verify = self._verify() if costs.verify.is_guess else costs.verify
             if verify is None:
                 return
@@ -63,7 +70,8 @@ class Calibration:
             drafts = self._draft(proposer)
             if drafts is not None:
                 known.drafts[proposer] = drafts
-            cost_cache.save(identity, known)
+            if not self._was_disturbed:
+                cost_cache.save(identity, known)
         if costs.verify.is_guess:
             costs.verify = known.verify
         costs.drafts |= known.drafts
@@ -71,7 +79,7 @@ class Calibration:
     def _verify(self) -> CostTable | None:
         """None when the KV pool has no room to measure in."""
         kv, longest = self.parts.kv, self.parts.scheduler.max_positions
-        points: dict[int, dict[int, float]] = {}
+        seconds: Clocked = defaultdict(list)
         try:
             kinds = [
                 (context, width)
@@ -83,12 +91,24 @@ class Calibration:
                 return None
             self._pass_s(*kinds[0])  # the first pass touches memory for the first time
             for context, width in _rounds(kinds, VERIFY_S):
-                seconds = self._pass_s(context, width)
-                known = points.setdefault(context, {})
-                known[width] = min(seconds, known.get(width, seconds))
+                seconds[context, width].append(self._pass_s(context, width))
         finally:
             kv.free(_ID)
-        return verify_table(points)
+        return verify_table(self._fastest(seconds))
+
+    def _fastest(self, seconds: Clocked) -> dict[int, dict[int, float]]:
+        """Of each kind's runs; how far the two fastest are apart tells of a busy machine."""
+        points: dict[int, dict[int, float]] = {}
+        for (first, second), took in seconds.items():
+            took.sort()
+            points.setdefault(first, {})[second] = took[0]
+            if len(took) > 1:
+                self._disturbances.append(took[1] / took[0])
+        return points
+
+    @property
+    def _was_disturbed(self) -> bool:
+        return bool(self._disturbances) and median(self._disturbances) > DISTURBED
 
     def _pass_s(self, context: int, width: int) -> float:
         draft = Proposal([0] * (width - 1))
@@ -103,26 +123,24 @@ class Calibration:
         proposer = self.parts.proposers[name]
         if proposer.needs.taps:
             return None
-        points: dict[int, dict[int, float]] = {}
+        seconds: Clocked = defaultdict(list)
         views: list[Sequence] = []
         deadline = perf_counter() + DRAFT_S
         try:
             for batch in BATCHES:
-                if points and perf_counter() > deadline:
+                if seconds and perf_counter() > deadline:
                     break
                 views += [self._view(name, i) for i in range(len(views), batch)]
                 self._draft_s(name, views, 1)  # reads the prompts
                 for _, k in _rounds([(batch, k) for k in DRAFTS], DRAFT_S / len(BATCHES)):
-                    seconds = self._draft_s(name, views, k)
-                    known = points.setdefault(batch, {})
-                    known[k] = min(seconds, known.get(k, seconds))
+                    seconds[batch, k].append(self._draft_s(name, views, k))
         except Exception as error:  # drafts are optional, also for a measurement
             logger.debug("%s is not measured beforehand: %s", name, error)
             return None
         finally:
             for view in views:
                 proposer.release(view.id)
-        return draft_table(points, MAX_AUTO_DRAFT_TOKENS)
+        return draft_table(self._fastest(seconds), MAX_AUTO_DRAFT_TOKENS)
 
     def _draft_s(self, name: str, views: list[Sequence], k: int) -> float:
         proposer = self.parts.proposers[name]
@@ -164,10 +182,16 @@ def machine(target: Model) -> dict[str, object]:
         "host": platform.node(),
         "cpu": [platform.machine(), os.cpu_count()],
         "threads": [torch.get_num_threads(), native.num_threads() if native.available() else 0],
-        "kernels": native.isa() if native.available() else "torch",
+        "kernels": _kernels() if native.available() else "torch",
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         "target": [target.spec.name, target.spec.num_parameters, type(target).__name__],
     }
+
+
+def _kernels() -> list[object]:
+    """Another build of the library has other costs."""
+    built = os.stat(native.library()._name)
+    return [native.isa(), built.st_size, built.st_mtime_ns]
 
 
 def _rounds(kinds: list[tuple[int, int]], limit_s: float) -> Iterator[tuple[int, int]]:

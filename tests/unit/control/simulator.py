@@ -17,6 +17,7 @@ from outrider.contracts import ControlledView, Controller, Proposal, Verdict
 from outrider.control.cost import Costs, draft_table, interpolate, verify_table
 from outrider.control.fixed import FixedController
 from outrider.events import StepTiming
+from outrider.sampling import SamplingParams
 
 MOST = 16
 Acceptance = Callable[[int, int], float]  # (step, sequence) -> of every draft given those before
@@ -30,6 +31,7 @@ class View:
     adaptive: bool = True
     proposer: str = "simulated"
     num_tokens: int = 100
+    params: SamplingParams = field(default_factory=SamplingParams)
 
     @property
     def tokens(self) -> range:

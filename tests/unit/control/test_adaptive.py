@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from statistics import mean
 from time import perf_counter
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from outrider.contracts import ControlledView, Proposal, Verdict
 from outrider.control.adaptive import AdaptiveController
-from outrider.control.cost import Costs
+from outrider.control.cost import Costs, CostTable
 from outrider.events import StepTiming
 
 from .simulator import (
@@ -39,13 +40,35 @@ def controller(machine: Machine) -> AdaptiveController:
     return AdaptiveController(measured(machine))
 
 
+def average_rate(machine: Machine, acceptance: Acceptance, **options: Any) -> float:
+    """Over a few runs: whether one starts with three refusals is luck."""
+    runs = [run(machine, acceptance, controller(machine), seed=s, **options) for s in range(2)]
+    return mean(trace.rate() for trace in runs)
+
+
 @each_machine
 @pytest.mark.parametrize("alpha", [0.3, 0.5, 0.7, 0.8, 0.9, 0.97])
 def test_within_three_percent_of_the_best_fixed_k(machine: Machine, alpha: float) -> None:
     best, rate = best_fixed(machine, constant(alpha), num_steps=2)
-    trace = run(machine, constant(alpha), controller(machine), num_steps=1500)
-    print(f"best K = {best}: {trace.rate() / rate:.3f} of it")
-    assert trace.rate() >= 0.97 * rate
+    reached = average_rate(machine, constant(alpha), num_steps=1200)
+    print(f"best K = {best}: {reached / rate:.3f} of it")
+    assert reached >= 0.97 * rate
+
+
+@each_machine
+@pytest.mark.parametrize("alpha", [0.6, 0.9])
+def test_prices_from_a_busy_moment_are_found_out(machine: Machine, alpha: float) -> None:
+    costs = measured(machine)
+    wrong = Costs(
+        CostTable([[*r[:2], *(2.5 * s for s in r[2:])] for r in costs.verify.rows], measured=True),
+        {
+            name: CostTable([[4.0 * s for s in row] for row in table.rows], measured=True)
+            for name, table in costs.drafts.items()
+        },
+    )
+    _, rate = best_fixed(machine, constant(alpha), num_steps=2)
+    trace = run(machine, constant(alpha), AdaptiveController(wrong), num_steps=800)
+    assert trace.rate(400) >= 0.85 * rate
 
 
 @each_machine
@@ -117,9 +140,9 @@ def test_never_slower_than_plain_as_the_batch_grows(machine: Machine, alpha: flo
 @pytest.mark.parametrize("alpha", [0.3, 0.6, 0.8])
 def test_trees(machine: Machine, alpha: float) -> None:
     _, rate = best_fixed(machine, constant(alpha), num_steps=2, tree=True)
-    trace = run(machine, constant(alpha), controller(machine), num_steps=800, tree=True)
-    print(f"{trace.rate() / rate:.3f} of the best fixed number of nodes")
-    assert trace.rate() >= 0.93 * rate
+    reached = average_rate(machine, constant(alpha), num_steps=600, tree=True)
+    print(f"{reached / rate:.3f} of the best fixed number of nodes")
+    assert reached >= 0.93 * rate
 
 
 def test_a_proposer_that_seldom_finds_anything_stays_on_when_it_is_cheap() -> None:

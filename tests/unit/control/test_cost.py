@@ -69,7 +69,7 @@ def test_a_guess_takes_its_scale_from_the_first_step() -> None:
     costs.verify.refresh(0, 1, 0.5)
     assert costs.verify.seconds(0, 1) == pytest.approx(0.5, rel=0.1)
     assert costs.verify.seconds(0, 5) == pytest.approx(0.5 * 1.15 / 1.03, rel=0.1)
-    assert costs.draft("anything").seconds(0, 1) == pytest.approx(0.05, rel=0.1)
+    assert costs.draft_s("anything", 0, 1) == pytest.approx(0.05, rel=0.1)
 
 
 def test_steps_teach_their_own_cell_and_the_common_scale() -> None:
@@ -95,13 +95,16 @@ def test_a_disturbed_step_changes_little() -> None:
     assert table.seconds(0, 1) > 0.9
 
 
-def test_between_knots_only_the_neighbours_move() -> None:
+def test_what_was_visited_stands_and_the_rest_follows() -> None:
     table = CostTable([[1.0 + 0.01 * n for n in range(129)]], measured=True)
+    table.refresh(0, 40, 1.4)
     for _ in range(20):
         table.refresh(0, 51, 1.8)
     row = table.row(0, 128)
     assert row[51] > 1.0 + 0.51
     assert row[40] == pytest.approx(1.4)
+    assert row[36] == pytest.approx(1.4)  # pushed up, but not above it
+    assert row[96] > 1.96
     assert row == sorted(row)
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks: plain decoding in the same run, interleaved repeats, exactness checked."""

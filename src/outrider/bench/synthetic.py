@@ -1,0 +1,99 @@
+"""A drafter with a prescribed survival curve: what the engine makes of a known acceptance.
+
+It is told the output beforehand (as the request's prediction) and drafts it, but replaces the token
+at depth k by a wrong one with probability 1 - alpha_k. What is accepted is then known in advance,
+and whatever the engine's speed lacks against the formula is the engine's own doing.
+
+With a real proposer underneath, that one drafts too and its tokens are thrown away: the drafts cost
+what they cost, and are worth what was prescribed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from random import Random
+
+from outrider.contracts import Draw, Needs, Observation, Proposal, Proposer, SequenceView
+from outrider.engine.engine import Engine
+from outrider.errors import ConfigError
+
+NAME = "synthetic"
+
+
+class SyntheticProposer:
+    name = NAME
+    draws = frozenset({Draw.DETERMINISTIC})
+    trees = False
+    needs = Needs()
+
+    def __init__(
+        self, alphas: Seq[float], num_tokens: int, beneath: Proposer | None = None, seed: int = 0
+    ) -> None:
+        """`alphas[k]`: acceptance of draft k + 1 if all before it were; the last one goes on."""
+        if not alphas or not all(0.0 <= alpha <= 1.0 for alpha in alphas):
+            raise ConfigError("a synthetic acceptance must be within [0, 1]")
+        if beneath is not None and beneath.needs.taps:
+            raise ConfigError(f"proposer {beneath.name!r} cannot draft beneath a synthetic one")
+        self.alphas = list(alphas)
+        self._num_tokens = num_tokens
+        self._beneath = beneath
+        self._random = Random(seed)
+
+    def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
+        if self._beneath is not None:
+            self._beneath.propose(views, budgets)
+        return [
+            Proposal(self._draft(view, budget), source=self.name)
+            for view, budget in zip(views, budgets, strict=True)
+        ]
+
+    def _draft(self, view: SequenceView, budget: int) -> list[int]:
+        done = len(view.tokens) - view.num_prompt_tokens
+        tokens = view.prediction[done : done + budget]
+        for k, token in enumerate(tokens):
+            if self._random.random() >= self.alphas[min(k, len(self.alphas) - 1)]:
+                tokens[k] = (token + 1) % self._num_tokens
+                break
+        return tokens
+
+    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
+        if self._beneath is not None:
+            self._beneath.observe(views, seen)
+
+    def release(self, sequence_id: int) -> None:
+        if self._beneath is not None:
+            self._beneath.release(sequence_id)
+
+
+class WithSynthetic(Mapping[str, Proposer]):
+    """An engine's proposers and synthetic ones, by name."""
+
+    def __init__(self, known: Mapping[str, Proposer], added: Mapping[str, Proposer]) -> None:
+        self._known = known
+        self._added = dict(added)
+
+    def __getitem__(self, name: str) -> Proposer:
+        return self._added[name] if name in self._added else self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({*self._known, *self._added})
+
+    def __len__(self) -> int:
+        return len({*self._known, *self._added})
+
+
+def add_synthetic(engine: Engine, alpha: float | Seq[float], beneath: str | None = None) -> str:
+    """Makes the engine know a synthetic proposer; returns its name. Requests need a prediction."""
+    alphas = [alpha] if isinstance(alpha, int | float) else list(alpha)
+    parts = engine.parts
+    proposer = SyntheticProposer(
+        alphas,
+        parts.target.spec.num_tokens,
+        None if beneath is None else parts.proposers[beneath],
+    )
+    proposer.name = f"{NAME} {','.join(f'{alpha:g}' for alpha in alphas)}"
+    if beneath is not None:
+        proposer.name += f" over {beneath}"
+    parts.proposers = WithSynthetic(parts.proposers, {proposer.name: proposer})
+    return proposer.name
