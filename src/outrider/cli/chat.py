@@ -167,7 +167,8 @@ class Conversation:
             except OutriderError as error:
                 if not self._is_interactive:
                     raise
-                self._err.print(f"outrider: {' '.join(str(error).split())}", markup=False)
+                line = f"outrider: {' '.join(str(error).split())}"
+                self._err.print(line, soft_wrap=True, markup=False)
 
     def _read(self) -> Iterator[str]:
         """The user's messages, empty ones left out."""

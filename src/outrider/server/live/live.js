@@ -26,10 +26,21 @@ function element(tag, className, text) {
   return made;
 }
 
+// Only what changes is touched: drawing costs the machine that the engine may be running on.
+function say(where, text) {
+  if (where.textContent !== text) where.textContent = text;
+}
+
 // White space made visible, as `outrider generate --trace` shows it.
 function visible(text) {
   return text.replace(/ {4,}/g, (run) => `·×${run.length}`)
     .replaceAll(" ", "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll("\r", "␍");
+}
+
+// Text in a style; line breaks and indentation stay bare, underlined they would look like text.
+function spans(text, className) {
+  return text.split(/(\s{2,}|\n)/).filter(Boolean)
+    .map((part) => element("span", /^\s+$/.test(part) ? "" : className, part));
 }
 
 function chip(token) {
@@ -49,7 +60,7 @@ class Pane {
     this.part("output").setAttribute("aria-label", `Text of pane ${letter}`);
     this.select = this.part("proposer");
     this.select.id = `proposer-${letter}`;
-    const options = [...proposers, [PLAIN, "nobody: plain decoding"]];
+    const options = [...proposers, [PLAIN, "nobody (plain decoding)"]];
     if (mayBeEmpty) options.push([NOBODY, "– no comparison –"]);
     for (const [value, label] of options) this.select.add(new Option(label, value));
     this.select.value = chosen;
@@ -85,13 +96,13 @@ class Pane {
       this.part(name).replaceChildren();
     }
     for (const name of ["per-pass", "speed", "ratio", "rate"]) this.part(name).textContent = "–";
-    this.part("step-title").textContent = "Steps";
+    this.part("step-title").textContent = "\u00a0";
     this.part("why").textContent = this.isPlain
       ? "Nobody drafts here: one pass, one token."
       : "Press Generate to see how much is drafted, and why.";
   }
 
-  state(text) { this.part("state").textContent = text; }
+  state(text) { say(this.part("state"), text); }
 
   // --- playing ---
 
@@ -100,6 +111,7 @@ class Pane {
   get text() { return this.steps.map((step) => step.pieces.join("")).join(""); }
 
   // Shows whatever happened before `clock`, in seconds since the first token.
+  // Whether anything did.
   play(clock, withGhosts) {
     let step = this.steps[this.numShown];
     const before = this.numShown;
@@ -119,19 +131,17 @@ class Pane {
       this.ghostOf = this.numShown;
       this.part("ghost").replaceChildren(
         ...step.nodes.filter((node, i) => onFirstBranch(step.nodes, i))
-          .map((node) => element("span", "", node.text)));
+          .flatMap((node) => spans(node.text, "guess")));
       this.scroll();
     }
+    return this.numShown > before;
   }
 
   write(step) {
     const kinds = [...step.path.map(() => "accepted"), ...step.own.map((token) => token.kind)];
     const written = this.part("written");
     step.pieces.forEach((piece, i) => {
-      // Line breaks and indentation stay bare: underlined, they would look like text.
-      for (const part of piece.split(/(\s{2,}|\n)/)) {
-        if (!part) continue;
-        const token = element("span", /^\s+$/.test(part) ? "" : `token ${kinds[i]}`, part);
+      for (const token of spans(piece, `token ${kinds[i]}`)) {
         token.dataset.index = String(this.numShown);
         written.append(token);
       }
@@ -219,13 +229,13 @@ class Pane {
 
   figures() {
     const stats = this.shown.stats;
-    this.part("per-pass").textContent = number(stats.tokens_per_pass, 2);
-    if (this.speed) this.part("speed").textContent = number(this.speed, 0);
+    say(this.part("per-pass"), number(stats.tokens_per_pass, 2));
+    if (this.speed) say(this.part("speed"), number(this.speed, 0));
     if (stats.num_drafted) {
-      this.part("rate").textContent = percent(stats.acceptance_rate);
-      this.part("rate-note").textContent = `${stats.num_accepted} of ${stats.num_drafted}`;
+      say(this.part("rate"), percent(stats.acceptance_rate));
+      say(this.part("rate-note"), `${stats.num_accepted} of ${stats.num_drafted}`);
     } else if (this.isPlain) {
-      this.part("rate-note").textContent = "none drafted";
+      say(this.part("rate-note"), "none drafted");
     }
     this.positions(stats);
   }
@@ -245,9 +255,8 @@ class Pane {
         note = "estimated";
       }
     }
-    this.part("ratio").textContent = ratio === null ? "–" : `${number(ratio, 2)} ×`;
-    this.part("ratio-note").textContent = note || "\u00a0";
-    return ratio;
+    say(this.part("ratio"), ratio === null ? "–" : `${number(ratio, 2)} ×`);
+    say(this.part("ratio-note"), note || "\u00a0");
   }
 
   positions(stats) {
@@ -263,11 +272,11 @@ class Pane {
     shares.forEach((share, i) => {
       const row = list.children[i];
       row.querySelector("i").style.width = `${100 * share}%`;
-      row.querySelector("b").textContent = percent(share);
+      say(row.querySelector("b"), percent(share));
     });
-    this.part("positions-note").textContent = this.isPlain
+    say(this.part("positions-note"), this.isPlain
       ? "Nothing is drafted in plain decoding."
-      : "How often the 1st, 2nd, … draft of a step was kept.";
+      : "How often the 1st, 2nd, … draft of a step was kept.");
   }
 }
 
@@ -322,9 +331,13 @@ function tree(step) {
     }
     return list;
   };
-  const root = grow(-1);
-  root.className = "root";
-  return root;
+  const root = element("li", "root");
+  const dot = element("span", "so-far");
+  dot.title = "the text so far";
+  root.append(dot, grow(-1));
+  const all = element("ul");
+  all.append(root);
+  return all;
 }
 
 function reason(choice, pane) {
@@ -481,10 +494,12 @@ class Page {
     if (this.run) return;
     const run = this.run = { controller: new AbortController() };
     const prompt = $("prompt").value;
-    this.fail("");
-    $("verdict").textContent = "";
-    this.busy(true);
     const panes = this.used;
+    this.fail("");
+    this.busy(true);
+    $("verdict").className = "verdict invitation";
+    $("verdict").textContent = panes.length < 2 ? "Running."
+      : "Running: first A, then B, so that neither slows the other. Both panes play on the engine's own clock.";
     for (const pane of panes) { pane.clear(prompt); pane.state("waiting"); }
     this.play();
     let current = null;
@@ -541,10 +556,11 @@ class Page {
       this.clock += this.rate * (now - last) / 1000;
       last = now;
       const panes = this.used;
-      for (const pane of panes) pane.play(this.clock, Number($("pace").value) > 0);
+      const ghosts = Number($("pace").value) > 0;
+      const changed = panes.map((pane) => pane.play(this.clock, ghosts)).some(Boolean);
       for (const pane of panes) {
-        pane.compare(this.panes[1 - this.panes.indexOf(pane)]);
-        if (pane.end && pane.isPlayed) pane.state(`${pane.end.finish_reason === "length" ? "length reached" : "ended by itself"}`);
+        if (changed) pane.compare(this.panes[1 - this.panes.indexOf(pane)]);
+        if (pane.end && pane.isPlayed) pane.state(pane.end.finish_reason === "length" ? "length reached" : "ended by itself");
       }
       if (this.run.isOver && panes.every((pane) => pane.isPlayed)) this.finish();
       else this.frame = requestAnimationFrame(tick);
@@ -566,7 +582,7 @@ class Page {
     const seed = `seed ${a.end.seed}`;
     const passes = (pane) => plural(pane.shown.stats.num_steps, "pass").replace("passs", "passes");
     if (!b.isUsed) return `${plural(a.shown.stats.num_tokens, "token")} in ${passes(a)}, ${seed}.`;
-    if (a.text !== b.text) return `The texts differ (${seed}): please report this as a bug.`;
+    if (a.text !== b.text) return `The texts differ (${seed}): two tokens were as good as equally likely, or this is a bug.`;
     const count = plural(a.shown.stats.num_tokens, "token");
     const speeds = a.speed && b.speed ? [a.speed / b.speed, b.speed / a.speed] : [1, 1];
     const [faster, ratio] = speeds[0] >= speeds[1] ? ["A", speeds[0]] : ["B", speeds[1]];
