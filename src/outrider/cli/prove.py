@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.bench.workloads import parse_prompts
 from outrider.cli import flags
 from outrider.cli.console import busy, print_json, stderr, stdout
 from outrider.cli.demo import PROMPTS
@@ -154,22 +154,7 @@ def read_prompts(file: Path | None) -> list[str]:
     text = read_text("prompts", None, file)
     if text is None:
         return [prompt for _, prompt in PROMPTS]
-    found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        prompt: object = line
-        if line.lstrip().startswith("{"):
-            try:
-                prompt = json.loads(line)["prompt"]
-            except (ValueError, KeyError, TypeError):
-                prompt = None
-        if not isinstance(prompt, str) or not prompt:
-            raise RequestError(f"line {number} of {file} is no JSON object with a 'prompt'")
-        found.append(prompt)
-    if not found:
-        raise RequestError(f"{file} holds no prompts: write one per line")
-    return found[:MOST_PROMPTS]
+    return [prompt.text for prompt in parse_prompts(text, file)][:MOST_PROMPTS]
 
 
 def fit(prompts: list[list[int]], context: int, max_tokens: int, *, own: bool) -> list[list[int]]:

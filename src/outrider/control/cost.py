@@ -6,8 +6,9 @@ fast the machine is now (one factor, which moves fast: machines slow down and re
 and what its own cell costs. Drafts are priced in units of that factor, so that the price of what
 is not done at the moment follows the machine too.
 
-A measurement may have met a busy moment. So it counts no more than a few steps, and what no step
-has visited yet follows what the visited cells turn out to cost.
+A measurement may have met a busy moment. So where steps are much cheaper than it says it counts no
+more than a few of them, and what no step has visited yet becomes cheaper with them. Steps that are
+dearer teach slowly: they may have met a busy moment themselves.
 
 Contexts and batch sizes fall into buckets that double. Counts (tokens of a pass, drafts per
 sequence) have a knot each up to eight, so a cliff between four and five stays a cliff, and then
@@ -28,9 +29,9 @@ NUM_BATCH_BUCKETS = 11  # up to 1024
 KNOTS = [*range(8), *(n << e for e in range(9) for n in range(8, 16)), 8192]
 LOCAL_RATE = 0.03  # of a knot's error that one step corrects
 SCALE_RATE = 0.05  # of the whole table's, once it is known
-MEASURED_WEIGHT = 33  # of a measured or guessed cell, in steps ...
-WRONG, WRONG_WEIGHT = 0.25, 3  # ... and where it is off by more than clocks are
-NEW_VISITS = 12  # of a cell; as long as its news is news for unvisited ones too
+TOO_DEAR = 0.75  # below this part of what the table says, a cell's first steps ...
+NEW_VISITS = 12  # ... as many ...
+MEASURED_WEIGHT = 3  # ... overrule it: it counts like this many of them
 MOST_ERROR = 2.0  # a step that took longer than this was disturbed
 
 # A guess until something is measured: verification nearly free, a draft a tenth of a pass.
@@ -106,9 +107,11 @@ class CostTable:
         visits = self._visits[bucket]
         left = right if count >= KNOTS[right] else right - 1
         num_visits = min(visits[left], visits[right])
-        weight = MEASURED_WEIGHT if abs(error - 1.0) < WRONG else WRONG_WEIGHT
-        step = (error - 1.0) * max(LOCAL_RATE, 1.0 / (weight + num_visits))
-        if num_visits < NEW_VISITS:
+        rate = LOCAL_RATE
+        if error < TOO_DEAR and num_visits < NEW_VISITS:
+            rate = 1.0 / (MEASURED_WEIGHT + num_visits)
+        step = (error - 1.0) * rate
+        if rate > LOCAL_RATE:
             self._carry_along(row, visits, 1.0 + step, (left, right))
         if left == right:
             visits[right] += 1

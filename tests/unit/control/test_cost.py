@@ -100,12 +100,17 @@ def test_what_was_visited_stands_and_the_rest_follows() -> None:
     table.refresh(0, 40, 1.4)
     for _ in range(20):
         table.refresh(0, 51, 1.8)
-    row = table.row(0, 128)
+    row = list(table.row(0, 128))
     assert row[51] > 1.0 + 0.51
     assert row[40] == pytest.approx(1.4)
-    assert row[36] == pytest.approx(1.4)  # pushed up, but not above it
-    assert row[96] > 1.96
+    assert row[96] == pytest.approx(1.96)  # a dear step says nothing about others
     assert row == sorted(row)
+    for _ in range(20):
+        table.refresh(0, 72, 0.9)
+    cheap = table.row(0, 128)
+    assert cheap[72] < 1.1
+    assert cheap[96] < 0.8 * row[96]  # a much cheaper one does
+    assert cheap == sorted(cheap)
 
 
 # --- on disk ----------------------------------------------------------------------------------

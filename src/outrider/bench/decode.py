@@ -1,0 +1,158 @@
+"""`outrider bench decode` and `sweep`: contenders on workloads, or along one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from outrider.bench.contenders import PLAIN, Contender, Job, Ours, make_jobs, plain
+from outrider.bench.formula import BareCosts
+from outrider.bench.measure import Record, Tell, measure, row
+from outrider.bench.plan import needs_outputs
+from outrider.bench.report import Result, Row
+from outrider.bench.workloads import Workload
+from outrider.engine.engine import Engine
+
+Axis = Literal["batch", "context", "temperature", "k"]
+COLUMNS = (
+    "workload",
+    "temperature",
+    "batch",
+    "context",
+    "num_draft_tokens",
+    "contender",
+    "tokens_per_s",
+    "speedup",
+    "formula",
+    "efficiency",
+    "acceptance_length",
+    "acceptance_rate",
+    "draft_share",
+    "verify_share",
+    "other_share",
+    "identical",
+)
+NOTES = (
+    "Speedups are ratios to plain decoding in the same engine and repeat, medians with 95 % "
+    "intervals; the clock starts at the first token. Acceptance lengths count the correction or "
+    "bonus token. `identical`: outputs equal to plain decoding's, token by token, in all repeats."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    max_tokens: int = 128
+    batch: int = 1
+    repeats: int = 5
+    seed: int = 0
+    context: int | None = None  # tokens of every prompt; None: as they are
+
+
+def decode(
+    engine: Engine,
+    contenders: Sequence[Contender],
+    workloads: Sequence[Workload],
+    settings: Settings,
+    tell: Tell = lambda what: None,
+) -> list[Row]:
+    """A row per workload and contender."""
+    rows: list[Row] = []
+    for workload in workloads:
+        jobs = jobs_of(engine, workload, contenders, settings)
+        records = measure(
+            contenders,
+            jobs,
+            batch=settings.batch,
+            repeats=settings.repeats,
+            tell=lambda what, name=workload.name: tell(f"{name}: {what}"),  # type: ignore[misc]
+        )
+        heats = {job.params.temperature for job in jobs}
+        heat = heats.pop() if len(heats) == 1 else "mixed"
+        rows += rows_of(records, workload=workload.name, temperature=heat, batch=settings.batch)
+    return rows
+
+
+def rows_of(records: dict[str, Record], **labels: Any) -> list[Row]:
+    return [row(record, records[PLAIN], **labels) | _k(record) for record in records.values()]
+
+
+def _k(record: Record) -> Row:
+    contender = record.contender
+    if isinstance(contender, Ours):
+        return {
+            "num_draft_tokens": contender.speculation.num_draft_tokens,
+            "proposer": contender.speculation.proposer,
+        }
+    return {}
+
+
+def jobs_of(
+    engine: Engine, workload: Workload, contenders: Sequence[Contender], settings: Settings
+) -> list[Job]:
+    jobs = make_jobs(
+        engine,
+        workload.prompts,
+        settings.max_tokens,
+        context=settings.context,
+        seed=settings.seed,
+    )
+    if not needs_outputs(contenders):
+        return jobs
+    outputs = [plain(engine).run([job]).outputs[0] for job in jobs]
+    return [replace(job, prediction=o) for job, o in zip(jobs, outputs, strict=True)]
+
+
+def sweep(
+    engine: Engine,
+    contenders: Sequence[Contender],
+    workload: Workload,
+    axis: Axis,
+    values: Sequence[float],
+    settings: Settings,
+    tell: Tell = lambda what: None,
+) -> list[Row]:
+    """Rows along one axis. On "k" the contenders differ already: their formula is added."""
+    if axis == "k":
+        rows = decode(engine, contenders, [workload], settings, tell)
+        return with_formula(engine, rows, settings)
+    rows = []
+    for value in values:
+        here, work = settings, workload
+        if axis == "batch":
+            here = replace(settings, batch=int(value))
+        elif axis == "context":
+            here = replace(settings, context=int(value))
+        elif axis == "temperature":
+            work = workload.heated(value)
+        found = decode(engine, contenders, [work], here, tell)
+        rows += [{**entry, "workload": workload.name, axis: value} for entry in found]
+    return rows
+
+
+def with_formula(engine: Engine, rows: list[Row], settings: Settings) -> list[Row]:
+    """Adds what the formula promises of each row's survival at bare costs, and the share reached.
+
+    Only fixed K: what varies from step to step has no K to put into the formula.
+    """
+    costs: dict[str, BareCosts] = {}
+    done = []
+    for entry in rows:
+        k, name = entry.get("num_draft_tokens"), entry.get("proposer")
+        if not isinstance(k, int) or not isinstance(name, str) or k == 0:
+            done.append(entry)
+            continue
+        if name not in costs:
+            costs[name] = BareCosts(engine, name)
+        promised = costs[name].speedup(k, entry["unconditional_acceptance"])
+        done.append({**entry, "formula": promised, "efficiency": entry["speedup"] / promised})
+    return done
+
+
+def result(kind: str, title: str, rows: list[Row], settings: Settings, notes: str = "") -> Result:
+    about = {
+        "tokens per output": settings.max_tokens,
+        "repeats": settings.repeats,
+        "outputs at once": settings.batch,
+    }
+    return Result(kind, title, rows, COLUMNS, f"{NOTES} {notes}".strip(), about)

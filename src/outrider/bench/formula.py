@@ -1,0 +1,85 @@
+"""What the formula promises at this machine's bare costs: models only, no engine around them.
+
+    speedup = E[tokens] / (t_draft(K) + t_verify(K + 1)) * t_verify(1)
+
+The costs are medians of passes made for the purpose, in turns, behind a text of a few hundred
+tokens.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+
+from outrider.contracts import Observation, Proposal, Verdict
+from outrider.engine.engine import Engine
+from outrider.engine.request import Request, Speculation
+from outrider.layout import Slice, pack
+from outrider.sampling import SamplingParams
+from outrider.theory import expected_tokens_from_survival
+
+CONTEXT = 192
+NUM_ROUNDS = 15
+_ID = -3  # of the sequence whose KV slots are borrowed
+
+
+class BareCosts:
+    """Seconds of passes and drafts of one engine's models, measured when first asked for."""
+
+    def __init__(self, engine: Engine, proposer: str) -> None:
+        self._engine = engine
+        self._proposer = proposer
+        self._known: dict[int, tuple[float, float]] = {}
+
+    def speedup(self, num_drafts: int, survival: Sequence[float]) -> float:
+        """`survival[k]`: share of drafts whose first k + 1 tokens were all accepted."""
+        plain_s, cycle_s = self.seconds(num_drafts)
+        tokens = expected_tokens_from_survival([min(1.0, s) for s in survival[:num_drafts]])
+        return tokens * plain_s / cycle_s
+
+    def seconds(self, num_drafts: int) -> tuple[float, float]:
+        """Of a plain pass, and of drafting and verifying `num_drafts` tokens."""
+        if num_drafts not in self._known:
+            self._known[num_drafts] = self._measure(num_drafts)
+        return self._known[num_drafts]
+
+    def _measure(self, num_drafts: int) -> tuple[float, float]:
+        parts = self._engine.parts
+        took: defaultdict[str, list[float]] = defaultdict(list)
+        view = self._engine.make_sequence(
+            Request(
+                id="bare costs",
+                prompt=[1 + i % 50 for i in range(CONTEXT)],
+                params=SamplingParams(ignore_eos=True, max_tokens=1024),
+                speculation=Speculation(proposer=self._proposer, num_draft_tokens=num_drafts),
+                seed=0,
+                prediction=[1] * 1024,
+                salt="bare costs",
+            ),
+            0,
+        )
+        proposer = parts.proposers[self._proposer]
+        assert parts.kv.reserve(_ID, CONTEXT + num_drafts + 1)
+        try:
+            for _ in range(NUM_ROUNDS):
+                took["plain"].append(self._pass_s(0))
+                started = perf_counter()
+                proposal = proposer.propose([view], [num_drafts])[0]
+                drafted = perf_counter() - started
+                took["cycle"].append(drafted + self._pass_s(num_drafts))
+                # As after a full accept: a draft the proposer has not been fed, and the bonus.
+                view.tokens += [*proposal.tokens, 1]
+                proposer.observe([view], [Observation(proposal, Verdict([], view.tokens[-1]))])
+        finally:
+            parts.kv.free(_ID)
+            proposer.release(view.id)
+        return median(took["plain"][1:]), median(took["cycle"][1:])
+
+    def _pass_s(self, num_drafts: int) -> float:
+        parts = self._engine.parts
+        batch = pack([Slice([1], CONTEXT, parts.kv.table(_ID), Proposal([1] * num_drafts))])
+        started = perf_counter()
+        parts.target.forward(batch).logits_RV[0, 0].item()
+        return perf_counter() - started

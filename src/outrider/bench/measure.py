@@ -1,0 +1,167 @@
+"""Times contenders against each other: in turns, again and again, outputs compared meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.bench.contenders import PLAIN, Contender, Job, Ours, Run
+from outrider.bench.statistics import Estimate, estimate
+from outrider.engine.request import Request, Speculation
+from outrider.prove.checks import near_tie
+from outrider.prove.identity import explain
+from outrider.statistics import SpeculationStats
+
+Tell = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Record:
+    """What one contender did, repeat by repeat."""
+
+    contender: Contender
+    seconds: list[float] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    stats: SpeculationStats | None = None
+    num_outputs: int = 0
+    num_identical: int = 0
+    num_near_ties: int = 0
+    differences: list[str] = field(default_factory=list)
+
+    @property
+    def rates(self) -> list[float]:
+        return [n / s for n, s in zip(self.num_tokens, self.seconds, strict=True)]
+
+    def speedup(self, plain: Record) -> Estimate:
+        """Ratio of the rates, repeat by repeat: neighbours in time."""
+        return estimate([a / b for a, b in zip(self.rates, plain.rates, strict=True)])
+
+    @property
+    def exactness(self) -> str:
+        if self.contender.reference is None:
+            return "-"
+        ties = f" + {self.num_near_ties} near-ties" if self.num_near_ties else ""
+        return f"{self.num_identical}/{self.num_outputs}{ties}"
+
+    @property
+    def is_exact(self) -> bool:
+        return not self.differences
+
+
+def measure(
+    contenders: Sequence[Contender],
+    jobs: Sequence[Job],
+    *,
+    batch: int = 1,
+    repeats: int = 5,
+    tell: Tell = lambda what: None,
+) -> dict[str, Record]:
+    """Everybody decodes every group of `batch` jobs, `repeats` times, the order turning.
+
+    A first round that is not counted warms up caches, threads and what adapts itself.
+    """
+    groups = batches(jobs, batch)
+    records = {contender.name: Record(contender) for contender in contenders}
+    for repeat in range(-1, repeats):
+        turn = repeat % len(contenders)
+        order = [*contenders[turn:], *contenders[:turn]]
+        runs: dict[str, list[Run]] = {contender.name: [] for contender in contenders}
+        for number, group in enumerate(groups):
+            for contender in order:
+                tell(f"{contender.name}, round {repeat + 1}, group {number + 1} of {len(groups)}")
+                runs[contender.name].append(_run(contender, group))
+        if repeat >= 0:
+            for record in records.values():
+                _count(record, runs[record.contender.name])
+            _compare(records, runs, jobs)
+    return records
+
+
+def batches(jobs: Sequence[Job], size: int) -> list[list[Job]]:
+    return [list(jobs[i : i + size]) for i in range(0, len(jobs), size)]
+
+
+def _run(contender: Contender, group: list[Job]) -> Run:
+    """In as many parts as it needs; their times add up."""
+    total = Run([], 0.0, 0)
+    for part in batches(group, contender.most_at_once):
+        run = contender.run(part)
+        total.outputs += run.outputs
+        total.seconds += run.seconds
+        total.num_tokens += run.num_tokens
+        total.stats = _sum(total.stats, run.stats)
+    return total
+
+
+def _sum(a: SpeculationStats | None, b: SpeculationStats | None) -> SpeculationStats | None:
+    if a is None or b is None:
+        return a or b
+    a.merge(b)
+    return a
+
+
+def _count(record: Record, runs: list[Run]) -> None:
+    record.seconds.append(sum(run.seconds for run in runs))
+    record.num_tokens.append(sum(run.num_tokens for run in runs))
+    for run in runs:
+        record.stats = _sum(record.stats, run.stats)
+
+
+def _compare(records: dict[str, Record], runs: dict[str, list[Run]], jobs: Sequence[Job]) -> None:
+    """Counts whose outputs are its reference's; a near-tie of floating point is told apart."""
+    for record in records.values():
+        reference = records.get(record.contender.reference or "")
+        if reference is None:
+            continue
+        mine = [output for run in runs[record.contender.name] for output in run.outputs]
+        theirs = [output for run in runs[reference.contender.name] for output in run.outputs]
+        for job, got, expected in zip(jobs, mine, theirs, strict=True):
+            record.num_outputs += 1
+            if got == expected:
+                record.num_identical += 1
+            elif _is_near_tie(records, job, expected, got):
+                record.num_near_ties += 1
+            else:
+                at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False))
+                           if a != b), min(len(got), len(expected)))  # fmt: skip
+                record.differences.append(f"differs from {reference.contender.name} at token {at}")
+
+
+def _is_near_tie(records: dict[str, Record], job: Job, expected: list[int], got: list[int]) -> bool:
+    plain = records[PLAIN].contender
+    assert isinstance(plain, Ours)
+    seed = job.params.seed or 0
+    request = Request("explain", job.prompt, job.params, Speculation(num_draft_tokens=0), seed)
+    found = explain(plain.engine, request, 0, expected, got)
+    return found is not None and found.margin < near_tie(plain.engine)
+
+
+def row(record: Record, plain: Record, **labels: Any) -> dict[str, Any]:
+    """One contender's figures, ready for a result file."""
+    entry: dict[str, Any] = {
+        **labels,
+        "contender": record.contender.name,
+        **estimate(record.rates).to_dict("tokens_per_s"),
+        **record.speedup(plain).to_dict("speedup"),
+        "identical": record.exactness,
+        "is_exact": record.is_exact,
+        "num_repeats": len(record.seconds),
+    }
+    if record.stats is not None:
+        entry |= figures(record.stats)
+    return entry
+
+
+def figures(stats: SpeculationStats) -> dict[str, Any]:
+    return {
+        "acceptance_length": stats.acceptance_length,
+        "acceptance_rate": stats.acceptance_rate,
+        "tokens_per_pass": stats.tokens_per_pass,
+        "draft_share": stats.draft_s / stats.total_s if stats.total_s else 0.0,
+        "verify_share": stats.verify_s / stats.total_s if stats.total_s else 0.0,
+        "other_share": stats.other_s / stats.total_s if stats.total_s else 0.0,
+        "conditional_acceptance": stats.conditional_acceptance,
+        "unconditional_acceptance": stats.unconditional_acceptance,
+        "accepted_lengths": list(stats.accepted_lengths),
+    }

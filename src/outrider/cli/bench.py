@@ -1,0 +1,365 @@
+"""`outrider bench`: decode, sweep, serve. Plain decoding always runs beside the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.cli import flags
+from outrider.cli.console import busy, print_json, stderr, stdout
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.bench.contenders import Contender
+    from outrider.bench.decode import Settings
+    from outrider.bench.report import Result, Row
+    from outrider.engine.engine import Engine
+
+app = typer.Typer(help="Measure decoding, sweeps and servers.", no_args_is_help=True)
+
+WORK = "What is measured"
+PEERS = "Peers"
+
+Workloads = Annotated[
+    str,
+    flags.option(
+        WORK,
+        "code, prose, edit, json, summary, hot, long, mixed, or files of prompts.",
+        "--workloads",
+        "-w",
+        metavar="NAME,...",
+    ),
+]
+WorkloadName = Annotated[
+    str, flags.option(WORK, "One of them, or a file.", "--workload", "-w", metavar="NAME")
+]
+Proposers = Annotated[
+    str | None,
+    flags.option(
+        WORK,
+        "Who drafts; synthetic:ALPHA@PROPOSER drafts what is accepted with probability ALPHA.",
+        "--proposers",
+        metavar="NAME,...",
+        show_default="the engine's own",
+    ),
+]
+Counts = Annotated[
+    str,
+    flags.option(
+        WORK, "Tokens drafted per step.", "--num-draft-tokens", "-k", metavar="K,...,auto"
+    ),
+]
+Temperatures = Annotated[
+    str | None,
+    flags.option(
+        WORK, "Every workload at these.", "--temperatures", metavar="T,...", show_default="its own"
+    ),
+]
+Batch = Annotated[int, flags.option(WORK, "Outputs decoded at once.", "--batch", "-b", metavar="N")]
+NumPrompts = Annotated[
+    int, flags.option(WORK, "Prompts of each workload.", "--prompts", "-n", metavar="N")
+]
+MaxTokens = Annotated[
+    int, flags.option(WORK, "Tokens of each output.", "--max-tokens", "-m", metavar="N")
+]
+Repeats = Annotated[int, flags.option(WORK, "Rounds that count.", "--repeats", "-r", metavar="N")]
+Out = Annotated[
+    Path | None,
+    flags.option(flags.OUTPUT, "Write FILE.json and FILE.md.", "--out", "-o", metavar="FILE"),
+]
+Title = Annotated[
+    str | None, flags.option(flags.OUTPUT, "Heading of the result.", "--title", metavar="TEXT")
+]
+Transformers = Annotated[
+    bool,
+    flags.option(PEERS, "transformers too: plain, assisted, prompt lookup.", "--transformers"),
+]
+VllmPython = Annotated[
+    Path | None,
+    flags.option(
+        PEERS,
+        "vLLM too, with this interpreter: plain, draft model, n-gram.",
+        "--vllm-python",
+        metavar="FILE",
+    ),
+]
+LlamaPython = Annotated[
+    Path | None,
+    flags.option(
+        PEERS,
+        "llama-cpp-python too, with this interpreter: plain, prompt lookup.",
+        "--llama-python",
+        metavar="FILE",
+    ),
+]
+Gguf = Annotated[
+    Path | None,
+    flags.option(PEERS, "The target in llama.cpp's format.", "--gguf", metavar="FILE"),
+]
+
+
+@app.command(epilog="Example: outrider bench decode -w code,edit -k 4,auto --proposers draft-model")
+def decode(
+    model: flags.Model = "bundled",
+    workloads: Workloads = "code,prose,edit,json,summary,hot,long",
+    proposers: Proposers = None,
+    num_draft_tokens: Counts = "auto",
+    temperatures: Temperatures = None,
+    batch: Batch = 1,
+    num_prompts: NumPrompts = 8,
+    max_tokens: MaxTokens = 128,
+    repeats: Repeats = 5,
+    draft_model: flags.DraftModel = None,
+    verifier: flags.Verifier = "coupled",
+    device: flags.Device = "cpu",
+    dtype: flags.Dtype = "auto",
+    backend: flags.Backend = "auto",
+    threads: flags.Threads = None,
+    transformers: Transformers = False,
+    vllm_python: VllmPython = None,
+    llama_python: LlamaPython = None,
+    gguf: Gguf = None,
+    out: Out = None,
+    title: Title = None,
+    as_json: flags.Json = False,
+) -> None:
+    """Proposers on workloads, against plain decoding and other programs."""
+    from outrider.bench.decode import decode as measure
+    from outrider.bench.decode import result
+    from outrider.bench.peers import find_peers
+    from outrider.bench.plan import read_numbers, split
+    from outrider.bench.workloads import load_workload
+
+    wanted = [load_workload(name, num_prompts) for name in split(workloads)]
+    if temperatures is not None:
+        heats = read_numbers(temperatures, "temperatures")
+        wanted = [workload.heated(heat) for workload in wanted for heat in heats]
+    settings = _settings(max_tokens, batch, repeats)
+    engine = _load(model, draft_model, verifier, device, dtype, backend, threads, batch)
+    contenders = _ours(engine, proposers, num_draft_tokens, verifier)
+    peers = find_peers(
+        model,
+        draft_model,
+        transformers=transformers,
+        vllm_python=vllm_python,
+        llama_python=llama_python,
+        gguf=gguf,
+    )
+    with _telling() as tell:
+        rows = measure(engine, contenders, wanted, settings, tell)
+        for peer in peers:
+            rows += peer.rows(engine, wanted, settings, rows, tell)
+    found = result("decode", title or f"Decoding with {model}", rows, settings)
+    _conclude(found, out, as_json)
+
+
+@app.command(epilog="Example: outrider bench sweep --axis batch --values 1,2,4,8,16,32 -k auto")
+def sweep(
+    model: flags.Model = "bundled",
+    axis: Annotated[
+        str, flags.option(WORK, "k, batch, context or temperature.", "--axis", metavar="NAME")
+    ] = "k",
+    values: Annotated[
+        str | None,
+        flags.option(
+            WORK,
+            "Places on the axis (of k: --num-draft-tokens).",
+            "--values",
+            metavar="X,...",
+            show_default="a usual choice",
+        ),
+    ] = None,
+    workload: WorkloadName = "code",
+    proposers: Proposers = None,
+    num_draft_tokens: Counts = "1,2,3,4,6,8,auto",
+    batch: Batch = 1,
+    num_prompts: NumPrompts = 8,
+    max_tokens: MaxTokens = 128,
+    repeats: Repeats = 5,
+    draft_model: flags.DraftModel = None,
+    verifier: flags.Verifier = "coupled",
+    device: flags.Device = "cpu",
+    dtype: flags.Dtype = "auto",
+    backend: flags.Backend = "auto",
+    threads: flags.Threads = None,
+    out: Out = None,
+    title: Title = None,
+    as_json: flags.Json = False,
+) -> None:
+    """Along one axis: draft length, batch size, context length or temperature."""
+    from outrider.bench import decode as bench
+    from outrider.bench.plan import read_numbers
+    from outrider.bench.workloads import load_workload
+
+    if axis not in USUAL:
+        raise ConfigError(f"--axis must be one of {', '.join(USUAL)}, not {axis!r}")
+    places = read_numbers(values or USUAL[axis], "--values")
+    if any(place < (0 if axis == "temperature" else 1) for place in places):
+        raise ConfigError(f"--values {values}: out of range for {axis}")
+    most = int(max(places)) if axis == "batch" else batch
+    work = load_workload("long" if axis == "context" else workload, max(num_prompts, most))
+    settings = _settings(max_tokens, batch, repeats)
+    engine = _load(model, draft_model, verifier, device, dtype, backend, threads, most)
+    contenders = _ours(engine, proposers, num_draft_tokens, verifier)
+    with _telling() as tell:
+        rows = bench.sweep(engine, contenders, work, axis, places, settings, tell)  # type: ignore[arg-type]
+    found = bench.result(f"sweep-{axis}", title or f"{model} along {axis}", rows, settings)
+    _conclude(found, out, as_json)
+
+
+USUAL = {
+    "k": "0",  # the contenders are the places
+    "batch": "1,2,4,8,16,32",
+    "context": "128,512,1024,1800",
+    "temperature": "0,0.5,0.8,1,1.3",
+}
+
+
+@app.command(epilog="Example: outrider bench serve http://127.0.0.1:8000 --clients 1,4,16")
+def serve(
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="An OpenAI-compatible server, without /v1.")
+    ],
+    workload: WorkloadName = "code",
+    clients: Annotated[
+        str, flags.option(WORK, "Requests in flight.", "--clients", metavar="N,...")
+    ] = "1,4,16",
+    num_prompts: NumPrompts = 16,
+    max_tokens: MaxTokens = 128,
+    temperature: Annotated[
+        float | None,
+        flags.option(
+            WORK, "Of all requests.", "--temperature", "-t", metavar="T", show_default="its own"
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        flags.option(
+            WORK, "The model's name there.", "--model", metavar="NAME", show_default="the first"
+        ),
+    ] = None,
+    out: Out = None,
+    title: Title = None,
+    as_json: flags.Json = False,
+) -> None:
+    """Load on a server, ours or another: throughput, first token, time per token."""
+    from outrider.bench.plan import read_numbers
+    from outrider.bench.serve import bench_server
+    from outrider.bench.workloads import load_workload
+
+    work = load_workload(workload, num_prompts).heated(temperature)
+    counts = [int(n) for n in read_numbers(clients, "--clients")]
+    if min(counts, default=0) < 1:
+        raise ConfigError("--clients must be numbers from 1 on")
+    with _telling() as tell:
+        found = bench_server(url, work, counts, max_tokens, name, title, tell)
+    _conclude(found, out, as_json)
+
+
+# --- what they share ------------------------------------------------------------------------
+
+
+def _settings(max_tokens: int, batch: int, repeats: int) -> Settings:
+    from outrider.bench.decode import Settings
+
+    for what, value in (
+        ("--max-tokens", max_tokens - 1),
+        ("--batch", batch),
+        ("--repeats", repeats),
+    ):
+        if value < 1:
+            raise ConfigError(f"{what} is too small to measure anything")
+    return Settings(max_tokens=max_tokens, batch=batch, repeats=repeats)
+
+
+def _load(
+    model: str,
+    draft_model: str | None,
+    verifier: str,
+    device: str,
+    dtype: str,
+    backend: str,
+    threads: int | None,
+    batch: int,
+) -> Engine:
+    with busy(f"loading {model}"):
+        from outrider.llm import LLM
+
+        return LLM(
+            model,
+            draft_model=draft_model,
+            verifier=verifier,
+            device=device,
+            dtype=dtype,
+            backend=backend,
+            threads=threads,
+            max_sequences=max(64, batch),
+            max_step_tokens=max(512, 24 * batch),
+            prefix_caching=False,  # or the first contender would compute the others' prompts
+        ).engine
+
+
+def _ours(engine: Engine, proposers: str | None, counts: str, verifier: str) -> list[Contender]:
+    from outrider.bench.plan import ours, read_counts, split
+
+    names = split(proposers) if proposers else [engine.default.proposer or "ngram"]
+    return ours(engine, names, read_counts(counts), verifier)
+
+
+def _telling() -> Any:
+    from outrider.cli.prove import telling
+
+    return telling("measuring")
+
+
+def _conclude(found: Result, out: Path | None, as_json: bool) -> None:
+    """The table, the files, the object; exit code 1 where an output was not exact."""
+    from rich import box
+    from rich.table import Table
+
+    from outrider.bench.report import cell
+
+    console = stderr() if as_json else stdout()
+    shown = [c for c in found.columns if c in SHOWN and _tells(found.rows, c)]
+    table = Table(*(SHOWN[c] for c in shown), box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in found.rows:
+        table.add_row(*(cell(row, c) for c in shown))
+    console.print(table, soft_wrap=False)
+    if out is not None:
+        written = found.write(out)
+        console.print(f"written: {', '.join(map(str, written))}", style="dim")
+    if as_json:
+        print_json(found.to_dict())
+    wrong = [row for row in found.rows if row.get("is_exact") is False]
+    for row in wrong:
+        console.print(f"NOT EXACT: {row['contender']} on {row.get('workload')}", style="red")
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _tells(rows: list[Row], column: str) -> bool:
+    """Whether a column says anything: something other than one and the same setting."""
+    values = {str(row.get(column, "")) for row in rows}
+    return values != {""} and (
+        len(values) > 1 or column not in ("temperature", "batch", "workload")
+    )
+
+
+SHOWN = {
+    "workload": "workload",
+    "temperature": "T",
+    "batch": "batch",
+    "context": "context",
+    "clients": "clients",
+    "contender": "contender",
+    "tokens_per_s": "tokens/s",
+    "speedup": "speedup",
+    "formula": "formula",
+    "efficiency": "efficiency",
+    "acceptance_length": "acceptance",
+    "identical": "identical",
+    "ttft_s": "first token, s",
+    "tpot_s": "per token, s",
+}
