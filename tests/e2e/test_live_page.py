@@ -165,7 +165,7 @@ def test_the_page_is_told_what_the_server_offers(live: Live) -> None:
     [
         ({"n": 2}, "n"),
         ({"echo": True}, "echo"),
-        ({"logprobs": 1}, "echo"),
+        ({"logprobs": 1}, "logprobs"),
         ({"prompt": ["a", "b"]}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"temperature": -1}, "temperature"),

@@ -270,8 +270,9 @@ class Conversation:
     def _speculation(self, words: list[str]) -> None:
         from outrider.cli.partners import wish
 
+        wanted = self._settings.speculation
         if words == ["off"]:
-            self._settings.speculation = {"off": True}
+            wanted = {"off": True}
         elif words:
             *names, last = words
             is_count = last == "auto" or last.isdecimal()
@@ -281,6 +282,7 @@ class Conversation:
             if name is not None and name not in self._partner.proposers:
                 raise UnknownName("proposer", name, self._partner.proposers)
             count = flags.read_draft_tokens(last) if is_count else None
-            self._settings.speculation = wish(name, count)
-        now = self._partner.describe(self._settings.speculation)
+            wanted = wish(name, count)
+        now = self._partner.describe(wanted)
+        self._settings.speculation = wanted
         self._note(f"{now} (there are: {', '.join(sorted(self._partner.proposers))})")

@@ -21,7 +21,8 @@ from outrider.registry import proposer_names
 from outrider.sampling import SamplingParams
 from outrider.server.chat import load_template
 
-TIMEOUT_S = 300.0  # without a byte from the server
+CONNECT_S = 10.0
+SILENCE_S = 300.0  # a long prompt takes its time
 
 Message = Mapping[str, str]
 Wish = dict[str, Any]  # the body field `speculation`; empty: the partner's own setting
@@ -61,7 +62,9 @@ class Partner(Protocol):
         """What the last answer amounted to, in a line."""
         ...
 
-    def describe(self, wish: Wish) -> str: ...
+    def describe(self, wish: Wish) -> str:
+        """Who would draft; raises for a wish that cannot be granted."""
+        ...
 
 
 class Impatience(KeyboardInterrupt):
@@ -156,6 +159,8 @@ class Local:
             raise RequestError("plain decoding has no K: name a proposer too", "speculation")
         if wish and not wanted.num_draft_tokens:
             wanted = replace(wanted, num_draft_tokens="auto")
+        if wanted.proposer is not None:
+            _ = self._engine.parts.proposers[wanted.proposer]  # built now, or refused
         return wanted
 
 
@@ -263,7 +268,11 @@ class Remote:
 
     def _connect(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        return kind(*self._address, timeout=TIMEOUT_S)
+        connection = kind(*self._address, timeout=CONNECT_S)
+        with self._unreachable():
+            connection.connect()
+            connection.sock.settimeout(SILENCE_S)
+        return connection
 
     def _post(
         self, connection: http.client.HTTPConnection, body: dict[str, Any]
@@ -284,9 +293,14 @@ class Remote:
         body: dict[str, Any] | None = None,
     ) -> http.client.HTTPResponse:
         content = None if body is None else json.dumps(body).encode()
-        try:
+        with self._unreachable():
             connection.request(method, self._prefix + path, content, self._headers)
             return connection.getresponse()
+
+    @contextmanager
+    def _unreachable(self) -> Iterator[None]:
+        try:
+            yield
         except (OSError, http.client.HTTPException) as error:
             raise ConfigError(
                 f"no server answers at {self._url} ({_reason(error)}): outrider serve starts one"

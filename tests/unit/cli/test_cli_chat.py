@@ -101,6 +101,14 @@ def test_speculation_changes_no_answer(command: Command, pair: list[str], wish: 
         assert f"{wish.split()[0] if wish != '2' else 'draft-model'} drafts" in ran.err
 
 
+def test_a_plain_start_can_be_changed(command: Command, pair: list[str]) -> None:
+    plain = ["chat", *pair, *SHORT, "-k", "0"]
+    assert "ngram drafts, K auto" in command(*plain, stdin="/speculation ngram\n").err
+    ran = command(*plain, stdin="/speculation 3\n")
+    assert ran.code == 2
+    assert "name a proposer" in ran.err
+
+
 def test_turns_are_remembered_until_reset(command: Command, pair: list[str]) -> None:
     one = command("chat", *pair, *SHORT, stdin="hello\n").out
     two = command("chat", *pair, *SHORT, stdin="hello\nhello\n").out
@@ -161,6 +169,7 @@ def test_colours_and_traces(
         ("/speculation nonesuch", "unknown proposer"),
         ("/speculation ngram 3 4", "a proposer and K"),
         ("/speculation prediction", "unknown proposer"),
+        ("/speculation cascade", "cascade"),
         ("word " * 200, "context"),
     ],
 )

@@ -17,7 +17,7 @@ const number = (value, digits) => value.toLocaleString("en", {
   minimumFractionDigits: digits, maximumFractionDigits: digits,
 });
 const percent = (share) => `${Math.round(100 * share)} %`;
-const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+const plural = (count, noun, ending = "s") => `${count} ${noun}${count === 1 ? "" : ending}`;
 
 function element(tag, className, text) {
   const made = document.createElement(tag);
@@ -430,7 +430,10 @@ class Page {
     $("stop").addEventListener("click", () => this.stop());
     $("replay").addEventListener("click", () => this.replay());
     addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.generate();
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+        event.preventDefault();
+        this.generate();
+      }
       if (event.key === "Escape") this.stop();
     });
     for (const pane of this.panes) {
@@ -500,14 +503,15 @@ class Page {
     $("verdict").className = "verdict invitation";
     $("verdict").textContent = panes.length < 2 ? "Running."
       : "Running: first A, then B, so that neither slows the other. Both panes play on the engine's own clock.";
+    const bodies = panes.map((pane) => this.body(pane, prompt)); // settings may change on the way
     for (const pane of panes) { pane.clear(prompt); pane.state("waiting"); }
     this.play();
     let current = null;
     try {
-      for (const pane of panes) {
+      for (const [i, pane] of panes.entries()) {
         current = pane;
         pane.state("generating");
-        const stream = events("/live/completion", this.body(pane, prompt), run.controller.signal);
+        const stream = events("/live/completion", bodies[i], run.controller.signal);
         for await (const event of stream) {
           if (event.end) pane.end = event.end;
           else if (event.step) pane.steps.push(event);
@@ -580,7 +584,7 @@ class Page {
     const [a, b] = this.panes;
     if (this.used.some((pane) => !pane.end)) return "";
     const seed = `seed ${a.end.seed}`;
-    const passes = (pane) => plural(pane.shown.stats.num_steps, "pass").replace("passs", "passes");
+    const passes = (pane) => plural(pane.shown.stats.num_steps, "pass", "es");
     if (!b.isUsed) return `${plural(a.shown.stats.num_tokens, "token")} in ${passes(a)}, ${seed}.`;
     if (a.text !== b.text) return `The texts differ (${seed}): two tokens were as good as equally likely, or this is a bug.`;
     const count = plural(a.shown.stats.num_tokens, "token");
@@ -594,25 +598,33 @@ class Page {
 // --- the operator's line -------------------------------------------------------------------------------
 
 class Load {
-  constructor() { this.before = null; }
+  constructor(page) {
+    this.page = page;
+    this.before = null;
+    this.refresh();
+  }
 
   async refresh() {
-    if (document.hidden) return;
     try {
-      const load = await (await ask("/live/load")).json();
-      const now = performance.now();
-      $("load-running").textContent = `${load.num_running} of ${load.max_running}`;
-      $("load-waiting").textContent = String(load.num_waiting);
-      $("load-kv").value = load.kv_usage;
-      $("load-kv-text").textContent = `${number(100 * load.kv_usage, 1)} % of ${number(load.kv_tokens, 0)}`;
-      if (this.before) {
-        const tokens = load.num_generation_tokens - this.before.tokens;
-        $("load-speed").textContent = `${number(1000 * tokens / (now - this.before.now), 0)} tok/s`;
-      }
-      this.before = { now, tokens: load.num_generation_tokens };
+      if (!document.hidden) await this.show();
     } catch {
       $("load-running").textContent = "no answer";
     }
+    setTimeout(() => this.refresh(), this.page.run ? 1000 : 4000); // every look is a line of its log
+  }
+
+  async show() {
+    const load = await (await ask("/live/load")).json();
+    const now = performance.now();
+    $("load-running").textContent = `${load.num_running} of ${load.max_running}`;
+    $("load-waiting").textContent = String(load.num_waiting);
+    $("load-kv").value = load.kv_usage;
+    $("load-kv-text").textContent = `${number(100 * load.kv_usage, 1)} % of ${number(load.kv_tokens, 0)}`;
+    if (this.before) {
+      const tokens = load.num_generation_tokens - this.before.tokens;
+      $("load-speed").textContent = `${number(1000 * tokens / (now - this.before.now), 0)} tok/s`;
+    }
+    this.before = { now, tokens: load.num_generation_tokens };
   }
 }
 
@@ -625,9 +637,7 @@ async function main() {
     $("error").hidden = false;
     return;
   }
-  const load = new Load();
-  load.refresh();
-  setInterval(() => load.refresh(), 1000);
+  new Load(window.page);
   document.body.classList.add("ready");
 }
 

@@ -57,8 +57,8 @@ def live_router(service: Service) -> APIRouter:
     @router.post("/live/completion", response_model=None)
     async def completion(body: CompletionBody, request: Request) -> Response:
         salt = live.admit(body, request)
-        if body.echo or body.logprobs is not None:
-            raise ApiError(400, "the live stream has no echo and no logprobs", param="echo")
+        if body.echo:
+            raise ApiError(400, "the live stream has no echo", param="echo")
         ask, _ = await completion_ask(body, service.served, salt)
         return await live.stream(ask)
 
@@ -124,13 +124,15 @@ class _Live:
         check_model(body.model, config.model_name)
         if config.paced is not None:  # the steps are what a paced server hides
             raise ApiError(403, "this server hides its steps (--paced)", code="paced")
-        if (body.n or 1) != 1:
-            raise ApiError(400, "the live stream shows one completion: leave out n", param="n")
         return self._service.salt(request.state.key, body.cache_salt)
 
     async def stream(self, ask: Ask) -> Response:
         if len(ask.prompts) != 1:
             raise ApiError(400, "the live stream shows one prompt", param="prompt")
+        if ask.params.n != 1:
+            raise ApiError(400, "the live stream shows one completion: leave out n", param="n")
+        if ask.params.logprobs is not None:
+            raise ApiError(400, "the live stream has no logprobs", param="logprobs")
         config = self._service.config
         stream = frames(
             Watched(self._service, ask, self._notebook, self._spell), padded=config.pads
