@@ -6,9 +6,10 @@ fast the machine is now (one factor, which moves fast: machines slow down and re
 and what its own cell costs. Drafts are priced in units of that factor, so that the price of what
 is not done at the moment follows the machine too.
 
-A measurement may have met a busy moment. So where steps are much cheaper than it says it counts no
-more than a few of them, and what no step has visited yet becomes cheaper with them. Steps that are
-dearer teach slowly: they may have met a busy moment themselves.
+Clocks only ever err upwards: a busy moment makes a step dear, nothing makes it cheap. So prices
+fall faster than they rise and settle near what an undisturbed step takes, every cell alike. And
+where a measured table is much too dear it was itself measured in a busy moment: then the first few
+steps overrule it, and what no step has visited yet becomes cheaper with them.
 
 Contexts and batch sizes fall into buckets that double. Counts (tokens of a pass, drafts per
 sequence) have a knot each up to eight, so a cliff between four and five stays a cliff, and then
@@ -26,13 +27,16 @@ from itertools import pairwise
 FIRST_CONTEXT = 512  # contexts below it share a bucket
 NUM_CONTEXT_BUCKETS = 10  # up to 256k
 NUM_BATCH_BUCKETS = 11  # up to 1024
+NUM_KNOWN = 100  # steps that make a guess as good as a measurement
 KNOTS = [*range(8), *(n << e for e in range(9) for n in range(8, 16)), 8192]
 LOCAL_RATE = 0.03  # of a knot's error that one step corrects
 SCALE_RATE = 0.05  # of the whole table's, once it is known
+RISE = 0.3  # the same for steps that took longer, in these terms ...
+MOST_RISE = 1.3  # ... and as if by this factor at most
 TOO_DEAR = 0.75  # below this part of what the table says, a cell's first steps ...
 NEW_VISITS = 12  # ... as many ...
 MEASURED_WEIGHT = 3  # ... overrule it: it counts like this many of them
-MOST_ERROR = 2.0  # a step that took longer than this was disturbed
+MOST_ERROR = 2.0  # of a step, either way
 
 # A guess until something is measured: verification nearly free, a draft a tenth of a pass.
 GUESS_PASS_S = 1e-3
@@ -61,7 +65,7 @@ class CostTable:
     def __init__(self, rows: Sequence[Sequence[float]], *, measured: bool) -> None:
         """Every row has at least two cells, from count 0 on. A guess's scale is learnt at once."""
         self._rows = [list(row) for row in rows]
-        self._num_seen = 10 if measured else 0
+        self._num_seen = NUM_KNOWN if measured else 0
         self._visits = [[0] * len(KNOTS) for _ in rows]
         self.scale = 1.0
 
@@ -102,17 +106,22 @@ class CostTable:
         if self._num_seen == 1:  # only the shape was guessed
             self.scale = seconds / row[count]
             return
+        is_new = self._num_seen < NUM_KNOWN
         error = min(max(seconds / said, 1.0 / MOST_ERROR), MOST_ERROR)
-        self.scale *= 1.0 + (error - 1.0) * max(SCALE_RATE, 1.0 / self._num_seen)
+        slowly = 1.0
+        if error > 1.0 and not is_new:
+            error, slowly = min(error, MOST_RISE), RISE
+        self.scale *= 1.0 + (error - 1.0) * max(slowly * SCALE_RATE, 1.0 / self._num_seen)
         visits = self._visits[bucket]
         left = right if count >= KNOTS[right] else right - 1
         num_visits = min(visits[left], visits[right])
-        rate = LOCAL_RATE
+        rate = slowly * LOCAL_RATE
         if error < TOO_DEAR and num_visits < NEW_VISITS:
             rate = 1.0 / (MEASURED_WEIGHT + num_visits)
+            self._carry_along(row, visits, 1.0 + (error - 1.0) * rate, (left, right))
+        elif is_new:
+            rate = 1.0 / (MEASURED_WEIGHT + num_visits)
         step = (error - 1.0) * rate
-        if rate > LOCAL_RATE:
-            self._carry_along(row, visits, 1.0 + step, (left, right))
         if left == right:
             visits[right] += 1
             self._bend(row, right, row[count] * (1.0 + step))

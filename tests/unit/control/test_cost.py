@@ -78,8 +78,8 @@ def test_steps_teach_their_own_cell_and_the_common_scale() -> None:
     for _ in range(300):
         table.refresh(0, 1, 2.0 * random.gauss(1, 0.05))
         table.refresh(0, 5, 5.0 * random.gauss(1, 0.05))
-    assert table.seconds(0, 1) == pytest.approx(2.0, rel=0.05)
-    assert table.seconds(0, 5) == pytest.approx(5.0, rel=0.05)
+    assert table.seconds(0, 1) == pytest.approx(2.0, rel=0.08)
+    assert table.seconds(0, 5) == pytest.approx(5.0, rel=0.08)
     assert table.seconds(0, 9) >= table.seconds(0, 5)  # a wider pass never looks cheaper
     assert table.scale > 1.3  # the other contexts learnt that the machine is slow
 
