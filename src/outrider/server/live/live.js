@@ -438,7 +438,7 @@ class Page {
     });
     for (const pane of this.panes) {
       pane.select.addEventListener("change", () => {
-        if (this.run) this.stop();
+        this.stop();
         pane.clear("");
         this.showSettings();
         this.invite();
@@ -576,13 +576,16 @@ class Page {
     this.run = null;
     this.busy(false);
     for (const pane of this.used) pane.part("ghost").replaceChildren();
+    if (this.used.some((pane) => !pane.end)) {
+      this.invite();
+      return;
+    }
     $("verdict").textContent = this.verdict();
     $("verdict").className = this.used.every((pane) => pane.text === this.panes[0].text) ? "verdict" : "verdict bad";
   }
 
   verdict() {
     const [a, b] = this.panes;
-    if (this.used.some((pane) => !pane.end)) return "";
     const seed = `seed ${a.end.seed}`;
     const passes = (pane) => plural(pane.shown.stats.num_steps, "pass", "es");
     if (!b.isUsed) return `${plural(a.shown.stats.num_tokens, "token")} in ${passes(a)}, ${seed}.`;
@@ -601,16 +604,19 @@ class Load {
   constructor(page) {
     this.page = page;
     this.before = null;
+    this.seconds = 0;
     this.refresh();
+    setInterval(() => this.refresh(), 1000);
   }
 
   async refresh() {
+    const isIdle = !this.page.run && this.seconds++ % 5; // every look is a line of the server's log
+    if (document.hidden || isIdle) return;
     try {
-      if (!document.hidden) await this.show();
+      await this.show();
     } catch {
       $("load-running").textContent = "no answer";
     }
-    setTimeout(() => this.refresh(), this.page.run ? 1000 : 4000); // every look is a line of its log
   }
 
   async show() {
