@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli import chat, demo, generate, prove, serve, theory
+from outrider.cli import bench, chat, demo, doctor, export, generate, plot, prove, serve, theory
 from outrider.cli.border import DEBUG_VARIABLE
 
 # What people's fingers know from vLLM, transformers and mlx-lm.
@@ -73,9 +73,13 @@ def options(
 
 app.command(epilog=chat.EXAMPLE)(chat.chat)
 app.command(epilog=demo.EXAMPLE)(demo.demo)
+app.command(epilog=doctor.EXAMPLE)(doctor.doctor)
 app.command(epilog=generate.EXAMPLE)(generate.generate)
+app.command(epilog=plot.EXAMPLE)(plot.plot)
 app.command(epilog=prove.EXAMPLE)(prove.prove)
 app.command(epilog=serve.EXAMPLE)(serve.serve)
 app.command(epilog=theory.EXAMPLE)(theory.theory)
 if find_spec("outrider.cli.train"):
     app.add_typer(import_module("outrider.cli.train").app, name="train")
+app.add_typer(bench.app, name="bench")
+app.add_typer(export.app, name="export")

@@ -1,0 +1,92 @@
+"""Does the pair fit together, and does it run as fast as it could?"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from outrider import native
+from outrider.contracts import Model
+from outrider.engine.engine import Engine
+from outrider.errors import OutriderError
+from outrider.model import load_model
+from outrider.model.tokenizer import check_same_vocabulary, load_tokenizer
+
+State = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    what: str
+    state: State
+    text: str
+
+
+def examine(engine: Engine, draft_model: str | None, *, device: str, dtype: str) -> list[Finding]:
+    """What can be said without decoding. A drafter that cannot be loaded is a problem."""
+    target = engine.parts.target
+    found = [*_machine(target, device), *_vocabulary(target, "target")]
+    found.append(
+        Finding(
+            "KV cache",
+            "ok",
+            f"paged, {engine.parts.kv.num_blocks * engine.parts.kv.block_size} tokens, "
+            f"{target.spec.kv_bytes_per_token / 1024:.1f} KiB each",
+        )
+    )
+    if draft_model is not None:
+        found += _drafter(engine, draft_model, device, dtype)
+    return found
+
+
+def _machine(target: Model, device: str) -> list[Finding]:
+    kind = type(target).__name__
+    cores = os.cpu_count() or 1
+    found = []
+    if kind == "NativeDecoder":
+        found.append(Finding("kernels", "ok", f"native ({native.isa()})"))
+        threads = native.num_threads()
+    else:
+        why = "" if native.available() else f": {native.why_unavailable()}"
+        slow = device == "cpu" and kind == "TorchDecoder"
+        note = f"{kind}{why}" + ("; the native kernels are faster on a CPU" if slow else "")
+        found.append(Finding("kernels", "note" if slow else "ok", note))
+        threads = torch.get_num_threads()
+    if device == "cpu":
+        state: State = "ok" if threads == cores else "note"
+        hint = "" if threads == cores else ": --threads says how many to use"
+        found.append(Finding("threads", state, f"{threads} of {cores} cores{hint}"))
+    dtype = str(getattr(target, "dtype", "")).removeprefix("torch.")
+    found.append(Finding("dtype", "ok", dtype or "the model's own"))
+    return found
+
+
+def _vocabulary(model: Model, who: str) -> list[Finding]:
+    spec = model.spec
+    padding = spec.vocab_size - spec.num_tokens
+    text = f"{spec.num_tokens} tokens" + (f" and {padding} rows of padding" if padding else "")
+    return [Finding(f"{who} vocabulary", "ok", text + (", which are never drawn" * bool(padding)))]
+
+
+def _drafter(engine: Engine, name: str, device: str, dtype: str) -> list[Finding]:
+    target = engine.parts.target.spec
+    try:
+        check_same_vocabulary(engine.tokenizer, load_tokenizer(name))
+        model = load_model(name, device=device, dtype=dtype, backend="auto")
+    except OutriderError as error:
+        return [Finding("drafter", "problem", str(error))]
+    spec = model.spec
+    found = [Finding("tokenizers", "ok", "every id means the same to both")]
+    found += _vocabulary(model, "drafter")
+    short = spec.max_positions < target.max_positions
+    text = f"target {target.max_positions}, drafter {spec.max_positions}"
+    if short:
+        text += ": nothing is drafted behind the drafter's last position"
+    found.append(Finding("positions", "note" if short else "ok", text))
+    share = spec.num_parameters / target.num_parameters
+    size = f"{spec.num_parameters / 1e6:.1f}M of {target.num_parameters / 1e6:.1f}M parameters"
+    found.append(Finding("drafter size", "note" if share > 0.3 else "ok", f"{size} ({share:.0%})"))
+    return found

@@ -1,0 +1,164 @@
+"""Measures what the advice rests on, with the engine's own steps on the user's own prompts.
+
+Costs: a step's seconds by the tokens of its pass, by batch size and by draft length. Worth: how far
+drafts survive. Every kind of step is visited in turn, several times, and medians are kept.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from outrider.bench.contenders import Job
+from outrider.bench.measure import Tell
+from outrider.control.cost import between
+from outrider.engine.engine import Engine
+from outrider.engine.request import Speculation
+from outrider.statistics import SpeculationStats
+
+BATCHES = (1, 4, 16)
+COUNTS = {1: (1, 3, 5, 8), 4: (1, 3, 6), 16: (1, 4)}  # draft lengths that are timed, by batch
+ROUNDS = 4
+TIMED_TOKENS = 32
+SURVIVAL_TOKENS = 96
+DEEPEST = 12
+
+
+@dataclass(slots=True)
+class Worth:
+    """How far a proposer's drafts survive, and how much of its budget it uses."""
+
+    survival: list[float]  # S_1..S_DEEPEST
+    fill: float
+
+    @property
+    def alpha(self) -> float:
+        """Acceptance per draft that gives the same expected tokens for four drafts."""
+        wanted, low, high = sum(self.survival[:4]), 0.0, 1.0
+        while high - low > 1e-6:
+            middle = (low + high) / 2
+            below = sum(middle**k for k in range(1, 5)) < wanted
+            low, high = (middle, high) if below else (low, middle)
+        return high
+
+
+@dataclass(slots=True)
+class Curves:
+    verify: dict[int, float]  # tokens of a pass -> seconds
+    overhead: dict[int, float]  # batch -> seconds outside of pass and draft
+    draft: dict[str, dict[int, dict[int, float]]]  # proposer -> batch -> K -> seconds
+    worth: dict[str, Worth] = field(default_factory=dict)
+
+    def plain_s(self, batch: int) -> float:
+        """A step without drafts."""
+        return between(self.verify, batch) + between(self.overhead, batch)
+
+    def step_s(self, proposer: str, batch: int, num_drafts: int) -> float:
+        """A step in which every sequence of the batch drafts that much."""
+        by_batch = {
+            size: between({0: 0.0, **costs}, num_drafts)
+            for size, costs in self.draft[proposer].items()
+        }
+        drafted = num_drafts * self.worth[proposer].fill
+        verify = between(self.verify, batch * (1 + drafted))
+        return verify + between(by_batch, batch) + between(self.overhead, batch)
+
+    def speedup(self, proposer: str, batch: int, num_drafts: int) -> float:
+        """Over plain decoding, as the formula says it from these curves."""
+        if num_drafts == 0:
+            return 1.0
+        tokens = 1.0 + sum(self.worth[proposer].survival[:num_drafts])
+        return tokens * self.plain_s(batch) / self.step_s(proposer, batch, num_drafts)
+
+
+def measure_curves(
+    engine: Engine, jobs: Sequence[Job], proposers: Sequence[str], tell: Tell
+) -> Curves:
+    verify: defaultdict[int, list[float]] = defaultdict(list)
+    overhead: defaultdict[int, list[float]] = defaultdict(list)
+    draft: dict[str, defaultdict[tuple[int, int], list[float]]] = {
+        name: defaultdict(list) for name in proposers
+    }
+    worth = {}
+    for name in proposers:
+        tell(f"acceptance of {name}")
+        worth[name] = _worth(engine, jobs, name)
+    for turn in range(ROUNDS + 1):
+        tell(f"costs, round {turn} of {ROUNDS}")
+        for batch in BATCHES:
+            group = [_timed(jobs[i % len(jobs)], i) for i in range(max(batch, min(3, len(jobs))))]
+            for name, count in [("", 0), *((n, k) for n in proposers for k in COUNTS[batch])]:
+                steps = _steps(engine, group, batch, name or None, count)
+                if turn == 0:  # warms up
+                    continue
+                for drafted_s, verify_s, other_s, num_tokens in steps:
+                    verify[num_tokens].append(verify_s)
+                    if count == 0:
+                        overhead[batch].append(drafted_s + other_s)
+                    else:
+                        planning = median(overhead[batch]) - other_s if overhead[batch] else 0.0
+                        draft[name][batch, count].append(max(0.0, drafted_s - max(0.0, planning)))
+    widths = {n: median(s) for n, s in verify.items() if len(s) >= ROUNDS}
+    return Curves(
+        widths,
+        {batch: median(s) for batch, s in overhead.items()},
+        {name: _by_batch(found) for name, found in draft.items()},
+        worth,
+    )
+
+
+def _by_batch(found: dict[tuple[int, int], list[float]]) -> dict[int, dict[int, float]]:
+    table: dict[int, dict[int, float]] = {}
+    for (batch, count), seconds in found.items():
+        table.setdefault(batch, {})[count] = median(seconds)
+    return table
+
+
+def _timed(job: Job, index: int) -> Job:
+    return replace(job, params=replace(job.params, max_tokens=TIMED_TOKENS, seed=index))
+
+
+def _steps(
+    engine: Engine, jobs: Sequence[Job], batch: int, proposer: str | None, count: int
+) -> list[tuple[float, float, float, int]]:
+    """(draft, verify, other, tokens) of the steps in which the whole batch decoded."""
+    found = []
+    wish = Speculation(proposer=proposer, num_draft_tokens=count)
+    for start in range(0, len(jobs) - batch + 1, batch):
+        ids = [
+            engine.add(job.prompt, job.params, speculation=wish, prediction=job.prediction)
+            for job in jobs[start : start + batch]
+        ]
+        for report in engine.run(ids):
+            t = report.timing
+            drafted = sum(len(event.draft_tokens) for event in report.events)
+            whole = len(report.events) == batch and t.num_tokens == batch + drafted
+            if whole and all(event.step > 2 for event in report.events):
+                found.append((t.draft_s, t.verify_s, t.other_s, t.num_tokens))
+        for request_id in ids:
+            engine.collect(request_id)
+    return found
+
+
+def _worth(engine: Engine, jobs: Sequence[Job], proposer: str) -> Worth:
+    stats = SpeculationStats()
+    wish = Speculation(proposer=proposer, num_draft_tokens=DEEPEST)
+    ids = [
+        engine.add(
+            job.prompt,
+            replace(job.params, max_tokens=SURVIVAL_TOKENS),
+            speculation=wish,
+            prediction=job.prediction,
+        )
+        for job in jobs
+    ]
+    for _ in engine.run(ids):
+        pass
+    for request_id in ids:
+        stats.merge(engine.collect(request_id).stats)
+    share = stats.num_proposals / max(1, stats.num_steps)
+    reached = [share * s for s in stats.unconditional_acceptance[:DEEPEST]]
+    reached += [0.0] * (DEEPEST - len(reached))
+    return Worth(reached, stats.num_drafted / max(1, DEEPEST * stats.num_steps))

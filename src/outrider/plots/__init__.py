@@ -1,0 +1,1 @@
+"""Pictures of result files. Needs matplotlib (the extra "plots")."""
