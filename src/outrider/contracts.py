@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from outrider.events import StepTiming
     from outrider.kv.cache import KVCache
     from outrider.model.tokenizer import Tokenizer
-    from outrider.sampling import RowParams, SamplingParams
+    from outrider.sampling import RowDraws, RowParams, SamplingParams
 
 IntArray = npt.NDArray[np.int32]
 
@@ -133,12 +133,14 @@ class StepBatch:
     parents_T: IntArray | None = None
     taps: tuple[int, ...] = ()  # k: hidden state after layer k (0 = embeddings), for all T
     exit_layer: int | None = None  # stop after this many layers, then norm and head
+    draws: RowDraws | None = None  # a model that can may draw the rows' tokens in the same pass
 
 
 @dataclass(slots=True)
 class StepOutput:
     logits_RV: torch.Tensor  # float32, on the model's device; valid until the next forward
     taps: dict[int, torch.Tensor] = field(default_factory=dict)  # layer -> [T, H]
+    draws: list[int] | None = None  # what `StepBatch.draws` asked for, if the model did it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

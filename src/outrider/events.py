@@ -1,4 +1,7 @@
-"""What a step reports: the one stream that statistics, streaming, metrics and traces all read."""
+"""What a step reports: the one stream that statistics, streaming, metrics and traces all read.
+
+A step's records are not frozen, only because that makes them three times as dear to create.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ class TokenLogprob:
     top: dict[int, float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepEvent:
     """What one step confirmed for one sequence: `tokens` and `text` are never taken back."""
 
@@ -35,7 +38,7 @@ class StepEvent:
     prompt_logprobs: list[TokenLogprob] | None = None  # with the first event: all but token 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepTiming:
     """Where one step's time went, all its sequences together."""
 
@@ -46,7 +49,7 @@ class StepTiming:
     num_tokens: int  # tokens of the pass, drafts included
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepReport:
     events: list[StepEvent]  # one per sequence that confirmed something
     timing: StepTiming

@@ -36,7 +36,10 @@ def pack(slices: Seq[Slice], taps: tuple[int, ...] = ()) -> StepBatch:
     starts = [0]
     rows: list[int] = []
     scored: list[int] = []
-    has_tree = any(s.proposal is not None and s.proposal.parents is not None for s in slices)
+    has_tree = False
+    for s in slices:
+        if s.proposal is not None and s.proposal.parents is not None:
+            has_tree = True
     parents: list[int] = []
     for s in slices:
         num_pending = len(s.tokens)
@@ -61,19 +64,26 @@ def pack(slices: Seq[Slice], taps: tuple[int, ...] = ()) -> StepBatch:
                         for p in (range(-1, num_nodes - 1) if above is None else above)
                     ]
         starts.append(len(tokens))
-    if len(slices) == 1:
+    num_slices, t = len(slices), len(tokens)
+    if num_slices == 1:
         tables = slices[0].table[None]
     else:
-        tables = np.full((len(slices), max(len(s.table) for s in slices)), -1, np.int32)
+        tables = np.full((num_slices, max(len(s.table) for s in slices)), -1, np.int32)
         for i, s in enumerate(slices):
             tables[i, : len(s.table)] = s.table
+    contexts = [s.context for s in slices]
+    # One array cut in pieces: a step is so short that six conversions would show.
+    all = np.array(tokens + positions + parents + starts + contexts + rows + scored, np.int32)
+    s1 = 2 * t + len(parents)
+    s2 = s1 + num_slices + 1
+    s3 = s2 + num_slices
     return StepBatch(
-        tokens_T=np.array(tokens, np.int32),
-        positions_T=np.array(positions, np.int32),
-        starts_S1=np.array(starts, np.int32),
-        context_S=np.array([s.context for s in slices], np.int32),
+        tokens_T=all[:t],
+        positions_T=all[t : 2 * t],
+        starts_S1=all[s1:s2],
+        context_S=all[s2:s3],
         tables_SW=tables,
-        logit_rows_R=np.array(rows + scored, np.int32),
-        parents_T=np.array(parents, np.int32) if has_tree else None,
+        logit_rows_R=all[s3:],
+        parents_T=all[2 * t : s1] if has_tree else None,
         taps=taps,
     )

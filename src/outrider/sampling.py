@@ -18,9 +18,9 @@ Shape legend: R rows of the step (row r predicts the token after its node), V vo
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -178,13 +178,13 @@ class RowParams:
     top_k_R: npt.NDArray[np.int32]
     top_p_R: npt.NDArray[np.float32]
     min_p_R: npt.NDArray[np.float32]
+    _packed: bytes = b""
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], counts: Sequence[int]) -> RowParams:
         """Row parameters where sequence i occupies `counts[i]` consecutive rows."""
         if len(params) == 1:  # one user: the same rows step after step
-            return _rows_of_one(_Same(params[0]), counts[0])
-
+            return _rows_of_one(params[0], counts[0])
         # A greedy row has no law to filter: its argmax always survives.
         temperature = np.array([p.temperature for p in params], np.float32)
         top_k = np.array([p.top_k if p.temperature else 0 for p in params], np.int32)
@@ -201,32 +201,39 @@ class RowParams:
     def filters(self) -> bool:
         return bool(self.top_k_R.any() or (self.top_p_R < 1).any() or self.min_p_R.any())
 
+    def row(self, row: int) -> RowParams:
+        only = slice(row, row + 1)
+        return RowParams(
+            self.temperature_R[only], self.top_k_R[only], self.top_p_R[only], self.min_p_R[only]
+        )
 
-class _Same:
-    """Compares by identity and keeps its object alive: a cache key for what cannot be hashed."""
-
-    __slots__ = ("params",)
-
-    def __init__(self, params: SamplingParams) -> None:
-        self.params = params
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.params is self.params
-
-    def __hash__(self) -> int:
-        return id(self.params)
+    def packed(self) -> bytes:
+        """All of it in one piece, as native calls take it."""
+        if not self._packed:
+            parts = (self.temperature_R, self.top_k_R, self.top_p_R, self.min_p_R)
+            self._packed = b"".join(part.tobytes() for part in parts)
+        return self._packed
 
 
-@lru_cache(maxsize=64)
-def _rows_of_one(key: _Same, count: int) -> RowParams:
-    p = key.params
+# By identity, since parameters cannot be hashed; the entry keeps its key's object alive.
+_known: dict[tuple[int, int], tuple[SamplingParams, RowParams]] = {}
+
+
+def _rows_of_one(p: SamplingParams, count: int) -> RowParams:
+    known = _known.get((id(p), count))
+    if known is not None:
+        return known[1]
     greedy = p.temperature == 0
-    return RowParams(
+    rows = RowParams(
         np.full(count, p.temperature, np.float32),
         np.full(count, 0 if greedy else p.top_k, np.int32),
         np.full(count, 1.0 if greedy else p.top_p, np.float32),
         np.full(count, 0.0 if greedy else p.min_p, np.float32),
     )
+    if len(_known) >= 64:
+        _known.clear()
+    _known[id(p), count] = p, rows
+    return rows
 
 
 def true_vocabulary(logits_RV: torch.Tensor, num_tokens: int) -> torch.Tensor:
@@ -305,6 +312,39 @@ def law_of(logits_RV: torch.Tensor, rows: RowParams) -> torch.Tensor:
     return probs
 
 
+@dataclass(slots=True)
+class RowDraws:
+    """How a token is drawn at every row of a pass: known before there are any logits."""
+
+    starts: list[int]  # per sequence: the row of its root
+    rows: RowParams
+    keys_R: list[int]  # 0 on greedy rows
+
+    @classmethod
+    def of(
+        cls,
+        views: Sequence[SequenceView],
+        proposals: Sequence[Proposal],
+        stream: Stream = Stream.TARGET,
+    ) -> RowDraws:
+        starts: list[int] = []
+        counts: list[int] = []
+        keys: list[int] = []
+        for view, proposal in zip(views, proposals, strict=True):
+            count = len(proposal.tokens) + 1
+            starts.append(len(keys))
+            counts.append(count)
+            if view.params.temperature:
+                base = sequence_key(view.seed, view.sample_index, stream) + len(view.tokens)
+                keys += [mix(base + depth) for depth in depths(proposal)]
+            else:
+                keys += [0] * count
+        return cls(starts, RowParams.of([view.params for view in views], counts), keys)
+
+    def packed(self) -> bytes:
+        return array("Q", self.keys_R).tobytes() + self.rows.packed()
+
+
 class RowLaws:
     """contracts.Laws over the logits of one step. Owns and edits `logits_RV` in place."""
 
@@ -317,15 +357,16 @@ class RowLaws:
         *,
         num_tokens: int,
         stream: Stream = Stream.TARGET,
+        how: RowDraws | None = None,
+        draws: list[int] | None = None,
     ) -> None:
-        self.starts: list[int] = []
-        row = 0
-        for proposal in proposals:
-            self.starts.append(row)
-            row += len(proposal.tokens) + 1
-        logits_RV = true_vocabulary(logits_RV, num_tokens)
-        self._raw_RV = logits_RV
-        if any(edit is not None for edit in edits):
+        """`draws`: what a model drew in its pass, by `how`; there must be no `edits` then."""
+        how = how or RowDraws.of(views, proposals, stream)
+        self.starts, self._rows, self._keys_R = how.starts, how.rows, how.keys_R
+        self._draws = draws
+        self._law_RV: torch.Tensor | None = None
+        self._raw_RV = self._logits_RV = logits_RV = true_vocabulary(logits_RV, num_tokens)
+        if draws is None and any(edit is not None for edit in edits):
             if any(view.params.logprobs is not None for view in views):
                 self._raw_RV = logits_RV.clone()
             for view, proposal, edit, start in zip(
@@ -335,18 +376,6 @@ class RowLaws:
                     for node in range(-1, len(proposal.tokens)):
                         path = [proposal.tokens[i] for i in path_to(proposal, node)]
                         edit.apply(logits_RV[start + 1 + node], view.tokens, path)
-        self._logits_RV = logits_RV
-        counts = [len(proposal.tokens) + 1 for proposal in proposals]
-        self._rows = RowParams.of([view.params for view in views], counts)
-        self._keys_R: list[int] = []
-        for view, proposal in zip(views, proposals, strict=True):
-            if view.params.temperature:
-                base = sequence_key(view.seed, view.sample_index, stream) + len(view.tokens)
-                self._keys_R += [mix(base + depth) for depth in depths(proposal)]
-            else:
-                self._keys_R += [0] * (len(proposal.tokens) + 1)
-        self._draws: list[int] | None = None
-        self._law_RV: torch.Tensor | None = None
 
     def draw(self) -> list[int]:
         if self._draws is None:
@@ -378,7 +407,7 @@ class RowLaws:
 
     def margin(self, row: int) -> float:
         """How far the runner-up is behind at a row: what it would take to change the draw."""
-        one = RowParams(*(getattr(self._rows, f.name)[row : row + 1] for f in fields(RowParams)))
+        one = self._rows.row(row)
         scaled = filtered(self._logits_RV[row : row + 1], one)
         if one.temperature_R[0] > 0:
             scaled = scaled + gumbel(self._keys_R[row : row + 1], scaled.shape[-1], scaled.device)

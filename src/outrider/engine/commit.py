@@ -14,12 +14,14 @@ from outrider.sampling import RowLaws
 def verify(
     parts: Parts, sequences: list[Sequence], proposals: list[Proposal], laws: RowLaws
 ) -> list[Verdict]:
-    names = [s.request.speculation.verifier for s in sequences]
-    if len(set(names)) == 1:
-        return parts.verifiers[names[0]].verify(sequences, proposals, laws)
+    groups: dict[str, list[int]] = {}
+    for i, sequence in enumerate(sequences):
+        groups.setdefault(sequence.request.speculation.verifier, []).append(i)
+    if len(groups) == 1:
+        (name,) = groups
+        return parts.verifiers[name].verify(sequences, proposals, laws)
     verdicts: dict[int, Verdict] = {}
-    for name in set(names):
-        members = [i for i, other in enumerate(names) if other == name]
+    for name, members in groups.items():
         found = parts.verifiers[name].verify(
             [sequences[i] for i in members], [proposals[i] for i in members], laws.select(members)
         )

@@ -9,7 +9,7 @@ import logging
 
 import torch
 
-from outrider.contracts import Draw, Observation, Proposal, StepBatch, Verdict
+from outrider.contracts import Draw, Observation, Proposal, Verdict
 from outrider.engine.parts import Parts
 from outrider.engine.request import Sequence
 from outrider.engine.scheduler import Scheduled
@@ -83,25 +83,28 @@ def _check_proposal(proposal: Proposal, budget: int, num_tokens: int, allowed: D
 def observe(
     parts: Parts,
     lines: list[Scheduled],
-    batch: StepBatch,
     proposals: list[Proposal],
     verdicts: list[Verdict],
     taps: dict[int, torch.Tensor],
 ) -> None:
     """Tells every proposer what became of its sequences, with the taps of what was committed."""
+    groups = _by_proposer([line.sequence for line in lines])
+    if not groups:
+        return
     outcomes = zip(proposals, verdicts, strict=True)
     seen: list[Observation] = []
-    places = zip(batch.starts_S1.tolist(), batch.context_S.tolist(), strict=False)
-    for line, (start, context) in zip(lines, places, strict=True):
+    row = 0
+    for line in lines:
         proposal, verdict = next(outcomes) if line.is_last_chunk else (Proposal(), None)
-        observation = Observation(proposal, verdict, start=context)
+        hidden: dict[int, torch.Tensor] = {}
         if taps:
-            rows = list(range(start, start + line.num_tokens))
+            rows = list(range(row, row + line.num_tokens))
             if verdict is not None:
-                rows += [start + line.num_tokens + node for node in verdict.path]
-            observation.taps = {layer: hidden[rows] for layer, hidden in taps.items()}
-        seen.append(observation)
-    for name, members in _by_proposer([line.sequence for line in lines]).items():
+                rows += [row + line.num_tokens + node for node in verdict.path]
+            hidden = {layer: states[rows] for layer, states in taps.items()}
+            row += line.num_tokens + len(proposal)
+        seen.append(Observation(proposal, verdict, hidden, line.start))
+    for name, members in groups.items():
         views = [lines[i].sequence for i in members]
         try:
             parts.proposers[name].observe(views, [seen[i] for i in members])

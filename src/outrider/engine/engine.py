@@ -255,8 +255,9 @@ class Engine:
             while not all(self.is_finished(i) for i in request_ids):
                 report = self.step()
                 if report is not None:
-                    for request_id in report.failures.keys() & set(request_ids):
-                        raise report.failures[request_id]
+                    for request_id, failure in report.failures.items():
+                        if request_id in request_ids:
+                            raise failure
                     yield report
         finally:
             for request_id in request_ids:

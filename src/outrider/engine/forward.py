@@ -20,7 +20,7 @@ from outrider.engine.scheduler import Scheduled
 from outrider.errors import EngineError, Overloaded
 from outrider.kv.cache import KVCache
 from outrider.layout import Slice, pack
-from outrider.sampling import RowLaws, true_vocabulary
+from outrider.sampling import RowDraws, RowLaws, true_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 class Pass:
     """What one pass of the target said."""
 
-    batch: StepBatch
     laws: RowLaws
     taps: dict[int, torch.Tensor]
     failures: dict[str, EngineError]  # request id -> why its logits cannot be used
@@ -51,19 +50,28 @@ def forward(parts: Parts, lines: list[Scheduled], proposals: list[Proposal]) -> 
     """
     batch, output = _run(parts, lines, proposals)
     logits_RV = output.logits_RV
-    num_rows = len(proposals) + sum(map(len, proposals))
     num_tokens = parts.target.spec.num_tokens
     broken: list[int] = []
-    if num_rows < batch.logit_rows_R.size:  # beyond the laws: rows that score a prompt
+    if any(line.sequence.scores_prompt for line in lines):
+        num_rows = len(proposals) + sum(map(len, proposals))
+        # Beyond the laws: rows that score a prompt.
         scored_RV = true_vocabulary(logits_RV[num_rows:], num_tokens)
         broken = (scored_RV.isnan().any(dim=-1).nonzero().flatten() + num_rows).tolist()
         score_prompts(lines, scored_RV)
         logits_RV = logits_RV[:num_rows]
     ready = [line.sequence for line in lines if line.is_last_chunk]
-    edits = [sequence.edits for sequence in ready]
-    laws = RowLaws(logits_RV, ready, proposals, edits, num_tokens=num_tokens)
+    laws = RowLaws(
+        logits_RV,
+        ready,
+        proposals,
+        [sequence.edits for sequence in ready],
+        num_tokens=num_tokens,
+        how=batch.draws,
+        draws=output.draws,
+    )
     broken += laws.mend()
-    return Pass(batch, laws, output.taps, _failures(lines, proposals, broken))
+    failures = _failures(lines, proposals, broken) if broken else {}
+    return Pass(laws, output.taps, failures)
 
 
 def _run(
@@ -96,8 +104,6 @@ def _failures(
     lines: list[Scheduled], proposals: list[Proposal], broken: list[int]
 ) -> dict[str, EngineError]:
     """Which requests the broken rows of logits belong to."""
-    if not broken:
-        return {}
     owners: list[Sequence] = []
     ready = (line.sequence for line in lines if line.is_last_chunk)
     for sequence, proposal in zip(ready, proposals, strict=True):
@@ -122,10 +128,15 @@ def _layout(
 ) -> StepBatch:
     drafts = iter(proposals)
     slices = []
+    ready = []
+    untouched = True  # the logits that tokens are drawn from, and those are all there are
     for line in lines:
-        s = line.sequence
-        start, stop = s.num_computed, s.num_computed + line.num_tokens
+        s, start, stop = line.sequence, line.start, line.start + line.num_tokens
         scored = prompt_rows(line)
+        if line.is_last_chunk:
+            ready.append(s)
+        if scored or s.edits is not None:
+            untouched = False
         slices.append(
             Slice(
                 s.tokens[start:stop],
@@ -135,4 +146,7 @@ def _layout(
                 range(scored.start - start, scored.stop - start) if scored else scored,
             )
         )
-    return pack(slices, taps)
+    batch = pack(slices, taps)
+    if untouched:
+        batch.draws = RowDraws.of(ready, proposals)
+    return batch

@@ -27,8 +27,8 @@ def prompt_rows(line: Scheduled) -> range:
     s = line.sequence
     if not s.scores_prompt:
         return range(0)
-    stop = min(s.num_computed + line.num_tokens, s.num_prompt_tokens - 1)
-    return range(max(s.num_computed, len(s.prompt_logprobs)), stop)
+    stop = min(line.start + line.num_tokens, s.num_prompt_tokens - 1)
+    return range(max(line.start, len(s.prompt_logprobs)), stop)
 
 
 def score_prompts(lines: Seq[Scheduled], logits_RV: torch.Tensor) -> None:

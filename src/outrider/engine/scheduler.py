@@ -29,9 +29,14 @@ class Scheduled:
     """One line of the plan: compute `num_tokens` pending tokens; draft at most `draft_limit`."""
 
     sequence: Sequence
+    start: int  # index of the first of these: what was computed before
     num_tokens: int
     is_last_chunk: bool  # reaches the end of what is known: logits are wanted, drafts welcome
     draft_limit: int = 0
+
+    @classmethod
+    def of(cls, sequence: Sequence, num_tokens: int) -> Scheduled:
+        return cls(sequence, sequence.num_computed, num_tokens, num_tokens == sequence.num_pending)
 
 
 class Scheduler:
@@ -64,7 +69,7 @@ class Scheduler:
                 if victim is sequence:
                     break
             else:
-                lines.append(Scheduled(sequence, num_tokens, num_tokens == sequence.num_pending))
+                lines.append(Scheduled.of(sequence, num_tokens))
                 free_tokens -= num_tokens
         while self.waiting and free_tokens and not preempted:
             line = self._admit(free_tokens)
@@ -93,7 +98,7 @@ class Scheduler:
         if sequence.admitted_s is None:
             sequence.admitted_s = monotonic()
             sequence.num_cached_tokens = sequence.num_computed
-        return Scheduled(sequence, num_tokens, num_tokens == sequence.num_pending)
+        return Scheduled.of(sequence, num_tokens)
 
     def _awaits_sibling(self, sequence: Sequence) -> bool:
         """The n samples of a request share its prompt: let the first compute it for the others."""

@@ -56,7 +56,7 @@ def run_step(parts: Parts) -> StepReport | None:
         )
         if sequence.request.id not in passed.failures
     ]
-    observe(parts, lines, passed.batch, proposals, verdicts, passed.taps)
+    observe(parts, lines, proposals, verdicts, passed.taps)
     timing = StepTiming(
         draft_s=drafted - started,
         verify_s=verified - drafted,

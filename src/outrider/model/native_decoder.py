@@ -124,6 +124,7 @@ class NativeDecoder(NativeModel):
         self.dtype = dtype
         self.load_s = 0.0
         self._embedding: torch.Tensor | None = None  # read in place, so it must stay alive
+        self._drawn = (ctypes.c_int32 * 64)()
         self._cache_bytes = 0
         self._extend_rope(min(2048, config.max_positions))
 
@@ -197,11 +198,19 @@ class NativeDecoder(NativeModel):
         if logits_RV is None:
             logits_RV = self._rows(step.num_rows)
         taps = self._tap_buffers(batch) if batch.taps else {}
-        code = self._lib.outrider_step(self._model_arg, packed, self._step_arg)
+        call = self._lib.outrider_step
+        arguments: tuple[object, ...] = (self._model_arg, packed, self._step_arg)
+        if batch.draws is not None:
+            if len(self._drawn) < step.num_rows:
+                self._drawn = (ctypes.c_int32 * (2 * step.num_rows))()
+            call = self._lib.outrider_step_and_draw
+            arguments += (batch.draws.packed(), self._drawn)
+        code = call(*arguments)
         if code:
             self._repair(code, batch, 0)
-            native.check(self._lib.outrider_step(self._model_arg, packed, self._step_arg))
-        return StepOutput(logits_RV, taps)
+            native.check(call(*arguments))
+        draws = None if batch.draws is None else self._drawn[: step.num_rows]
+        return StepOutput(logits_RV, taps, draws)
 
     def _tap_buffers(self, batch: StepBatch) -> dict[int, torch.Tensor]:
         step = self._step

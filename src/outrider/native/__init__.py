@@ -132,6 +132,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any] | None]] = {
     "outrider_weight_bytes": (c_int64, [c_void_p]),
     # Called once per step: bytes, and argument blocks built beforehand, are passed as they are.
     "outrider_step": (c_int32, None),
+    "outrider_step_and_draw": (c_int32, None),
     "outrider_draft": (c_int32, None),
     "outrider_grow": (c_int32, None),
     "outrider_copy_slots": (c_int32, [c_void_p, c_void_p, c_void_p, c_int32]),
@@ -232,11 +233,14 @@ def joined(arrays: Sequence[npt.NDArray[Any]], dtypes: Sequence[np.dtype[Any]]) 
     One copy of a few hundred bytes is five times cheaper than asking NumPy for the addresses.
     """
     for array, dtype in zip(arrays, dtypes, strict=True):
-        if array.dtype is not dtype or not array.flags.c_contiguous:
-            pairs = zip(arrays, dtypes, strict=True)
-            arrays = [np.ascontiguousarray(a, dtype=d) for a, d in pairs]
+        if array.dtype is not dtype:
             break
-    return b"".join(cast("Sequence[memoryview]", arrays))
+    else:
+        try:
+            return b"".join(cast("Sequence[memoryview]", arrays))
+        except BufferError:  # not contiguous
+            pass
+    return b"".join(a.astype(d).tobytes() for a, d in zip(arrays, dtypes, strict=True))
 
 
 _SAMPLE_DTYPES = tuple(

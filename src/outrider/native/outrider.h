@@ -127,6 +127,11 @@ OUTRIDER_API int32_t outrider_allocate(OutriderModel* model, int32_t blocks, int
 OUTRIDER_API int64_t outrider_weight_bytes(const OutriderModel* model);
 OUTRIDER_API int32_t outrider_step(OutriderModel* model, const int32_t* packed,
                                    const OutriderStep* step);
+// The same, and then a token drawn at every row while its logits are still in the cache:
+// `row_packed` as for outrider_sample, `drawn` [num_rows].
+OUTRIDER_API int32_t outrider_step_and_draw(OutriderModel* model, const int32_t* packed,
+                                            const OutriderStep* step, const void* row_packed,
+                                            int32_t* drawn);
 OUTRIDER_API int32_t outrider_draft(OutriderModel* model, const int32_t* packed,
                                     const OutriderStep* step, const void* draft_packed,
                                     const OutriderDraft* draft);

@@ -508,3 +508,14 @@ extern "C" int32_t outrider_step(OutriderModel* m, const int32_t* packed, const 
   if (!outrider::sizes_make_sense(*s)) return OUTRIDER_INVALID;
   return outrider::guarded([&] { return outrider::run_step(*m, {packed, *s}); });
 }
+
+extern "C" int32_t outrider_step_and_draw(OutriderModel* m, const int32_t* packed,
+                                          const OutriderStep* s, const void* row_packed,
+                                          int32_t* drawn) {
+  const int32_t code = outrider_step(m, packed, s);
+  if (code != OUTRIDER_OK) return code;
+  const auto& c = m->config;
+  const OutriderSample rows{s->logits,    drawn,      nullptr, s->num_rows, c.vocab,
+                            c.num_tokens, s->threads, 0};
+  return outrider_sample(row_packed, &rows);
+}

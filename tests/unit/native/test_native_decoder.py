@@ -18,6 +18,8 @@ from outrider.errors import ConfigError, ModelError, UnknownName
 from outrider.model.driver import Driver
 from outrider.model.native_decoder import NativeDecoder
 from outrider.model.torch_decoder import TorchDecoder
+from outrider.noise import mix
+from outrider.sampling import RowDraws, RowParams, SamplingParams, draw_tokens
 from tiny_models import SMALL, logits, reference, worst, write
 
 pytestmark = needs_native
@@ -174,6 +176,29 @@ def test_only_the_rows_asked_for(odd: Path) -> None:
     assert torch.equal(got, expected)
     batch.logit_rows_R = np.array([], np.int32)
     assert model.forward(batch).logits_RV.shape == (0, ODD["vocab_size"])
+
+
+def test_draws_in_the_pass_are_those_from_its_logits(odd: Path) -> None:
+    """Greedy and filtered rows in one pass; and again where the rotary table had to grow."""
+    tokens = random_tokens(40, ODD["vocab_size"])
+    model = NativeDecoder.load(odd)
+    driver = Driver(model)
+    batch = driver.batch({"a": tokens, "b": tokens[:9]})
+    params = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1.3),
+        SamplingParams(temperature=0.7, top_p=0.8, min_p=0.01, top_k=20),
+    ]
+    rows = RowParams.of(params, [9, 20, 20])
+    keys = [0] * 9 + [mix(i) for i in range(40)]
+    batch.draws = RowDraws([0, 9, 29], rows, keys)
+    for shift in (0, 4000):
+        batch.positions_T = batch.positions_T + np.int32(shift)
+        output = model.forward(batch)
+        assert output.draws == draw_tokens(output.logits_RV, rows, keys)
+        assert max(output.draws) < model.spec.num_tokens
+    batch.draws = None
+    assert model.forward(batch).draws is None
 
 
 def test_long_positions_extend_the_rotary_table(odd: Path) -> None:
