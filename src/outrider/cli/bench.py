@@ -147,11 +147,15 @@ def decode(
         llama_python=llama_python,
         gguf=gguf,
     )
-    with _telling() as tell:
-        rows = measure(engine, contenders, wanted, settings, tell)
-        for peer in peers:
-            rows += peer.rows(engine, wanted, settings, rows, tell)
+    rows: list[Row] = []
     found = result("decode", title or f"Decoding with {model}", rows, settings)
+    with _telling() as tell:
+        for workload in wanted:
+            rows += measure(engine, contenders, [workload], settings, tell)
+            if out is not None:  # what is measured is kept, whatever happens next
+                found.write(out)
+        for peer in peers:
+            rows += peer.rows(engine, wanted, settings, tell)
     _conclude(found, out, as_json)
 
 

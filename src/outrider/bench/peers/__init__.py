@@ -1,10 +1,21 @@
-"""Other programs on the same prompts, where they are installed."""
+"""Other programs on the same prompts, where they are installed.
+
+Each decodes its own plain way and its speculative ways; speedups are to its own plain decoding, and
+greedy outputs are compared with it and with ours. They run after us, one at a time: two programs
+that wait for work in a loop would share the machine.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.bench.peers.base import Peer
+from outrider.bench.peers.base import Peer, Way
+from outrider.bench.peers.process import ProcessPeer
+from outrider.errors import ConfigError
+
+WORKERS = Path(__file__).parent / "workers"
+NUM_DRAFTS = 4
+LOOKUP = 10  # what prompt lookup copies at once
 
 
 def find_peers(
@@ -17,4 +28,53 @@ def find_peers(
     gguf: Path | None,
 ) -> list[Peer]:
     """Those asked for, not started yet; raises ConfigError for what cannot work."""
-    return []
+    from outrider.model.bundled import find_folder
+
+    drafter = draft_model or ("bundled:draft" if model == "bundled" else None)
+    target = str(find_folder(model))
+    draft = None if drafter is None else str(find_folder(drafter))
+    found: list[Peer] = []
+    if transformers:
+        from outrider.bench.peers.with_transformers import TransformersPeer
+
+        found.append(TransformersPeer(target, draft))
+    if vllm_python is not None:
+        found.append(
+            ProcessPeer("vllm", vllm_python, WORKERS / "vllm_worker.py", vllm_ways(target, draft))
+        )
+    if llama_python is not None:
+        if gguf is None:
+            raise ConfigError("llama.cpp reads GGUF files: pass the target's with --gguf FILE")
+        found.append(
+            ProcessPeer("llama.cpp", llama_python, WORKERS / "llama_worker.py", llama_ways(gguf))
+        )
+    return found
+
+
+def vllm_ways(target: str, draft: str | None) -> list[Way]:
+    ways = [
+        Way("plain", {"model": target}),
+        Way(
+            "ngram",
+            {
+                "model": target,
+                "speculative_config": {
+                    "method": "ngram",
+                    "num_speculative_tokens": NUM_DRAFTS,
+                    "prompt_lookup_max": 4,
+                    "prompt_lookup_min": 2,
+                },
+            },
+        ),
+    ]
+    if draft is not None:
+        wish = {"method": "draft_model", "model": draft, "num_speculative_tokens": NUM_DRAFTS}
+        ways.append(Way("draft model", {"model": target, "speculative_config": wish}))
+    return ways
+
+
+def llama_ways(gguf: Path) -> list[Way]:
+    return [
+        Way("plain", {"model": str(gguf)}),
+        Way("prompt lookup", {"model": str(gguf), "lookup": LOOKUP}),
+    ]

@@ -1,0 +1,176 @@
+"""The benchmark's parts: what it reads, how it times and compares, what it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outrider.bench.contenders import PLAIN, Ours, make_jobs, plain
+from outrider.bench.formula import BareCosts
+from outrider.bench.measure import measure, row
+from outrider.bench.plan import needs_outputs, ours, read_counts, read_numbers
+from outrider.bench.report import Result, cell, read_result
+from outrider.bench.statistics import estimate
+from outrider.bench.synthetic import add_synthetic
+from outrider.bench.workloads import HOT, Prompt, load_workload, workload_names
+from outrider.engine.engine import Engine
+from outrider.engine.request import Speculation
+from outrider.errors import ConfigError, RequestError, UnknownName
+from outrider.llm import LLM
+from outrider.sampling import SamplingParams
+from outrider.testing import write_tiny_llama
+
+PROMPTS = [Prompt("the quick brown fox"), Prompt("jumps over", temperature=1.0)]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder = tmp_path_factory.mktemp("bench")
+    target = write_tiny_llama(folder / "target", vocab_size=128)
+    draft = write_tiny_llama(folder / "draft", vocab_size=128, num_layers=1)
+    return LLM(str(target), draft_model=str(draft), num_draft_tokens=4).engine
+
+
+# --- workloads --------------------------------------------------------------------------------
+
+
+def test_shipped_workloads_have_prompts_and_temperatures() -> None:
+    for name in workload_names():
+        found = load_workload(name)
+        assert 8 <= len(found.prompts) <= 64
+        assert all(prompt.text for prompt in found.prompts)
+    assert {p.temperature for p in load_workload("hot").prompts} == {HOT}
+    assert {p.temperature for p in load_workload("mixed").prompts} == {0.0, HOT}
+    assert all(p.prediction for p in load_workload("edit").prompts)
+    assert len(load_workload("code", 3).prompts) == 3
+    assert {p.temperature for p in load_workload("code").heated(0.7).prompts} == {0.7}
+
+
+def test_prompts_of_the_users_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "one\\ntwo", "prediction": "three"}\n\nfour\n')
+    found = load_workload(str(file))
+    assert found.name == "mine"
+    assert found.prompts == [Prompt("one\ntwo", "three"), Prompt("four")]
+    file.write_text('{"prompt": 3}')
+    with pytest.raises(RequestError, match="line 1"):
+        load_workload(str(file))
+    with pytest.raises(UnknownName, match="Did you mean 'code'"):
+        load_workload("cod")
+
+
+# --- synthetic acceptance ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beneath", [None, "draft-model"])
+def test_a_prescribed_acceptance_is_what_happens(engine: Engine, beneath: str | None) -> None:
+    params = SamplingParams(max_tokens=200, ignore_eos=True)
+    prompt = [5, 6, 7]
+    [output] = plain(engine).run(make_jobs(engine, [Prompt("abc")], 200)).outputs
+    prompt = make_jobs(engine, [Prompt("abc")], 200)[0].prompt
+    for alpha in (0.0, 0.7, 1.0):
+        name = add_synthetic(engine, alpha, beneath)
+        wish = Speculation(proposer=name, num_draft_tokens=4)
+        results = []
+        for _ in range(3):
+            request = engine.add(prompt, params, speculation=wish, prediction=output)
+            for _ in engine.run([request]):
+                pass
+            results.append(engine.collect(request))
+        assert all(result.tokens == output for result in results)  # exact, whatever is drafted
+        rates = [result.stats.conditional_acceptance[0] for result in results]
+        assert sum(rates) / 3 == pytest.approx(alpha, abs=0.12)
+
+
+def test_a_synthetic_acceptance_is_a_probability(engine: Engine) -> None:
+    with pytest.raises(ConfigError, match=r"\[0, 1\]"):
+        add_synthetic(engine, 1.5)
+
+
+def test_the_formula_needs_only_survival_and_costs(engine: Engine) -> None:
+    costs = BareCosts(engine, "draft-model")
+    plain_s, cycle_s = costs.seconds(3)
+    assert plain_s > 0
+    assert costs.speedup(3, [1.0, 1.0, 1.0]) == pytest.approx(4 * plain_s / cycle_s)
+    assert costs.speedup(3, []) == pytest.approx(plain_s / cycle_s)
+
+
+# --- measuring --------------------------------------------------------------------------------
+
+
+def test_contenders_from_what_a_user_writes(engine: Engine) -> None:
+    assert read_counts("2, auto") == [2, "auto"]
+    assert read_numbers("0.5,1", "x") == [0.5, 1.0]
+    with pytest.raises(ConfigError, match="'two'"):
+        read_counts("two")
+    with pytest.raises(ConfigError, match="temperatures"):
+        read_numbers("hot", "temperatures")
+    found = ours(engine, ["draft-model", "synthetic:0.5@draft-model"], [0, 2])
+    assert [c.name for c in found] == [
+        PLAIN,
+        "draft-model K=2",
+        "synthetic 0.5 over draft-model K=2",
+    ]
+    assert needs_outputs(found)
+    assert not needs_outputs(found[:2])
+
+
+def test_everybody_decodes_everything_and_is_compared(engine: Engine) -> None:
+    contenders = ours(engine, ["draft-model"], [2, "auto"])
+    records = measure(contenders, make_jobs(engine, PROMPTS, 20), batch=2, repeats=2)
+    for record in records.values():
+        assert len(record.seconds) == 2
+        assert record.num_tokens == [2 * 19] * 2 or record.contender.name != PLAIN
+        assert record.is_exact
+    assert records["draft-model K=2"].exactness == "4/4"
+    entry = row(records["draft-model K=2"], records[PLAIN], workload="x")
+    assert entry["speedup_low"] <= entry["speedup"] <= entry["speedup_high"]
+    shares = [entry[f"{part}_share"] for part in ("draft", "verify", "other")]
+    assert sum(shares) == pytest.approx(1.0)
+
+
+class Liar(Ours):
+    """Somebody whose output is not plain decoding's."""
+
+    def run(self, jobs):  # type: ignore[no-untyped-def]
+        found = super().run(jobs)
+        found.outputs[0][3] = (found.outputs[0][3] + 1) % 90
+        return found
+
+
+def test_a_wrong_output_is_noticed(engine: Engine) -> None:
+    liar = Liar("liar", engine, Speculation(proposer="draft-model", num_draft_tokens=2))
+    records = measure([plain(engine), liar], make_jobs(engine, PROMPTS[:1], 12), repeats=1)
+    assert not records["liar"].is_exact
+    assert records["liar"].differences == ["differs from plain at token 3"]
+
+
+def test_prompts_of_one_length(engine: Engine) -> None:
+    jobs = make_jobs(engine, PROMPTS, 10, context=50)
+    assert [len(job.prompt) for job in jobs] == [50, 50]
+    with pytest.raises(ConfigError, match="do not fit"):
+        make_jobs(engine, PROMPTS, 10, context=510)
+
+
+def test_a_median_lies_in_its_interval() -> None:
+    found = estimate([1.0, 1.1, 0.9, 1.05, 5.0])
+    assert found.value == 1.05
+    assert 0.9 <= found.low <= found.value <= found.high <= 5.0
+    assert estimate([2.0]) == estimate([2.0, 2.0])
+
+
+def test_results_come_back_from_their_files(tmp_path: Path) -> None:
+    rows = [{"contender": "a", "speedup": 1.5, "speedup_low": 1.25, "speedup_high": 1.75}]
+    result = Result("decode", "A title", rows, ("contender", "speedup", "absent"), "A note.")
+    paths = result.write(tmp_path / "deep" / "r.json")
+    assert [path.name for path in paths] == ["r.json", "r.md"]
+    assert read_result(paths[0])["rows"] == rows
+    text = paths[1].read_text()
+    assert "| a | 1.5 [1.25, 1.75] |" in text
+    assert "commit" in text
+    assert cell({"x": 1234.5}, "x") == "1234"
+    paths[0].write_text(json.dumps({"rows": 3}))
+    with pytest.raises(ConfigError, match="no result"):
+        read_result(paths[0])
