@@ -49,6 +49,56 @@ Inject = Annotated[
         metavar="NAME",
     ),
 ]
+ENDPOINT = "A server instead of a model"
+Url = Annotated[
+    str | None,
+    flags.option(
+        ENDPOINT,
+        "Prove a running server, any OpenAI-compatible one, from outside.",
+        "--endpoint",
+        metavar="URL",
+    ),
+]
+Baseline = Annotated[
+    str | None,
+    flags.option(
+        ENDPOINT, "The same model served without speculation.", "--baseline", metavar="URL"
+    ),
+]
+Record = Annotated[
+    Path | None,
+    flags.option(
+        ENDPOINT,
+        "Only record greedy outputs there: run it with speculation off ...",
+        "--record",
+        metavar="FILE",
+    ),
+]
+Against = Annotated[
+    Path | None,
+    flags.option(
+        ENDPOINT,
+        "... and compare with it afterwards, with speculation on.",
+        "--against",
+        metavar="FILE",
+    ),
+]
+ServedModel = Annotated[
+    str | None,
+    flags.option(
+        ENDPOINT,
+        "What the server calls the model.",
+        "--served-model",
+        metavar="NAME",
+        show_default="its first",
+    ),
+]
+SampledTokens = Annotated[
+    int,
+    flags.option(
+        ENDPOINT, "Tokens to sample; 0 leaves sampling out.", "--sampled-tokens", metavar="N"
+    ),
+]
 MaxTokens = Annotated[
     int,
     flags.option(
@@ -70,10 +120,24 @@ def prove(
     backend: flags.Backend = "auto",
     threads: flags.Threads = None,
     inject: Inject = None,
+    endpoint: Url = None,
+    baseline: Baseline = None,
+    record_to: Record = None,
+    against: Against = None,
+    served_model: ServedModel = None,
+    sampled_tokens: SampledTokens = 4096,
     as_json: flags.Json = False,
 ) -> None:
     """Prove on your own models that speculation changes nothing but the speed."""
     texts = read_prompts(prompts)
+    if endpoint is not None:
+        from outrider.cli.prove_endpoint import Sides, prove_endpoint
+
+        sides = Sides(endpoint, baseline, record_to, against, served_model)
+        prove_endpoint(sides, texts, max_tokens, sampled_tokens, as_json=as_json)
+        return
+    if baseline or record_to or against or served_model:
+        raise ConfigError("--baseline, --record, --against and --served-model need --endpoint")
     if num_draft_tokens == 0:
         raise ConfigError("nothing to prove without drafts: --num-draft-tokens must be 1 or more")
     with busy(f"loading {model}"):

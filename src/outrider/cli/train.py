@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -241,19 +240,6 @@ def early_exit(
 ) -> None:
     """Continue a target's own training so that its first layers can draft (changes the target)."""
     _train("early-exit", context.params)
-
-
-@app.command(epilog="Example: outrider train export bundled:eagle3 eagle3-for-vllm")
-def export(
-    head: Annotated[str, typer.Argument(metavar="HEAD", help="Folder of a trained head.")],
-    out: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write.")],
-    target: flags.Target = "bundled",
-) -> None:
-    """Write a head in the layout vLLM loads; prints the --speculative-config that serves it."""
-    from outrider.model.bundled import find_folder
-    from outrider.train.export import export_vllm
-
-    print_json(export_vllm(find_folder(head), find_folder(target), out))
 
 
 def _train(kind: str, given: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from outrider.errors import ModelError, VocabularyMismatch
 from outrider.model.heads import load_head
 from outrider.train.data import DataError
-from outrider.train.export import export_vllm
+from outrider.export.vllm import export_vllm
 from outrider.train.models import load_model
 from outrider.train.optim import OptimConfig
 from outrider.train.session import Outcome, SessionConfig, run_session

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import fields
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,17 @@ import typer
 
 from outrider.errors import ConfigError
 from outrider.integrations.vllm.mapping import Wish, command, read_table, refuse, shown
+from outrider.prove.checks import Check
+from outrider.prove.endpoint import OURS, Endpoint, check_sampled
+
+SELF_CHECK_TOKENS = 768
+# Texts that also look-ups have something to say about.
+REPETITIVE = (
+    "one two three four one two three four one two three four one two",
+    "def f(x):\n    return x\n\n\ndef g(x):\n    return x\n\n\ndef h(x):\n    return",
+    "import os\nimport sys\nimport os\nimport sys\nimport",
+    "0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3",
+)
 
 
 def serve_vllm(
@@ -62,15 +74,24 @@ def serve_vllm(
         with listener:
             set_up(options["log_format"], options["log_level"])
             print(f"outrider: starting {shown(args)}", file=sys.stderr, flush=True)
+            url = f"http://127.0.0.1:{inner}"
+            checks = options["self_check"] and "--speculative-config" in args
             front = Front(
                 config,
                 lambda: Child([str(program), *args], environment),
-                f"http://127.0.0.1:{inner}",
+                url,
                 max_requests=wish.max_sequences + config.max_queue,
                 restarts=options["restarts"],
                 mailbox=Mailbox(Path(folder)) if predicts else None,
+                self_check=partial(sampling_check, url, name) if checks else None,
             )
             return run(front, make_front(front), listener)
+
+
+def sampling_check(url: str, model: str) -> Check:
+    """Whether a vLLM that speculates draws what its logprobs say."""
+    endpoint = Endpoint(url, model, extras=dict(OURS))
+    return check_sampled(endpoint, REPETITIVE, SELF_CHECK_TOKENS)
 
 
 def read_wish(options: Mapping[str, Any], given: Collection[str], name: str) -> Wish:

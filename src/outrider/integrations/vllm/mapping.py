@@ -71,6 +71,12 @@ OPTIONS = (
         ("--no-prefix-caching",),
     ),
     Option("dtype", "passed", "--dtype", ("--dtype", "float32")),
+    Option(
+        "otlp_endpoint",
+        "passed",
+        "--otlp-traces-endpoint",
+        ("--otlp-endpoint", "http://localhost:4318/v1/traces"),
+    ),
     Option("log_level", "passed", "VLLM_LOGGING_LEVEL", ("--log-level", "warning")),
     Option(
         "tensor_parallel_size",
@@ -100,6 +106,12 @@ OPTIONS = (
     Option("stall_timeout", "ours", "vLLM's /health must answer within this time"),
     Option("log_format", "ours", "of the front; vLLM writes its own log"),
     Option("restarts", "ours", "how often vLLM is started again when it dies"),
+    Option(
+        "self_check",
+        "ours",
+        "samples a little before serving; where the draws do not have the law of their logprobs, "
+        "only temperature 0 is served",
+    ),
     Option("backend", "ours", "chooses vLLM"),
     Option(
         "proposers", "refused", "vLLM has one drafter for all requests", ("--proposers", "ngram")
@@ -110,6 +122,12 @@ OPTIONS = (
         "refused",
         "vLLM counts its KV cache in bytes: --vllm-arg=--kv-cache-memory-bytes=N",
         ("--kv-tokens", "4096"),
+    ),
+    Option(
+        "log_prompts",
+        "refused",
+        "vLLM logs them itself: --vllm-arg=--enable-log-requests",
+        ("--log-prompts",),
     ),
     Option("pad", "refused", "vLLM's frames are passed on as they are", ("--pad",)),
     Option("paced", "refused", "vLLM's frames are passed on as they come", ("--paced", "20")),
@@ -156,6 +174,7 @@ class Wish:
     max_sequences: int = 64
     prefix_caching: bool = True
     dtype: str = "auto"
+    otlp_endpoint: str | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
@@ -227,6 +246,8 @@ def command(
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         if getattr(wish, name) > 1:
             args += [f"--{name.replace('_', '-')}", str(getattr(wish, name))]
+    if wish.otlp_endpoint is not None:
+        args += ["--otlp-traces-endpoint", wish.otlp_endpoint]
     if wish.executor is not None:
         args += ["--distributed-executor-backend", wish.executor]
     environment = {}

@@ -1,0 +1,33 @@
+"""Writes the tables of docs/how-to/run-on-vllm.md from the mapping itself; a test compares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outrider.integrations.vllm.mapping import OPTIONS, PROPOSERS
+
+PAGE = Path(__file__).parent / "how-to" / "run-on-vllm.md"
+
+
+def tables() -> dict[str, list[str]]:
+    options = ["| option of `outrider serve` | fate | with vLLM |", "|---|---|---|"]
+    options += [
+        f"| `--{option.name.replace('_', '-')}` | {option.fate} | {option.theirs} |"
+        for option in OPTIONS
+    ]
+    proposers = ["| proposer | in vLLM |", "|---|---|"]
+    proposers += [f"| `{name}` | {theirs} |" for name, theirs in PROPOSERS.items()]
+    return {"options": options, "proposers": proposers}
+
+
+def page(text: str) -> str:
+    for name, lines in tables().items():
+        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, _, rest = text.partition(start)
+        _, _, after = rest.partition(end)
+        text = before + start + "\n".join(lines) + "\n" + end + after
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))

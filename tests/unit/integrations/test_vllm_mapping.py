@@ -1,0 +1,309 @@
+"""Our options as vLLM's: every one is passed on, done by the front, or refused in one line."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.cli.app import app
+from outrider.cli.border import run
+from outrider.cli.serve import serve
+from outrider.errors import ConfigError, UnknownName
+from outrider.integrations.vllm import child
+from outrider.integrations.vllm.command import read_wish
+from outrider.integrations.vllm.mapping import (
+    MAX_BATCH,
+    OPTIONS,
+    PROPOSERS,
+    Wish,
+    command,
+    read_table,
+    refuse,
+    speculative_config,
+    table_of,
+)
+from outrider.registry import proposer_names
+from outrider.testing import write_tiny_llama
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_llama(tmp_path_factory.mktemp("vllm") / "target", vocab_size=128))
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("vllm") / "draft"
+    return str(write_tiny_llama(folder, vocab_size=128, num_layers=1))
+
+
+def head(folder: Path, **config: Any) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", **config}))
+    return str(folder)
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def test_every_option_of_serve_has_a_row() -> None:
+    names = {option.name for option in OPTIONS}
+    assert names == set(inspect.signature(serve).parameters) - {"context"}
+    assert len(names) == len(OPTIONS)
+
+
+def test_every_proposer_has_a_row() -> None:
+    ours = {name for name in proposer_names() if name in PROPOSERS or "." not in name}
+    assert ours <= set(PROPOSERS) | {"echo"}
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.fate == "refused"])
+def test_what_has_no_counterpart_is_refused_in_one_line(
+    option: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(app, ["serve", "--backend", "vllm", *option.example]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert f"--{option.name.replace('_', '-')} has no effect with --backend vllm" in lines[0]
+
+
+SEEN = {
+    "model": "TARGET",
+    "draft_model": '"model": "DRAFT"',
+    "proposer": '"method": "ngram"',
+    "num_draft_tokens": '"num_speculative_tokens": 3',
+    "draft_table": '"num_speculative_tokens_per_batch_size": [[1, 4, 5], [5, 16, 2]',
+    "verifier": '"draft_sample_method": "probabilistic"',
+    "served_model_name": "--served-model-name m",
+    "chat_template": "--chat-template T",
+    "max_sequences": "--max-num-seqs 8",
+    "prefix_caching": "--no-enable-prefix-caching",
+    "dtype": "--dtype float32",
+    "otlp_endpoint": "--otlp-traces-endpoint http://t",
+    "tensor_parallel_size": "--tensor-parallel-size 2",
+    "pipeline_parallel_size": "--pipeline-parallel-size 2",
+    "data_parallel_size": "--data-parallel-size 2",
+    "executor": "--distributed-executor-backend mp",
+    "vllm_args": "--enforce-eager",
+}
+
+
+@pytest.mark.parametrize("name", [o.name for o in OPTIONS if o.fate == "passed"])
+def test_what_is_passed_on_arrives(name: str, target: str, draft: str) -> None:
+    if name == "log_level":
+        pytest.skip("an environment variable: see the front's tests")
+    wishes: dict[str, dict[str, Any]] = {
+        "model": {},
+        "draft_model": {},
+        "proposer": {"proposer": "ngram", "draft_model": None},
+        "num_draft_tokens": {"num_draft_tokens": 3},
+        "draft_table": {"draft_table": read_table("1-4:5,5-16:2,17-:0")},
+        "verifier": {"verifier": "token"},
+        "served_model_name": {"served_model_name": "m"},
+        "chat_template": {"chat_template": Path("T")},
+        "max_sequences": {"max_sequences": 8},
+        "prefix_caching": {"prefix_caching": False},
+        "dtype": {"dtype": "float32"},
+        "otlp_endpoint": {"otlp_endpoint": "http://t"},
+        "executor": {"executor": "mp"},
+        "vllm_args": {"vllm_args": ("--enforce-eager",)},
+        **{f"{kind}_parallel_size": {f"{kind}_parallel_size": 2} for kind in ("tensor", "data")},
+        "pipeline_parallel_size": {"pipeline_parallel_size": 2},
+    }
+    wish = Wish(**{"model": target, "draft_model": draft, **wishes[name]})
+    args, _ = command(wish, host="127.0.0.1", port=1)
+    line = " ".join(args).replace(target, "TARGET").replace(draft, "DRAFT")
+    assert SEEN[name] in line
+
+
+def test_the_documented_tables_are_these() -> None:
+    page = (ROOT / "docs/how-to/run-on-vllm.md").read_text()
+    for option in OPTIONS:
+        assert f"| `--{option.name.replace('_', '-')}` | {option.fate} | {option.theirs} |" in page
+    for name, theirs in PROPOSERS.items():
+        assert f"| `{name}` | {theirs} |" in page
+
+
+# --- the speculative configuration ----------------------------------------------------------------
+
+
+def test_a_draft_model_samples_its_drafts(target: str, draft: str) -> None:
+    assert speculative_config(Wish(model=target, draft_model=draft)) == {
+        "method": "draft_model",
+        "model": draft,
+        "num_speculative_tokens": 4,
+        "draft_sample_method": "probabilistic",
+    }
+
+
+def test_without_a_drafter_the_text_drafts(target: str) -> None:
+    config = speculative_config(Wish(model=target))
+    assert config == {
+        "method": "ngram",
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 4,
+        "num_speculative_tokens": 8,
+    }
+
+
+@pytest.mark.parametrize("name", ["suffix", "prediction", "hybrid"])
+def test_look_ups_of_ours_are_classes_that_exist(name: str, target: str) -> None:
+    from outrider.integrations.vllm.proposers import CLASSES
+
+    config = speculative_config(Wish(model=target, proposer=name))
+    assert config is not None
+    assert config["method"] == "custom_class"
+    assert config["model"] == CLASSES[name]
+
+
+def test_no_drafts_no_configuration(target: str) -> None:
+    assert speculative_config(Wish(model=target, num_draft_tokens=0)) is None
+    args, _ = command(Wish(model=target, num_draft_tokens=0), host="h", port=1)
+    assert "--speculative-config" not in args
+
+
+def test_heads_are_recognised_and_limit_k(target: str, tmp_path: Path) -> None:
+    dflash = head(
+        tmp_path / "dflash",
+        architectures=["DFlashDraftModel"],
+        block_size=8,
+        num_attention_heads=8,
+        dflash_config={},
+    )
+    config = speculative_config(Wish(model=target, draft_model=dflash))
+    assert config is not None
+    assert (config["method"], config["num_speculative_tokens"]) == ("dflash", 7)
+    with pytest.raises(ConfigError, match="at most 7"):
+        speculative_config(Wish(model=target, draft_model=dflash, num_draft_tokens=8))
+
+
+def test_dspark_additions_are_exported_away_first(target: str, tmp_path: Path) -> None:
+    spark = head(
+        tmp_path / "spark",
+        architectures=["DFlashDraftModel"],
+        block_size=8,
+        dflash_config={"markov_rank": 32},
+    )
+    with pytest.raises(ConfigError, match="outrider export vllm"):
+        speculative_config(Wish(model=target, draft_model=spark))
+
+
+def test_the_block_rule_forces_the_runner_that_has_it(target: str, draft: str) -> None:
+    wish = Wish(model=target, draft_model=draft, verifier="block")
+    args, environment = command(wish, host="h", port=1)
+    assert '"rejection_sample_method": "block"' in " ".join(args)
+    assert environment == {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({"verifier": "coupled"}, "same law"),
+        ({"verifier": "tree"}, "no tree rule"),
+        ({"proposer": "suffix", "verifier": "block"}, "block rule does not run with suffix"),
+        ({"proposer": "lookahead"}, "refused"),
+        ({"proposer": "medusa"}, "needs --draft-model"),
+        ({"proposer": "suffix", "draft_table": [(1, 9, 2)]}, "no --draft-table for custom_class"),
+        ({"draft_table": [(1, 9, 2)], "data_parallel_size": 2}, "drops --draft-table"),
+        ({"draft_table": [(1, 9, 2)], "num_draft_tokens": 1}, "more than the 1"),
+        ({"draft_table": [(1, 9, 0)]}, "never drafts"),
+    ],
+)
+def test_what_vllm_would_drop_is_refused(wish: dict[str, Any], message: str, target: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        speculative_config(Wish(model=target, **wish))
+
+
+def test_a_draft_that_cannot_be_split_is_refused(target: str, draft: str) -> None:
+    with pytest.raises(ConfigError, match="cannot split"):
+        speculative_config(Wish(model=target, draft_model=draft, tensor_parallel_size=3))
+
+
+def test_vocabularies_must_agree(target: str, tmp_path: Path) -> None:
+    other = str(write_tiny_llama(tmp_path / "other", vocab_size=64))
+    with pytest.raises(ConfigError, match="one size"):
+        speculative_config(Wish(model=target, draft_model=other))
+    config = speculative_config(Wish(model=target, draft_model=other, proposer="cross-vocab"))
+    assert config is not None
+    assert config["use_heterogeneous_vocab"] is True
+    assert "draft_sample_method" not in config
+
+
+def test_unknown_names_are_told_apart(target: str) -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'ngram'"):
+        speculative_config(Wish(model=target, proposer="ngrams"))
+
+
+# --- tables of K ----------------------------------------------------------------------------------
+
+
+def test_tables_are_read_from_text_and_files(tmp_path: Path) -> None:
+    assert read_table("1-4:5,5-16:2,17-:0") == [(1, 4, 5), (5, 16, 2), (17, MAX_BATCH, 0)]
+    assert read_table("1:3") == [(1, 1, 3)]
+    file = tmp_path / "k.json"
+    file.write_text("[[1, 2, 3], [3, 9, 1]]")
+    assert read_table(str(file)) == [(1, 2, 3), (3, 9, 1)]
+
+
+@pytest.mark.parametrize("text", ["", "2-4:1", "1-4:2,6-:1", "1-4", "4-1:2", "1-4:-1", "no.json"])
+def test_bad_tables_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--draft-table"):
+        read_table(text)
+
+
+def test_a_recommendation_becomes_a_table() -> None:
+    assert table_of({1: 5, 4: 3, 16: 0}) == [(1, 3, 5), (4, 15, 3), (16, MAX_BATCH, 0)]
+
+
+# --- from the command line ------------------------------------------------------------------------
+
+
+def options(**given: Any) -> dict[str, Any]:
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(serve).parameters.items()
+        if name != "context"
+    }
+    return {**defaults, **given}
+
+
+def test_only_a_chosen_rule_counts() -> None:
+    assert read_wish(options(), set(), "m").verifier is None
+    assert read_wish(options(verifier="token"), {"verifier"}, "m").verifier == "token"
+
+
+def test_auto_needs_a_table() -> None:
+    with pytest.raises(ConfigError, match="K by itself"):
+        read_wish(options(), {"num_draft_tokens"}, "m")
+    assert read_wish(options(draft_table="1-:2"), {"num_draft_tokens"}, "m").draft_table
+
+
+def test_flags_of_vllm_need_its_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["serve", "--tensor-parallel-size", "2"]) == 2
+    assert "needs --backend vllm" in capsys.readouterr().err
+
+
+def test_nothing_given_is_nothing_refused() -> None:
+    refuse(set())
+
+
+def test_vllm_is_found_or_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(child.VARIABLE, str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="no program"):
+        child.find_vllm()
+    program = tmp_path / "vllm"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv(child.VARIABLE, str(program))
+    assert child.find_vllm() == program
+    monkeypatch.delenv(child.VARIABLE)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match="not installed"):
+        child.find_vllm()
