@@ -185,7 +185,7 @@ FUNCTIONS = [
 
 RECORDS = [
     """[
-  {"id": 1, "name": "Anna", "email": "anna@example.com", "active": true, "roles": ["admin", "user"]},
+  {"id": 1, "name": "Anna", "email": "anna@example.com", "active": true, "roles": ["admin"]},
   {"id": 2, "name": "Bernd", "email": "bernd@example.com", "active": false, "roles": ["user"]},
   {"id": 3, "name": "Clara",""",
     """{
@@ -200,8 +200,8 @@ RECORDS = [
     {
       "name": "numpy",""",
     """{"type": "FeatureCollection", "features": [
-{"type": "Feature", "properties": {"name": "A", "height": 10}, "geometry": {"type": "Point", "coordinates": [0.0, 1.0]}},
-{"type": "Feature", "properties": {"name": "B", "height": 12}, "geometry": {"type": "Point", "coordinates": [1.0, 2.0]}},
+{"type": "Feature", "properties": {"name": "A"}, "geometry": {"type": "Point", "at": [0.0, 1.0]}},
+{"type": "Feature", "properties": {"name": "B"}, "geometry": {"type": "Point", "at": [1.0, 2.0]}},
 """,
 ]
 

@@ -282,7 +282,7 @@ class ProposerContext:
     target_kv: KVCache  # slots from `view.num_computed` on may be scribbled on while drafting
     tokenizer: Tokenizer  # the target's
     drafter: str | None  # folder or name of the draft model or head the user chose
-    load_drafter: Callable[[str], Model]  # loads and checks that it shares the target's vocabulary
+    load_drafter: LoadModel  # checks besides that it shares the target's vocabulary
     load_model: LoadModel
     make_kv: Callable[[Model], KVCache]  # allocates the model's KV store and its bookkeeping
     proposer: Callable[[str], Proposer]  # another one of this engine: built once, shared

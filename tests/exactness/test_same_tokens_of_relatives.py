@@ -44,6 +44,8 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
 
 
 def options(family: Family, proposer: str, inner: str) -> dict[str, dict[str, object]]:
+    if proposer == "cross-vocab" and inner:
+        return {"cross-vocab": {"method": inner}}
     if proposer != "cascade":
         return {}
     if inner == "cascade":  # three levels: n-grams for the draft, which drafts for the middle
@@ -96,6 +98,7 @@ def no_drafter_fails(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
         pytest.param("quantized", "", marks=needs_native),
         ("early-exit", ""),
         ("cross-vocab", ""),
+        ("cross-vocab", "intersection"),
         ("cascade", "draft-model"),
         ("cascade", "draft-tree"),
         ("cascade", "early-exit"),

@@ -126,9 +126,9 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         backend = config.backend if dtype is None else "auto"
         return load_model(name, device=config.device, dtype=dtype or config.dtype, backend=backend)
 
-    def load_drafter(name: str) -> Model:
+    def load_drafter(name: str, *, dtype: str | None = None) -> Model:
         check_same_vocabulary(tokenizer, load_tokenizer(name))
-        return load(name)
+        return load(name, dtype=dtype)
 
     kv = make_kv(target)
     context = partial(

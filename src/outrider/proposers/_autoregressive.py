@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from outrider.contracts import (
     DraftsInOneCall,
@@ -104,8 +105,16 @@ class AutoregressiveDrafter:
         chains = Chains(views, budgets, self._num_tokens)
         while chains.active:
             batch = self._pack([slices[i] for i in chains.active])
-            chains.draw(self._model.forward(batch).logits_RV)
+            chains.draw(self._laws(self._model.forward(batch).logits_RV))
             for i in chains.active:
                 slices[i].context += len(slices[i].tokens)
-                slices[i].tokens = chains.tokens[i][-1:]
+                slices[i].tokens = [self._fed(chains.tokens[i][-1])]
         return chains.proposals(self._name)
+
+    def _laws(self, logits_RD: torch.Tensor) -> torch.Tensor:
+        """The drafter's logits by the target's ids."""
+        return logits_RD
+
+    def _fed(self, token: int) -> int:
+        """The drafter's id of a drafted token."""
+        return token

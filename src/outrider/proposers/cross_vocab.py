@@ -1,14 +1,19 @@
-"""A draft model of another family: it drafts text, which the target's tokenizer cuts into tokens.
+"""A draft model of another family, with a tokenizer of its own. Two ways to use it:
 
-The draft is its greedy continuation, a function of the text alone: one-hot for every rule, and
-exact under all of them however the two tokenizers differ. What does not align (half a character,
-special tokens) is not drafted.
+text          it drafts text, which the target's tokenizer cuts into tokens. The draft is its
+              greedy continuation, a function of the text alone: one-hot for every rule, and exact
+              under all of them however the two tokenizers differ. What does not align (half a
+              character, special tokens) is not drafted.
+intersection  it drafts tokens that both have, drawn from its law over these. Sampled drafts are
+              then samples: coupled ones share the target's noise. Good where most is in common.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+
+import torch
 
 from outrider.contracts import (
     Draw,
@@ -19,23 +24,31 @@ from outrider.contracts import (
     ProposerContext,
     SequenceView,
 )
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, UnknownName
 from outrider.layout import Slice
 from outrider.model.tokenizer import Tokenizer, load_tokenizer
 from outrider.proposers._autoregressive import AutoregressiveDrafter
+from outrider.proposers._common_vocabulary import CommonVocabulary
 from outrider.proposers._draft_memory import DraftMemory
 from outrider.proposers._ngram_index import up_to_finish
 from outrider.proposers._options import read_options
 from outrider.proposers._retokenize import Follower, continuation
 from outrider.sampling import SamplingParams
 
+_METHODS = ("text", "intersection")
 _GREEDY = SamplingParams()
 _OPEN = 4  # tokens at the end of the drafter's text that later text may still cut differently
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossVocabConfig:
-    """No options of its own: the drafter is the engine's draft model."""
+    """`method`: "text" or "intersection"; the drafter is the engine's draft model."""
+
+    method: str = "text"
+
+    def __post_init__(self) -> None:
+        if self.method not in _METHODS:
+            raise UnknownName("method of proposer 'cross-vocab'", str(self.method), _METHODS)
 
 
 @dataclass(slots=True)
@@ -105,23 +118,98 @@ class _OpenEnded:
         self._settled.pop(sequence_id, None)
 
 
+class _Behind:
+    """`Memory` for the target's own views, each of which stands for its text in the drafter's ids.
+
+    Token by token, so that both always end at the same place: no token is ever cut anew.
+    """
+
+    def __init__(self, memory: DraftMemory, common: CommonVocabulary) -> None:
+        self._memory = memory
+        self._common = common
+        self._translated: dict[int, _Translated] = {}
+
+    @property
+    def model(self) -> Model:
+        return self._memory.model
+
+    def room(self, view: SequenceView) -> int:
+        return self._memory.room(self._follow(view))
+
+    def catch_up(self, view: SequenceView, num_drafts: int) -> Slice | None:
+        translated = self._translated[view.id]
+        return self._memory.catch_up(translated, num_drafts) if translated.tokens else None
+
+    def drafted(self, view: SequenceView, tokens: list[int]) -> None:
+        ids = [self._common.fed(token) for token in tokens]
+        self._memory.drafted(self._translated[view.id], ids)
+
+    def release(self, sequence_id: int) -> None:
+        self._memory.release(sequence_id)
+        self._translated.pop(sequence_id, None)
+
+    def _follow(self, view: SequenceView) -> _Translated:
+        translated = self._translated.get(view.id)
+        if translated is None:
+            translated = _Translated(view.id, [], view.salt, frozenset())
+            self._translated[view.id] = translated
+        for token in view.tokens[translated.num_computed :]:
+            translated.tokens += self._common.translate(token)
+        translated.num_computed = len(view.tokens)
+        self._memory.settle(translated)
+        return translated
+
+
+class _CommonDrafter(AutoregressiveDrafter):
+    """Draws tokens of the common vocabulary, by the target's ids; step by step."""
+
+    def __init__(
+        self, memory: _Behind, common: CommonVocabulary, num_tokens: int, name: str
+    ) -> None:
+        super().__init__(memory, num_tokens, name)
+        self._common = common
+
+    def _draft_chains(
+        self, views: list[SequenceView], budgets: list[int], slices: list[Slice]
+    ) -> list[Proposal]:
+        return self._draft_stepwise(views, budgets, slices)
+
+    def _laws(self, logits_RD: torch.Tensor) -> torch.Tensor:
+        return self._common.laws(logits_RD)
+
+    def _fed(self, token: int) -> int:
+        return self._common.fed(token)
+
+
 class CrossVocabProposer:
     name = "cross-vocab"
-    draws = frozenset({Draw.DETERMINISTIC})
     trees = False
     needs = Needs()
 
-    def __init__(self, target: Tokenizer, drafter: Tokenizer, memory: DraftMemory) -> None:
+    def __init__(
+        self,
+        target: Tokenizer,
+        drafter: Tokenizer,
+        memory: DraftMemory,
+        common: CommonVocabulary | None = None,
+    ) -> None:
+        """`common`: draft these tokens instead of text."""
         self._target = target
         self._tokenizer = drafter
         self._memory = _OpenEnded(memory)
         num_tokens = memory.model.spec.num_tokens
         self._drafter = AutoregressiveDrafter(self._memory, num_tokens, self.name)
+        self._behind: _Behind | None = None
+        self.draws = frozenset({Draw.DETERMINISTIC})
+        if common is not None:
+            self.draws = frozenset({Draw.COUPLED, Draw.SAMPLED})
+            self._behind = _Behind(memory, common)
+            self._drafter = _CommonDrafter(self._behind, common, common.num_tokens, self.name)
         self._followers: dict[int, Follower] = {}
 
     @classmethod
     def build(cls, context: ProposerContext) -> CrossVocabProposer:
-        read_options(CrossVocabConfig, cls.name, context.options)
+        config = read_options(CrossVocabConfig, cls.name, context.options)
         if context.drafter is None:
             raise ConfigError(
                 "proposer 'cross-vocab' needs a draft model: pass --draft-model FOLDER "
@@ -129,9 +217,20 @@ class CrossVocabProposer:
             )
         tokenizer = load_tokenizer(context.drafter)
         model = context.load_model(context.drafter)
-        return cls(context.tokenizer, tokenizer, DraftMemory(model, context.make_kv(model)))
+        common = None
+        if config.method == "intersection":
+            common = CommonVocabulary(
+                context.tokenizer,
+                tokenizer,
+                context.target.spec.num_tokens,
+                model.spec.num_tokens,
+            )
+        memory = DraftMemory(model, context.make_kv(model))
+        return cls(context.tokenizer, tokenizer, memory, common)
 
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
+        if self._behind is not None:
+            return self._drafter.draft(views, budgets)
         followers = [self._follow(view) for view in views]
         proposals = [Proposal(source=self.name) for _ in views]
         asked = [i for i, follower in enumerate(followers) if follower.ids]
@@ -164,5 +263,8 @@ class CrossVocabProposer:
         """Nothing to do: committed text is read when the next draft is asked for."""
 
     def release(self, sequence_id: int) -> None:
+        if self._behind is not None:
+            self._behind.release(sequence_id)
+            return
         self._memory.release(sequence_id)
         self._followers.pop(sequence_id, None)

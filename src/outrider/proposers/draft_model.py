@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
+from outrider import native
 from outrider.contracts import (
     Draw,
     Needs,
@@ -13,8 +15,18 @@ from outrider.contracts import (
     SequenceView,
 )
 from outrider.errors import ConfigError
+from outrider.model.native_model import NativeModel
 from outrider.proposers._autoregressive import AutoregressiveDrafter
 from outrider.proposers._draft_memory import DraftMemory
+from outrider.proposers._options import read_options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModelConfig:
+    """`dtype` of the draft model's weights. None: int8 where the target runs natively with
+    instructions for it, else the engine's. Rounding a draft never changes an output."""
+
+    dtype: str | None = None
 
 
 class DraftModelProposer:
@@ -29,12 +41,16 @@ class DraftModelProposer:
 
     @classmethod
     def build(cls, context: ProposerContext) -> DraftModelProposer:
+        config = read_options(DraftModelConfig, cls.name, context.options)
         if context.drafter is None:
             raise ConfigError(
                 "proposer 'draft-model' needs a draft model: pass --draft-model FOLDER "
                 "(draft_model= in Python)"
             )
-        model = context.load_drafter(context.drafter)
+        dtype = config.dtype
+        if dtype is None and isinstance(context.target, NativeModel):
+            dtype = "int8" if native.isa() == "avx512" else "auto"
+        model = context.load_drafter(context.drafter, dtype=dtype)
         memory = DraftMemory(model, context.make_kv(model))
         return cls(memory, context.target.spec.num_tokens)
 

@@ -58,8 +58,8 @@ class Eagle3Config:
     chain, for rules that judge no trees. `head` is the folder of the head, where it is not the
     draft model."""
 
-    passes: int = 6
-    width: int = 4
+    passes: int = 4
+    width: int = 2
     children: int = 4
     head: str | None = None
     weights: str = DEFAULT_WEIGHTS  # of the head where it runs natively

@@ -43,8 +43,11 @@ _SHARED_DECAY = 0.99
 class HybridConfig:
     lookups: Seq[str] = ("suffix",)  # asked at every step: must cost next to nothing
     drafters: Seq[str] | None = None  # None: draft-model, where there is a draft model
+    draft_tokens: int = 6  # that a drafter is asked for at most; look-ups are free
 
     def __post_init__(self) -> None:
+        if self.draft_tokens < 1:
+            raise ConfigError(f"hybrid needs draft_tokens of at least 1, not {self.draft_tokens}")
         for names in (self.lookups, self.drafters or ()):
             if isinstance(names, str) or HybridProposer.name in names:
                 raise ConfigError(f"hybrid needs lists of other proposers' names, not {names!r}")
@@ -110,7 +113,10 @@ class _Track:
 class HybridProposer:
     name = "hybrid"
 
-    def __init__(self, lookups: Seq[Proposer], drafters: Seq[Proposer]) -> None:
+    def __init__(
+        self, lookups: Seq[Proposer], drafters: Seq[Proposer], draft_tokens: int = 6
+    ) -> None:
+        self._draft_tokens = draft_tokens
         self._lookups = list(lookups)
         self._drafters = list(drafters)
         self._parts = [*lookups, *drafters]
@@ -135,6 +141,7 @@ class HybridProposer:
         return cls(
             [context.proposer(name) for name in config.lookups],
             [context.proposer(name) for name in drafters],
+            config.draft_tokens,
         )
 
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
@@ -149,6 +156,7 @@ class HybridProposer:
                     gain = tracks[i].worth[lookup.name].expected(size)
                     if gain > gains[i]:
                         proposals[i], gains[i] = found, gain
+        budgets = [min(budget, self._draft_tokens) for budget in budgets]
         drafter, members = self._choose(tracks, budgets, gains)
         if drafter is not None:
             started = perf_counter()

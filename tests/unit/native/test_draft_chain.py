@@ -11,7 +11,7 @@ import transformers
 
 from native_models import ISAS, ODD, batch_of, needs_native, random_tokens
 from outrider import native
-from outrider.contracts import StepBatch, Stream
+from outrider.contracts import StepBatch, Stream, TreeDraft, TreeLimits
 from outrider.model.driver import Driver
 from outrider.model.native_decoder import NativeDecoder
 from outrider.noise import draw_key, gumbel, sequence_key
@@ -206,3 +206,27 @@ def test_drafting_past_the_rotary_table(folder: Path) -> None:
     )
     assert len(drafted) == 20
     assert native.num_threads() >= 1
+
+
+def test_tree_misuse(folder: Path) -> None:
+    model = NativeDecoder.load(folder)
+    model.allocate(2, 4)
+    key = np.zeros(1, np.uint64)
+    batch = batch_of([1, 2, 3], context=0, width=2)
+
+    def grow(count: int, *limits: int) -> TreeDraft:
+        return model.draft_tree(
+            batch, np.array([count], np.int32), rows_of(0.0), key, TreeLimits(*limits)
+        )[0]
+
+    tree = grow(4, 3, 2, 2)
+    assert len(tree.tokens) == len(tree.parents) == 4
+    assert all(-1 <= parent < i for i, parent in enumerate(tree.parents))
+    assert 0 < len(tree.fed_tokens) <= 4
+    with pytest.raises(ValueError, match="block table"):
+        grow(4, 4, 2, 2)
+    with pytest.raises(ValueError, match="out of range"):
+        grow(4, 2, 2, 0)
+    with pytest.raises(ValueError, match="out of range"):
+        grow(4, 2, 0, 1)
+    assert grow(0, 2, 2, 2).tokens == []

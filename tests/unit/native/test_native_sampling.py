@@ -10,6 +10,8 @@ import torch
 from native_models import ISAS, needs_native
 from outrider import native
 from outrider.noise import gumbel, mix, uniforms_numpy
+from outrider.proposers._children import best_children
+from outrider.sampling import RowParams
 
 pytestmark = needs_native
 Floats = npt.NDArray[np.float32]
@@ -175,3 +177,29 @@ def test_noise() -> None:
         assert np.array_equal(native.gumbel(key, 5000), exact)
         theirs = gumbel([key], 5000, torch.device("cpu"))[0].numpy()
         assert np.abs(native.gumbel(key, 5000) - theirs).max() < 1e-5
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_guesses_are_the_likeliest_draws(
+    isa: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the definition in torch, filters included; fewer left than asked for: -1."""
+    count, vocab = 9, 1003
+    generator = np.random.default_rng(3)
+    logits = torch.from_numpy((generator.standard_normal((count, vocab)) * 3).astype(np.float32))
+    rows = RowParams(
+        np.full(count, temperature, np.float32),
+        np.array([0, 0, 0, 3, 40, 1, 0, 0, 0], np.int32),
+        np.array([1, 0.9, 1, 1, 0.5, 1, 1, 0.3, 1], np.float32),
+        np.array([0, 0, 0.05, 0, 0, 0, 0.3, 0, 0], np.float32),
+    )
+    keys = [mix(i) for i in range(count)]
+    tokens, scores = best_children(logits, rows, keys, 5)
+    monkeypatch.setattr(native, "available", lambda: False)
+    expected, logs = best_children(logits, rows, keys, 5)
+    for row in range(count):
+        size = sum(log > -np.inf for log in logs[row])
+        assert tokens[row][:size] == expected[row][:size]
+        assert np.allclose(scores[row][:size], logs[row][:size], atol=1e-3)
+        if temperature:
+            assert tokens[row][size:] == [-1] * (5 - size)

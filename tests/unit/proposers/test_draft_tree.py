@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from native_models import needs_native
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError, LossyPairing
 from outrider.events import StepEvent
+from outrider.proposers import draft_tree
 from outrider.proposers._trees import ROOT, BestFirst, FixedShape, likely_shape
 from outrider.proposers.draft_model import DraftModelProposer
 from outrider.proposers.draft_tree import DraftTreeConfig
@@ -29,14 +32,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def engine_for(folder: Path, draft: str, **options: object) -> Engine:
+def engine_for(
+    folder: Path, draft: str, backend: Literal["torch", "native"] = "torch", **options: object
+) -> Engine:
     config = EngineConfig(
         model=str(folder / "target"),
         draft_model=str(folder / draft),
         proposer="draft-tree",
         num_draft_tokens=12,
         proposer_options={"draft-tree": options},
-        backend="torch",
+        backend=backend,
         block_size=4,
         kv_tokens=512,
     )
@@ -50,14 +55,18 @@ def run(engine: Engine, params: SamplingParams, prompts: list[list[int]]) -> lis
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("options", [{}, {"width": 1}, {"children": 2, "width": 12, "passes": 3}])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_native)])
 def test_a_perfect_drafter_is_never_refused(
-    folder: Path, temperature: float, options: dict[str, object]
+    folder: Path,
+    temperature: float,
+    options: dict[str, object],
+    backend: Literal["torch", "native"],
 ) -> None:
     """The target drafts for itself: every step must walk first children, down to a leaf.
 
     A wrong mask, a node in the wrong slot or a path moved wrongly would end a path early.
     """
-    engine = engine_for(folder, "target", **options)
+    engine = engine_for(folder, "target", backend, **options)
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=30, ignore_eos=True)
     num_accepted = 0
     for event in run(engine, params, PROMPTS):
@@ -70,6 +79,30 @@ def test_a_perfect_drafter_is_never_refused(
             assert node not in parents, "refused although the drafter is the target"
         num_accepted += len(event.path)
     assert num_accepted > 60
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_tokens=30, ignore_eos=True),
+        SamplingParams(temperature=1.0, seed=5, max_tokens=30, ignore_eos=True),
+        SamplingParams(
+            temperature=0.8, top_p=0.9, top_k=20, seed=5, max_tokens=30, ignore_eos=True
+        ),
+    ],
+)
+def test_one_call_grows_what_many_passes_grow(
+    folder: Path, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All passes in one native call, and pass by pass in Python: the same trees."""
+    at_once = run(engine_for(folder, "draft", "native"), params, PROMPTS)
+    monkeypatch.setattr(draft_tree, "DraftsInOneCall", str)  # which no model is
+    stepwise = run(engine_for(folder, "draft", "native"), params, PROMPTS)
+    assert [(e.draft_tokens, e.draft_parents) for e in at_once] == [
+        (e.draft_tokens, e.draft_parents) for e in stepwise
+    ]
+    assert sum(len(e.draft_tokens) for e in at_once) > 100
 
 
 def test_trees_are_grown_where_the_drafter_is_unsure(folder: Path) -> None:

@@ -167,6 +167,23 @@ def test_a_draft_model_of_another_vocabulary_is_asked_for_by_name(folder: Path) 
     assert outputs(engine, "cross-vocab", params) == outputs(engine, None, params)
 
 
+def test_common_tokens_are_drafted_as_the_drafter_would_draw_them(folder: Path) -> None:
+    """The target under other ids drafts for itself: all is in common, so nothing is refused."""
+    write_with_other_ids(folder / "target", folder / "mirrored")
+    for params in (
+        SamplingParams(max_tokens=30, ignore_eos=True),
+        SamplingParams(temperature=1.0, top_k=30, seed=3, max_tokens=30, ignore_eos=True),
+    ):
+        engine = engine_for(folder, "cross-vocab", {"method": "intersection"}, draft="mirrored")
+        request = engine.add([5, 6, 7], params)
+        for _ in engine.run([request]):
+            pass
+        stats = engine.collect(request).stats
+        assert stats.num_accepted == stats.num_drafted > 20
+    with pytest.raises(UnknownName, match="Did you mean 'intersection'"):
+        engine_for(folder, "cross-vocab", {"method": "intersect"}, draft="mirrored")
+
+
 def test_a_tuned_draft_model_loads_like_any_other(folder: Path, tmp_path: Path) -> None:
     """Distilled or tuned drafts are plain model folders: here one of another shape and type."""
     write_tiny_llama(

@@ -1,0 +1,199 @@
+"""Every proposer on every kind of work, on the bundled models: what it drafts and what that gains.
+
+    python benchmarks/proposers.py [--rounds 3] [--only NAME,NAME] [--workloads NAME,NAME]
+
+One engine, one request at a time. For every prompt all proposers and plain decoding take turns in
+random order, so a busy moment falls on anybody. Only decoding is timed: from the first step's end.
+Every output is compared with plain decoding's, token by token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import report
+from workloads import Workload, workloads
+
+from outrider import native
+from outrider.engine.build import EngineConfig, build
+from outrider.engine.engine import Engine
+from outrider.engine.request import Speculation
+from outrider.sampling import SamplingParams
+
+PLAIN = "plain"
+# What each is asked for: nodes of a tree, places of a block, or the length of a chain. Look-ups
+# cost nothing to ask for much; a model's chain pays for every token.
+BUDGETS = {
+    PLAIN: 0,
+    "draft-model": 5,
+    "draft-tree": 10,
+    "cascade": 6,
+    "cross-vocab": 4,
+    "early-exit": 3,
+    "quantized": 3,
+    "medusa": 8,
+    "eagle3": 8,
+    "dflash": 7,
+    "ngram": 16,
+    "suffix": 16,
+    "prediction": 16,
+    "lookahead": 16,
+    "hybrid": 16,
+}
+TRAINED = ("draft-model", "draft-tree", "cascade", "early-exit", "medusa", "eagle3", "dflash")
+
+
+@dataclass(slots=True)
+class Run:
+    """One request's decoding, its first step left out."""
+
+    tokens: list[int]
+    seconds: float
+    num_tokens: int
+    num_steps: int
+    draft_s: float
+    verify_s: float
+
+
+def decode(engine: Engine, name: str, workload: Workload, index: int, salt: str) -> Run:
+    speculation = Speculation(
+        proposer=None if name == PLAIN else name, num_draft_tokens=BUDGETS[name]
+    )
+    params = SamplingParams(
+        temperature=workload.temperature,
+        seed=index,
+        max_tokens=workload.num_tokens,
+        ignore_eos=True,
+    )
+    request = engine.add(
+        workload.prompts[index],
+        params,
+        speculation=speculation,
+        prediction=workload.prediction(index),
+        salt=salt,  # nobody learns from an earlier run's output
+    )
+    started = perf_counter()
+    num_tokens, num_steps, draft_s, verify_s = 0, 0, 0.0, 0.0
+    for step in engine.run([request]):
+        if num_steps:
+            num_tokens += sum(len(event.tokens) for event in step.events)
+            draft_s += step.timing.draft_s
+            verify_s += step.timing.verify_s
+        elif step.events:
+            started = perf_counter()
+        num_steps += bool(step.events)
+    seconds = perf_counter() - started
+    tokens = engine.collect(request).tokens
+    return Run(tokens, seconds, num_tokens, num_steps - 1, draft_s, verify_s)
+
+
+def measure(
+    engine: Engine, workload: Workload, names: list[str], rounds: int
+) -> list[dict[str, Any]]:
+    runs: dict[tuple[str, int], list[Run]] = defaultdict(list)
+    order = random.Random(0)
+    for round_ in range(rounds):
+        for index in range(len(workload.prompts)):
+            for name in order.sample(names, len(names)):
+                salt = f"{workload.name} {round_} {index} {name}"
+                runs[name, index].append(decode(engine, name, workload, index, salt))
+            plain = runs[PLAIN, index][-1].tokens
+            for name in names:
+                assert runs[name, index][-1].tokens == plain, f"{name} changed the output"
+    indices = range(len(workload.prompts))
+    median = {
+        (name, i): statistics.median(run.seconds / run.num_tokens for run in runs[name, i])
+        for name in names
+        for i in indices
+    }
+    plain_s = sum(median[PLAIN, i] for i in indices)
+    rows = []
+    for name in names:
+        everything = [run for i in indices for run in runs[name, i]]
+        seconds = sum(run.seconds for run in everything)
+        own_s = sum(median[name, i] for i in indices)
+        rows.append(
+            {
+                "workload": workload.name,
+                "proposer": name,
+                "K": BUDGETS[name],
+                "acceptance length": sum(r.num_tokens for r in everything)
+                / sum(r.num_steps for r in everything),
+                "tokens/s": len(indices) / own_s,
+                "against plain": plain_s / own_s,
+                "drafting": sum(r.draft_s for r in everything) / seconds,
+                "verifying": sum(r.verify_s for r in everything) / seconds,
+            }
+        )
+    return rows
+
+
+def plot(tables: dict[str, list[dict[str, Any]]]) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "outrider"
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(tables), figsize=(3.1 * len(tables), 4.4), sharey=True)
+    for axis, (name, rows) in zip(axes if len(tables) > 1 else [axes], tables.items(), strict=True):
+        rows = rows[::-1]
+        speeds = [row["against plain"] for row in rows]
+        colours = ["#999999" if row["proposer"] == PLAIN else "#3b7dd8" for row in rows]
+        axis.barh([row["proposer"] for row in rows], speeds, color=colours)
+        axis.axvline(1.0, color="black", linewidth=0.8)
+        axis.set_title(name, fontsize=10)
+        axis.set_xlabel("speed against plain")
+        for i, row in enumerate(rows):
+            if row["proposer"] != PLAIN:
+                text = f" {row['against plain']:.1f}x, {row['acceptance length']:.1f}"
+                axis.text(0.05, i, text, va="center", fontsize=7, color="white")
+    figure.tight_layout()
+    figure.savefig(report.RESULTS / "proposers.svg", metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", help="proposers, by name")
+    parser.add_argument("--workloads", help="workloads, by name")
+    options = parser.parse_args()
+    engine = build(EngineConfig(num_draft_tokens=0, prefix_caching=False))
+    names = [PLAIN, *(options.only.split(",") if options.only else list(BUDGETS)[1:])]
+    chosen = [
+        w for w in workloads() if not options.workloads or w.name in options.workloads.split(",")
+    ]
+    for name in names:  # loads what it needs, and touches its memory for the first time
+        decode(engine, name, chosen[0], 0, "first")
+    tables = {w.name: measure(engine, w, names, options.rounds) for w in chosen}
+    if options.only or options.workloads:
+        for rows in tables.values():
+            for row in rows:
+                print(
+                    " ".join(
+                        f"{v:.3g}" if isinstance(v, float) else f"{v:14}" for v in row.values()
+                    )
+                )
+        return
+    target = engine.parts.target
+    report.write(
+        "proposers",
+        "Proposers by workload, on the bundled models",
+        tables,
+        f"Target {target.spec.name} ({getattr(target, 'dtype', '')} weights, {native.isa()}, "
+        f"{native.num_threads()} threads), one request at a time, {options.rounds} interleaved "
+        "rounds, medians. The acceptance length counts the correction or bonus token; K is the "
+        "budget of nodes; drafting and verifying are shares of the time. Outputs were equal to "
+        "plain decoding's in every run.",
+    )
+    plot(tables)
+
+
+if __name__ == "__main__":
+    main()
