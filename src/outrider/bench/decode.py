@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -45,6 +45,7 @@ class Settings:
     max_tokens: int = 128
     batch: int = 1
     repeats: int = 5
+    num_prompts: int = 8
     seed: int = 0
     context: int | None = None  # tokens of every prompt; None: as they are
 
@@ -111,26 +112,28 @@ def sweep(
     values: Sequence[float],
     settings: Settings,
     tell: Tell = lambda what: None,
-) -> list[Row]:
-    """Rows along one axis. On "k" the contenders differ already: their formula is added."""
+) -> Iterator[list[Row]]:
+    """Rows along one axis, place by place. On "k" the contenders differ already: their formula is
+    added. A batch takes as many prompts as it needs, smaller ones `settings.num_prompts`."""
     if axis == "k":
         rows = decode(engine, contenders, [workload], settings, tell)
-        return with_formula(engine, rows, settings)
-    rows = []
+        yield with_formula(engine, rows)
+        return
     for value in values:
         here, work = settings, workload
         if axis == "batch":
             here = replace(settings, batch=int(value))
+            most = max(here.batch, settings.num_prompts)
+            work = Workload(workload.name, workload.prompts[:most])
         elif axis == "context":
             here = replace(settings, context=int(value))
         elif axis == "temperature":
             work = workload.heated(value)
         found = decode(engine, contenders, [work], here, tell)
-        rows += [{**entry, "workload": workload.name, axis: value} for entry in found]
-    return rows
+        yield [{**entry, "workload": workload.name, axis: value} for entry in found]
 
 
-def with_formula(engine: Engine, rows: list[Row], settings: Settings) -> list[Row]:
+def with_formula(engine: Engine, rows: list[Row]) -> list[Row]:
     """Adds what the formula promises of each row's survival at bare costs, and the share reached.
 
     Only fixed K: what varies from step to step has no K to put into the formula.

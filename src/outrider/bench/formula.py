@@ -31,6 +31,7 @@ class BareCosts:
     def __init__(self, engine: Engine, proposer: str) -> None:
         self._engine = engine
         self._proposer = proposer
+        self._context = min(CONTEXT, engine.parts.scheduler.max_positions // 2)
         self._known: dict[int, tuple[float, float]] = {}
 
     def speedup(self, num_drafts: int, survival: Sequence[float]) -> float:
@@ -51,7 +52,7 @@ class BareCosts:
         view = self._engine.make_sequence(
             Request(
                 id="bare costs",
-                prompt=[1 + i % 50 for i in range(CONTEXT)],
+                prompt=[1 + i % 50 for i in range(self._context)],
                 params=SamplingParams(ignore_eos=True, max_tokens=1024),
                 speculation=Speculation(proposer=self._proposer, num_draft_tokens=num_drafts),
                 seed=0,
@@ -61,9 +62,12 @@ class BareCosts:
             0,
         )
         proposer = parts.proposers[self._proposer]
-        assert parts.kv.reserve(_ID, CONTEXT + num_drafts + 1)
+        last = parts.scheduler.max_positions - num_drafts - 1
+        assert parts.kv.reserve(_ID, self._context + num_drafts + 1)
         try:
             for _ in range(NUM_ROUNDS):
+                if len(view.tokens) >= last:  # a small context: what there is must do
+                    break
                 took["plain"].append(self._pass_s(0))
                 started = perf_counter()
                 proposal = proposer.propose([view], [num_drafts])[0]
@@ -79,7 +83,7 @@ class BareCosts:
 
     def _pass_s(self, num_drafts: int) -> float:
         parts = self._engine.parts
-        batch = pack([Slice([1], CONTEXT, parts.kv.table(_ID), Proposal([1] * num_drafts))])
+        batch = pack([Slice([1], self._context, parts.kv.table(_ID), Proposal([1] * num_drafts))])
         started = perf_counter()
         parts.target.forward(batch).logits_RV[0, 0].item()
         return perf_counter() - started

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -200,16 +201,21 @@ def sweep(
     if axis not in USUAL:
         raise ConfigError(f"--axis must be one of {', '.join(USUAL)}, not {axis!r}")
     places = read_numbers(values or USUAL[axis], "--values")
-    if any(place < (0 if axis == "temperature" else 1) for place in places):
+    if any(place < (0 if axis in ("k", "temperature") else 1) for place in places):
         raise ConfigError(f"--values {values}: out of range for {axis}")
     most = int(max(places)) if axis == "batch" else batch
     work = load_workload("long" if axis == "context" else workload, max(num_prompts, most))
-    settings = _settings(max_tokens, batch, repeats)
+    settings = replace(_settings(max_tokens, batch, repeats), num_prompts=num_prompts)
     engine = _load(model, draft_model, verifier, device, dtype, backend, threads, most)
     contenders = _ours(engine, proposers, num_draft_tokens, verifier)
-    with _telling() as tell:
-        rows = bench.sweep(engine, contenders, work, axis, places, settings, tell)  # type: ignore[arg-type]
+    rows: list[Row] = []
     found = bench.result(f"sweep-{axis}", title or f"{model} along {axis}", rows, settings)
+    with _telling() as tell:
+        places_rows = bench.sweep(engine, contenders, work, cast(Any, axis), places, settings, tell)
+        for more in places_rows:
+            rows += more
+            if out is not None:
+                found.write(out)
     _conclude(found, out, as_json)
 
 

@@ -28,7 +28,6 @@ from outrider.contracts import ControlledView, Proposal, Verdict
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.control.allocation import Source, Step, Track
 from outrider.control.cost import Costs, batch_bucket, context_bucket
-from outrider.control.survival import OWN_DECAY
 from outrider.events import StepTiming
 
 HYSTERESIS = 0.04  # what a new choice must win by just after the last one ...
@@ -37,11 +36,10 @@ PROBE_SHARE = 0.015  # of all time that may go into finding out whether to specu
 PROBE_TOKENS = 2
 GOOD = 0.8  # acceptance; where it would not pay, nothing is probed ...
 PRICE_CHECKS = 12  # ... once a proposer's price has been checked this often
-FADE_STEPS = 16  # how often a sequence that is off comes closer to the prior
 PLAIN_EVERY = 100  # steps without a plain one ...
 PLAIN_BELOW = 1.5  # ... while speculation is estimated to win by less than this factor
 DECIDE_EVERY = 4  # steps of an unchanged batch: estimates move slowly, deciding takes time
-MOST_DUE = 16  # the same at most for a large batch in which nobody drafts: nothing is learnt
+MOST_REST = 16  # the same for a large batch in which nobody drafts: nothing is learnt then
 SMOOTHING = 0.1  # of the small constant times
 
 
@@ -70,10 +68,12 @@ class AdaptiveController:
         self._tracks: dict[int, Track] = {}
         self._asked: list[tuple[int, Track, int]] = []  # (index of the view, track, budget)
         self._bucket = 0
-        self._age = 0  # steps since the last decision, when the next is due, whom it was about
-        self._due = 0
+        self._age = 0  # steps since the last decision, and whom it was about
         self._tracks_then: list[Track] = []
         self._start_then = 0
+        self._rest = 0  # steps in which nobody drafts and nothing has to be decided ...
+        self._resting: list[int] = []  # ... for these sequences
+        self._num_rested = 0  # of them
         self._undrafted_s = 0.0  # what the step would have taken without our drafts
         self._probed = False
         self._purse_s = 0.0
@@ -109,8 +109,13 @@ class AdaptiveController:
     # --- before the draft ---------------------------------------------------------------------
 
     def budget(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> list[int]:
-        budgets = list(limits)
         self._asked.clear()
+        if self._rest > 0:
+            self._rest -= 1
+            if num_tokens == len(views) and [view.id for view in views] == self._resting:
+                return [0] * len(views)
+        self._wake()
+        budgets = list(limits)
         mine = [i for i, view in enumerate(views) if view.adaptive and limits[i] > 0]
         if not mine:
             return budgets
@@ -119,18 +124,27 @@ class AdaptiveController:
         start = num_tokens + sum(limits) - sum([limits[i] for i in mine])
         self._age += 1
         self._probed = False
-        if self._age < self._due and tracks == self._tracks_then and start == self._start_then:
+        if self._age < DECIDE_EVERY and tracks == self._tracks_then and start == self._start_then:
             chosen = [track.stray(m) for track, m in zip(tracks, most, strict=True)]
         else:
             self._age, self._tracks_then, self._start_then = 0, tracks, start
             chosen = self._decide(views, tracks, most, start, num_tokens > len(views))
-            self._due = DECIDE_EVERY
-            if not any(chosen):
-                self._due = max(DECIDE_EVERY, min(2 * len(tracks), MOST_DUE))
+            if len(mine) == len(views) and not any(chosen):
+                self._rest = max(DECIDE_EVERY, min(2 * len(tracks), MOST_REST)) - 1
+                self._resting = [view.id for view in views]
         for i, track, k in zip(mine, tracks, chosen, strict=True):
             budgets[i] = k
             self._asked.append((i, track, k))
         return budgets
+
+    def _wake(self) -> None:
+        """Ends a rest: what was not counted sequence by sequence is counted now."""
+        for sequence_id in self._resting:
+            track = self._tracks.get(sequence_id)
+            if track is not None:
+                track.rested(self._num_rested)
+        self._rest = self._num_rested = 0
+        self._resting = []
 
     def _decide(
         self,
@@ -205,15 +219,17 @@ class AdaptiveController:
         timing: StepTiming,
     ) -> None:
         if not self._asked:
+            if self._resting:
+                self._num_rested += 1
+                self._learn_costs(len(views), 0, timing)
+                self._settle(timing)
             return
         longest = num_drafting = num_late = 0
         source: Source | None = None
         mixed = len(self._asked) < len(views)
         for i, track, k in self._asked:
             if k == 0:
-                track.idle += 1
-                if track.idle % FADE_STEPS == 0:
-                    track.survival.fade(OWN_DECAY**FADE_STEPS)
+                track.rested(1)
                 continue
             proposal = proposals[i]
             mixed = mixed or (source is not None and source is not track.source)

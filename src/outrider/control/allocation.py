@@ -7,10 +7,11 @@ from collections.abc import Sequence as Seq
 from outrider.contracts import ControlledView
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.control.cost import Costs, batch_bucket, context_bucket
-from outrider.control.survival import Prior, Survival
+from outrider.control.survival import OWN_DECAY, Prior, Survival
 
 BENEFIT_OF_DOUBT = 1.02  # plain decoding wins below this advantage: its price is the surest
 STRAY_EVERY = 32  # drafts of a sequence: then one that is a little longer or shorter
+FADE_STEPS = 16  # how often a sequence that is off comes closer to the prior
 LEAST_SURVIVAL = 0.02  # nodes below it pay nowhere
 
 
@@ -48,6 +49,13 @@ class Track:
         self.budget = -1  # the last choice; -1: none yet
         self.idle = 1  # steps since its last draft: its drafter has to catch up
         self.num_drafts = 0
+
+    def rested(self, num_steps: int) -> None:
+        """Steps without a draft: old evidence fades, and the prior counts for more."""
+        before = self.idle // FADE_STEPS
+        self.idle += num_steps
+        for _ in range(self.idle // FADE_STEPS - before):
+            self.survival.fade(OWN_DECAY**FADE_STEPS)
 
     def stray(self, limit: int) -> int:
         """Mostly the last choice; now and then a neighbour, the longer and the shorter in turn."""

@@ -111,7 +111,6 @@ class CostTable:
         slowly = 1.0
         if error > 1.0 and not is_new:
             error, slowly = min(error, MOST_RISE), RISE
-        self.scale *= 1.0 + (error - 1.0) * max(slowly * SCALE_RATE, 1.0 / self._num_seen)
         visits = self._visits[bucket]
         left = right if count >= KNOTS[right] else right - 1
         num_visits = min(visits[left], visits[right])
@@ -119,8 +118,10 @@ class CostTable:
         if error < TOO_DEAR and num_visits < NEW_VISITS:
             rate = 1.0 / (MEASURED_WEIGHT + num_visits)
             self._carry_along(row, visits, 1.0 + (error - 1.0) * rate, (left, right))
-        elif is_new:
-            rate = 1.0 / (MEASURED_WEIGHT + num_visits)
+        else:  # the machine's speed, and this cell
+            self.scale *= 1.0 + (error - 1.0) * max(slowly * SCALE_RATE, 1.0 / self._num_seen)
+            if is_new:
+                rate = 1.0 / (MEASURED_WEIGHT + num_visits)
         step = (error - 1.0) * rate
         if left == right:
             visits[right] += 1
