@@ -251,6 +251,18 @@ def test_tables_are_read_from_text_and_files(tmp_path: Path) -> None:
     assert read_table(str(file)) == [(1, 2, 3), (3, 9, 1)]
 
 
+def test_the_doctors_advice_becomes_a_table(tmp_path: Path) -> None:
+    from outrider.doctor.advice import Advice
+
+    advice = [Advice(1, "draft-model", 5, 2.0, 0.3), Advice(8, None, 0, 1.0, None)]
+    file = tmp_path / "doctor.json"
+    file.write_text(json.dumps({"advice": [entry.to_dict() for entry in advice]}))
+    assert read_table(str(file)) == [(1, 7, 5), (8, MAX_BATCH, 0)]
+    file.write_text("{}")
+    with pytest.raises(ConfigError, match="--draft-table"):
+        read_table(str(file))
+
+
 @pytest.mark.parametrize("text", ["", "2-4:1", "1-4:2,6-:1", "1-4", "4-1:2", "1-4:-1", "no.json"])
 def test_bad_tables_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--draft-table"):

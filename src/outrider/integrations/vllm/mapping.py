@@ -266,18 +266,18 @@ def shown(args: Seq[str]) -> str:
 
 
 def read_table(text: str) -> Table:
-    """`1-4:5,5-16:2,17-:0`, or a JSON file of [from, to, K] rows; ConfigError if it is neither."""
+    """`1-4:5,5-16:2,17-:0`, a JSON file of [from, to, K] rows, or what `outrider doctor --json`
+    printed; ConfigError if it is none of these."""
     path = Path(text)
     try:
         if path.suffix == ".json":
-            rows = json.loads(path.read_text())
-            table = [(int(first), int(last), int(k)) for first, last, k in rows]
+            table = _rows(json.loads(path.read_text()))
         else:
             table = [_range(part) for part in text.split(",")]
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(
-            f"--draft-table is like 1-4:5,5-16:2,17-:0 or a JSON file of [from, to, K], "
-            f"not {text!r} ({type(error).__name__})"
+            f"--draft-table is like 1-4:5,5-16:2,17-:0, a JSON file of [from, to, K] or the "
+            f"doctor's, not {text!r} ({type(error).__name__})"
         ) from None
     ends = [0, *(last for _, last, _ in table[:-1])]
     if any(first != end + 1 for (first, _, _), end in zip(table, ends, strict=True)):
@@ -293,6 +293,13 @@ def table_of(best: Mapping[int, int]) -> Table:
     starts = [1, *(size for size in sizes[1:])]
     ends = [*(start - 1 for start in starts[1:]), MAX_BATCH]
     return [(start, end, best[size]) for start, end, size in zip(starts, ends, sizes, strict=True)]
+
+
+def _rows(record: Any) -> Table:
+    if isinstance(record, dict):  # the doctor's
+        best = {int(row["batch"]): int(row["num_draft_tokens"]) for row in record["advice"]}
+        return table_of(best)
+    return [(int(first), int(last), int(k)) for first, last, k in record]
 
 
 def _range(text: str) -> tuple[int, int, int]:
