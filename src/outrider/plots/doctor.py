@@ -6,7 +6,7 @@ from pathlib import Path
 
 from outrider.doctor.advice import Advice
 from outrider.doctor.curves import DEEPEST, Curves
-from outrider.plots.style import COLOURS, figure, plain_line
+from outrider.plots.style import COLOURS, figure, legend, plain_line
 
 
 def draw_doctor(curves: Curves, advice: list[Advice], path: Path) -> None:
@@ -22,4 +22,4 @@ def draw_doctor(curves: Curves, advice: list[Advice], path: Path) -> None:
         axes.set_xlabel("drafts per step, K   (dots: the advice)")
         axes.set_ylabel("speedup")
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize=8, ncols=2)
+        legend(axes)

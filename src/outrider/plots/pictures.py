@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.plots.style import COLOURS, INK, figure, plain_line
+from outrider.plots.style import COLOURS, INK, figure, legend, plain_line
 
 Row = dict[str, Any]
 Draw = Callable[[list[Row], Path], None]
@@ -57,8 +57,7 @@ def _bars(rows: list[Row], path: Path, name: str, title: str, label: str) -> Non
         axes.set_ylabel(label)
         if name == "speedup":
             plain_line(axes)
-        axes.set_ylim(0, 1.18 * axes.get_ylim()[1])  # room for the legend
-        axes.legend(fontsize=8, ncols=4, loc="upper left")
+        legend(axes)
 
 
 def speedup_by_workload(rows: list[Row], path: Path) -> None:
@@ -76,8 +75,9 @@ def acceptance_by_workload(rows: list[Row], path: Path) -> None:
 
 
 def acceptance_by_position(rows: list[Row], path: Path) -> None:
-    """Of the contender with the deepest drafts, workload by workload."""
+    """Of the contender with the deepest drafts of one length, workload by workload."""
     drafting = _drafting(rows)
+    drafting = [r for r in drafting if isinstance(r.get("num_draft_tokens"), int)] or drafting
     deepest = max(drafting, key=lambda r: len(r["conditional_acceptance"]))["contender"]
     with figure(path, f"Acceptance by draft position, {deepest}") as axes:
         for colour, row in zip(COLOURS, _of(drafting, deepest), strict=False):
@@ -86,11 +86,12 @@ def acceptance_by_position(rows: list[Row], path: Path) -> None:
             axes.plot(places, given, "o-", color=colour, label=row["workload"])
             axes.plot(places, reached, "o:", color=colour, markersize=3)
         axes.set_xlabel("position in the draft")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel("share accepted")
         axes.set_ylim(0, 1.02)
         axes.plot([], [], "-", color=INK, label="if all before were")
         axes.plot([], [], ":", color=INK, label="of all drafts")
-        axes.legend(fontsize=8, ncols=2)
+        legend(axes)
 
 
 def speedup_by_k(rows: list[Row], path: Path) -> None:
@@ -133,7 +134,7 @@ def speedup_by_k(rows: list[Row], path: Path) -> None:
         axes.set_xlabel("drafts per step, K")
         axes.set_ylabel("speedup")
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize=8)
+        legend(axes)
 
 
 def speedup_by_batch(rows: list[Row], path: Path) -> None:
@@ -171,7 +172,7 @@ def speedup_by_batch(rows: list[Row], path: Path) -> None:
         axes.set_xlabel("outputs decoded at once")
         axes.set_ylabel("speedup")
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize=8)
+        legend(axes)
 
 
 def crossover(places: Sequence[float], values: Sequence[float]) -> float | None:
@@ -203,7 +204,7 @@ def acceptance_by_temperature(rows: list[Row], path: Path) -> None:
         axes.set_xlabel("temperature")
         axes.set_ylabel("tokens per step with drafts")
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize=8)
+        legend(axes)
 
 
 def accepted_lengths(rows: list[Row], path: Path) -> None:
@@ -227,8 +228,8 @@ def accepted_lengths(rows: list[Row], path: Path) -> None:
         axes.set_xticks(range(longest))
         axes.grid(axis="x", visible=False)
         axes.set_xlabel("accepted drafts")
-        axes.set_ylabel("share of steps")
-        axes.legend(fontsize=8)
+        axes.set_ylabel("share of steps with drafts")
+        legend(axes)
 
 
 def time_split(rows: list[Row], path: Path) -> None:
@@ -247,8 +248,7 @@ def time_split(rows: list[Row], path: Path) -> None:
         axes.grid(axis="y", visible=False)
         axes.set_xlim(0, 1)
         axes.set_xlabel("share of the time of a step")
-        axes.legend(fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0))
-        axes.set_title(axes.get_title(loc="left"), loc="left", pad=24)
+        legend(axes)
 
 
 def throughput_latency(rows: list[Row], path: Path) -> None:
@@ -271,7 +271,7 @@ def throughput_latency(rows: list[Row], path: Path) -> None:
         axes.set_ylabel("tokens per second, all clients")
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize=8)
+        legend(axes)
 
 
 # kind of result -> pictures that can be drawn of it

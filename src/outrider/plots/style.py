@@ -74,6 +74,11 @@ def _undated(path: Path) -> dict[str, None]:
     return {"Date": None} if path.suffix == ".svg" else {}
 
 
+def legend(axes: Any) -> None:
+    """Below the picture, where it covers nothing."""
+    axes.figure.legend(loc="outside lower center", ncols=3, fontsize=8)
+
+
 def plain_line(axes: Any) -> None:
     """Where plain decoding is."""
     axes.axhline(1.0, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
@@ -81,9 +86,9 @@ def plain_line(axes: Any) -> None:
         "plain",
         (1.0, 1.0),
         xycoords=("axes fraction", "data"),
-        xytext=(-2, 3),
+        xytext=(3, -3),
         textcoords="offset points",
-        ha="right",
+        ha="left",
         fontsize=8,
         color=INK,
     )
