@@ -24,7 +24,7 @@ LIBRARY := src/outrider/native/_outrider.so
 NATIVE_SOURCES := $(wildcard src/outrider/native/*.cpp src/outrider/native/*.h \
 	src/outrider/native/build.py)
 
-.PHONY: demo test lint typecheck unit soak vllm vllm-test reference clean distclean
+.PHONY: demo test lint typecheck unit soak vllm vllm-test reference clean distclean sanitize
 
 demo: $(NATIVE)
 	@$(BIN)/outrider demo
@@ -46,6 +46,10 @@ unit: $(NATIVE)
 
 soak: $(NATIVE)
 	@$(BIN)/python benchmarks/soak.py --seconds $(or $(SECONDS_OF_SOAK),1200) --write
+
+# The native engine's tests under AddressSanitizer and UBSan: minutes.
+sanitize: $(INSTALLED)
+	@bash tests/sanitize.sh
 
 reference: $(INSTALLED)
 	@$(BIN)/python docs/make_cli_reference.py

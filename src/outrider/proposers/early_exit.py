@@ -5,8 +5,10 @@ sequence's own lookahead slots. The verifying pass starts from the same tokens a
 and writes the same values there again, above them those of the other layers: nothing needs to be
 kept in step, and nothing is left over when a draft is refused.
 
-That pass recomputes the first E layers of the drafts. Going on from layer E instead would save
-E/L of it (less where verification is bound by reading weights, which one pass reads once anyway).
+That pass runs the first E layers of the drafts again. Going on from layer E instead would need the
+last draft's first E layers all the same, since nobody feeds it while drafting: D drafts read these
+layers' weights D + 1 times either way. Where weights are what a pass waits for (one or a few
+sequences) there is nothing to save; where arithmetic is, there are better proposers.
 
 Good drafts need a target that was trained with early-exit losses, as the bundled one is.
 """
