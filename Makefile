@@ -3,6 +3,8 @@
 #   make demo       plain and speculative decoding side by side, on the bundled models
 #   make test       ruff, mypy --strict and every test: what CI runs
 #   make unit       only the fast tests        make lint / typecheck   one check
+#   make load       concurrent streams against the server; VLLM=PYTHON: and against vLLM
+#   make clients    LM_EVAL=PYTHON VLLM=PYTHON: their clients against our server
 #   make soak       20 minutes of mixed load on the server: memory and files must stay flat
 #   make vllm-test  the vLLM backend with vLLM's CPU build, in .venv-vllm/ (make vllm sets it up)
 #   make reference  regenerate docs/reference  make clean / distclean  caches / also .venv
@@ -24,7 +26,7 @@ LIBRARY := src/outrider/native/_outrider.so
 NATIVE_SOURCES := $(wildcard src/outrider/native/*.cpp src/outrider/native/*.h \
 	src/outrider/native/build.py)
 
-.PHONY: demo test lint typecheck unit soak vllm vllm-test reference clean distclean sanitize
+.PHONY: demo test lint typecheck unit soak load clients vllm vllm-test reference clean distclean sanitize
 
 demo: $(NATIVE)
 	@$(BIN)/outrider demo
@@ -43,6 +45,13 @@ typecheck: $(INSTALLED)
 
 unit: $(NATIVE)
 	@$(BIN)/python -m pytest tests/unit
+
+load: $(NATIVE)
+	@$(BIN)/python benchmarks/serve_load.py $(if $(VLLM),--vllm $(VLLM)) --write
+
+clients: $(NATIVE)
+	@$(BIN)/python benchmarks/clients.py $(if $(LM_EVAL),--lm-eval $(LM_EVAL)) \
+		$(if $(VLLM),--vllm $(VLLM))
 
 soak: $(NATIVE)
 	@$(BIN)/python benchmarks/soak.py --seconds $(or $(SECONDS_OF_SOAK),1200) --write

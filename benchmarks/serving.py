@@ -1,7 +1,6 @@
 """What the serving benchmarks share: servers as processes, prompts, and a streaming client.
 
-Needs nothing but httpx and the standard library, so that a client costs little beside a server
-on a small machine; answers are read as bytes and parsed only where a figure needs it.
+On a small machine the client is a load too: it reads bytes and parses them when all is over.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,9 @@ class Answer:
     """One stream as its client saw it."""
 
     started_s: float
-    arrivals_s: list[float] = field(default_factory=list)  # of every chunk with a choice
-    text: str = ""
-    num_tokens: int = 0
-    status: int = 0
+    arrivals_s: list[float]  # of every piece of the body
+    text: str
+    num_tokens: int
 
     @property
     def ttft_s(self) -> float:
@@ -65,31 +64,40 @@ class Answer:
         return (self.arrivals_s[-1] - self.arrivals_s[0]) / max(self.num_tokens - 1, 1)
 
 
-async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
-    """Streams one completion to its end; usage comes with the last chunk."""
-    body = body | {"stream": True, "stream_options": {"include_usage": True}}
-    answer = Answer(time.perf_counter())
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        answer.status = response.status_code
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line[6:])
-            if chunk["choices"]:
-                answer.arrivals_s.append(time.perf_counter())
-                answer.text += chunk["choices"][0]["text"]
-            if chunk.get("usage"):
-                answer.num_tokens = chunk["usage"]["completion_tokens"]
-    return answer
+async def ask(url: str, body: dict[str, Any]) -> Answer:
+    """Streams one completion; nothing is parsed before the last byte is there."""
+    host, port = url.removeprefix("http://").split(":")
+    content = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    started = time.perf_counter()
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write((head + content).encode())
+    received, arrivals = b"", []
+    try:
+        while piece := await reader.read(1 << 16):
+            received += piece
+            if b"data: " in piece:
+                arrivals.append(time.perf_counter())
+    finally:
+        writer.close()
+    status, _, rest = received.partition(b"\r\n")
+    if b" 200 " not in status:
+        raise SystemExit(f"{url} says {received[:400]!r}")
+    chunks = [
+        json.loads(line[6:])
+        for line in rest.replace(b"\r\n", b"\n").split(b"\n")
+        if line.startswith(b"data: {")
+    ]
+    text = "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"])
+    return Answer(started, arrivals, text, chunks[-1]["usage"]["completion_tokens"])
 
 
 async def together(url: str, bodies: list[dict[str, Any]]) -> tuple[float, list[Answer]]:
     """All at once; how long that took, and every answer."""
-    limits = httpx.Limits(max_connections=len(bodies))
-    async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
-        started = time.perf_counter()
-        answers = await asyncio.gather(*(ask(client, body) for body in bodies))
-        return time.perf_counter() - started, list(answers)
+    started = time.perf_counter()
+    answers = await asyncio.gather(*(ask(url, body) for body in bodies))
+    return max(answer.arrivals_s[-1] for answer in answers) - started, list(answers)
 
 
 def free_port() -> int:
@@ -134,11 +142,22 @@ def _server(
         _wait_until_healthy(url, process)
         yield url, process
     finally:
+        os.killpg(process.pid, signal.SIGCONT)
         process.terminate()
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
             process.kill()
+
+
+@contextmanager
+def awake(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """A server runs only inside the block: whoever is idle must not cost the others anything."""
+    os.killpg(process.pid, signal.SIGCONT)
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGSTOP)
 
 
 def _wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
