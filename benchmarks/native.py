@@ -2,6 +2,8 @@
 
     python benchmarks/native.py [--models 25M,160M,700M] [--rounds 15] [--threads N]
 
+The result file is named after the models: the larger ones take minutes, and may be run one by one.
+
 Everything is measured in turns within one process, and a ratio is the median over rounds of
 neighbouring measurements, so a busy moment falls on both sides. `25M` is the bundled target with
 the bundled draft; 160M and 700M are random weights in common shapes, since speed does not depend
@@ -169,7 +171,7 @@ def measure(name: str, folder: Path, rounds: int, threads: int | None) -> dict[s
             "best GB/s": bandwidth / 1e9,
             "median GB/s": statistics.median(bandwidths) / 1e9,
         },
-        "prefill": prefill(name, folder, models, max(3, rounds // 4)),
+        "prefill": prefill(name, folder, models, max(2, rounds // 4)),
     }
 
 
@@ -254,7 +256,7 @@ def main() -> None:
                 options.rounds, options.threads
             )
     report.write(
-        "native",
+        f"native-{options.models.replace(',', '-')}",
         "The native CPU step",
         dict(tables),
         f"Instruction set {native.isa()}, {native.num_threads()} threads, context {CONTEXT}, one "

@@ -20,7 +20,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 HERE = Path(__file__).resolve()
@@ -245,6 +245,7 @@ def main() -> None:
             for index, prompt in enumerate(prompts):
                 outputs = {}
                 for name in order.sample(list(engines), len(engines)):
+                    sleep(0.3)  # threads of the one before spin for a while
                     took, outputs[name] = engines[name].ask(prompt, temperature)
                     seconds[name, index].append(took)
                 for name, tokens in outputs.items():

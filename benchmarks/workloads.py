@@ -12,7 +12,7 @@ class Workload:
     name: str
     prompts: list[str]
     temperature: float = 0.0
-    num_tokens: int = 160
+    num_tokens: int = 100
     predictions: list[str] = field(default_factory=list)
 
     def prediction(self, index: int) -> str:
