@@ -23,6 +23,8 @@ from outrider.events import StepEvent, StepReport
 
 logger = logging.getLogger(__name__)
 
+# Waking a loop costs as much as an engine's bookkeeping for a step: news that can wait is gathered.
+GATHER_S = 0.008
 Item = StepEvent | Result | Exception
 Deliver = Callable[[Item], None]
 
@@ -45,6 +47,8 @@ class AsyncEngine:
         self._on_failure = on_failure
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._clients: dict[str, _Client] = {}  # touched by the engine thread only
+        self._gathered: list[tuple[_Client, Item]] = []
+        self._sent_at = 0.0
         self._failure: BaseException | None = None
         self._alive_at: float | None = None  # last sign of life; None while there is no work
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
@@ -165,10 +169,12 @@ class AsyncEngine:
     def _dispatch(self, report: StepReport) -> None:
         items: list[tuple[_Client, Item]] = []
         ended: dict[str, _Client] = {}
+        urgent = bool(report.failures)
         for event in report.events:
             client = self._clients.get(event.request_id)
             if client is not None:
                 items.append((client, event))
+                urgent = urgent or event.step == 1
                 if event.finish_reason is not None and self._engine.is_finished(event.request_id):
                     ended[event.request_id] = client
         # After all events: several samples of a request may end in the same step.
@@ -180,12 +186,16 @@ class AsyncEngine:
             if client is not None:
                 self._engine.collect(request_id)
                 items.append((client, error))
-        self._send(items)
+        self._gathered += items
+        if urgent or ended or monotonic() - self._sent_at >= GATHER_S:
+            self._send([])
 
     def _send(self, items: list[tuple[_Client, Item]]) -> None:
-        """Hands everything to the clients' loops, waking each loop once."""
+        """Hands everything, gathered news first, to the clients' loops; wakes each loop once."""
+        gathered, self._gathered = self._gathered, []
+        self._sent_at = monotonic()
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Client, Item]]] = {}
-        for client, item in items:
+        for client, item in gathered + items:
             by_loop.setdefault(client.loop, []).append((client, item))
         for loop, mine in by_loop.items():
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
@@ -27,6 +28,7 @@ from outrider.server.service import Service, State
 
 logger = logging.getLogger(__name__)
 
+SWITCH_S = 0.0005  # the engine's thread waits at most so long for this one to let go
 LAST_WORDS_S = 1.0  # for streams to notice that their requests were dropped
 
 
@@ -134,6 +136,7 @@ def serve(service: Service, listener: socket.socket) -> int:
 def run(service: Running, app: ASGIApp, listener: socket.socket) -> int:
     """The same for any service behind an app of its own."""
     server = Server(service, app)
+    sys.setswitchinterval(SWITCH_S)
     asyncio.run(server.serve([listener]))
     if service.failure is not None:
         if not service.was_ready:

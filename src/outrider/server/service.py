@@ -29,6 +29,9 @@ from outrider.server.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
+FRAME_INTERVAL_S = 0.006  # times the sequences in flight: 170 frames a second, over all streams
+MAX_FRAME_INTERVAL_S = 0.08
+
 
 class State(enum.Enum):
     LOADING = "the model is loading"
@@ -175,6 +178,11 @@ class Service:
             self._num_in_flight -= num_sequences
             if self._num_in_flight == 0:
                 self._idle.set()
+
+    @property
+    def frame_interval_s(self) -> float:
+        """How long a stream collects tokens before it sends the next frame."""
+        return min(self._num_in_flight * FRAME_INTERVAL_S, MAX_FRAME_INTERVAL_S)
 
     def salt(self, key: str | None, own: str | None) -> str:
         """What separates one tenant's cached prefixes and stores from another's.

@@ -47,10 +47,11 @@ def bucket(size: int) -> int:
     return allowed
 
 
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def _encode(payload: dict[str, Any]) -> bytes:
-    return b"data: %b\n\n" % json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode(
-        "utf-8", "replace"
-    )
+    return b"data: %b\n\n" % _to_json(payload).encode("utf-8", "replace")
 
 
 async def frames(

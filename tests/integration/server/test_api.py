@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 from outrider.engine.request import Speculation
 from outrider.sampling import SamplingParams
 
-from .live import PROBE, Live
+from .live import PROBE, Live, Target, chunks_of
 
 MESSAGES: Any = [{"role": "user", "content": "tell me a story"}]
 
@@ -322,6 +325,33 @@ def test_metrics_speak_vllms_language(live: Live) -> None:
     page = live.client.get("/metrics").text
     assert 'vllm:num_requests_running{model_name="tiny"} 0.0' in page
     assert 'vllm:request_success_total{finished_reason="length",model_name="tiny"}' in page
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+def test_curl_streams_line_by_line(live: Live) -> None:
+    body = json.dumps(PROBE | {"stream": True})
+    command = ["curl", "-sSN", "--fail", f"{live.url}/v1/completions", "-d", body]
+    command += ["-H", "content-type: application/json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    text = "".join(chunk["choices"][0]["text"] for chunk in chunks_of(done.stdout))
+    assert text == live.expected_probe
+
+
+def test_frames_collect_tokens_while_others_stream(live: Live, target: Target) -> None:
+    """One stream alone gets its tokens as they come; first and last tokens never wait."""
+    target.delay_s = 0.02
+    alone = live.stream(**PROBE, speculation={"off": True})
+    assert len(alone) > 12  # 24, unless the machine is very busy
+    assert live.service.frame_interval_s == 0
+    body = PROBE | {"prompt": [PROBE["prompt"]] * 8}
+    target.delay_s = 0.0
+    merged = live.stream(**body, speculation={"off": True})
+    assert len(merged) < 8 * 24
+    texts = [""] * 8
+    for chunk in merged:
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert texts == [live.expected_probe] * 8
 
 
 def test_request_ids_are_echoed_or_made(live: Live) -> None:
