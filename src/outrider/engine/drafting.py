@@ -98,9 +98,11 @@ def observe(
         proposal, verdict = next(outcomes) if line.is_last_chunk else (Proposal(), None)
         hidden: dict[int, torch.Tensor] = {}
         if taps:
-            rows = list(range(row, row + line.num_tokens))
-            if verdict is not None:
-                rows += [row + line.num_tokens + node for node in verdict.path]
+            path = [] if verdict is None else verdict.path
+            stop = row + line.num_tokens
+            rows: slice | list[int] = slice(row, stop + len(path))
+            if path != list(range(len(path))):  # a tree's: the rows have to be gathered
+                rows = [*range(row, stop), *(stop + node for node in path)]
             hidden = {layer: states[rows] for layer, states in taps.items()}
             row += line.num_tokens + len(proposal)
         seen.append(Observation(proposal, verdict, hidden, line.start))
