@@ -83,7 +83,7 @@ async def ask(url: str, body: dict[str, Any]) -> Answer:
         writer.close()
     status, _, rest = received.partition(b"\r\n")
     if b" 200 " not in status:
-        raise SystemExit(f"{url} says {received[:400]!r}")
+        raise RuntimeError(f"{url} says {received[:400]!r}")
     chunks = [
         json.loads(line[6:])
         for line in rest.replace(b"\r\n", b"\n").split(b"\n")
