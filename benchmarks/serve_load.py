@@ -190,20 +190,19 @@ def main() -> None:
             contestant.cells.clear()
             contestant.texts.clear()
         started = time.monotonic()
-        for round_ in range(asked.rounds):
-            if round_ and time.monotonic() - started > asked.budget_s:
-                round_ -= 1
-                break
+        num_rounds = 0
+        while num_rounds < asked.rounds and time.monotonic() - started < asked.budget_s:
             for n in asked.streams:
                 for contestant in contestants:
-                    contestant.run(n, round_, asked.max_tokens)
+                    contestant.run(n, num_rounds, asked.max_tokens)
+            num_rounds += 1
             tables = {  # after every round: a long run that is cut short was not in vain
                 "Ratios, medians of rounds": compare(contestants, asked.streams),
                 "Every contestant": [c.row(n) for n in asked.streams for c in contestants],
             }
-            publish(tables, asked, round_ + 1)
+            publish(tables, asked, num_rounds)
         costs = overhead(ours, asked.rounds + 2, 2 * asked.max_tokens, 8)
-        publish(tables | {"Server over engine": costs}, asked, round_ + 1)
+        publish(tables | {"Server over engine": costs}, asked, num_rounds)
 
 
 def publish(
