@@ -2,7 +2,7 @@
 
 A reader that is slow does not make anything pile up: what it has not taken yet is merged, so it
 never holds more than the output itself, in one piece per choice. The same merging keeps the server
-cheap under load: sending is dear beside computing a token, so the more sequences there are, the
+cheap under load: what sending takes, the engine lacks, so the more sequences there are, the
 longer a stream collects before it sends. First and last tokens never wait.
 """
 
