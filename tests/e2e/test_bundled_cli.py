@@ -49,6 +49,6 @@ def test_same_tokens_from_every_proposer(temperature: str) -> None:
 
 
 def test_trace() -> None:
-    out = outrider("generate", "-p", PROMPT, "-m", "40", "--trace").stdout
+    out = outrider("generate", "-p", PROMPT, "-m", "40", "-k", "4", "--trace").stdout
     for piece in ("✓", "✗", "→", "⏎", "draft-model", "of all drafts"):
         assert piece in out

@@ -9,5 +9,5 @@ from typing import Literal
 
 NumDraftTokens = int | Literal["auto"]
 
-DEFAULT_NUM_DRAFT_TOKENS: NumDraftTokens = 4
+DEFAULT_NUM_DRAFT_TOKENS: NumDraftTokens = "auto"
 MAX_AUTO_DRAFT_TOKENS = 16  # the most that "auto" drafts for one sequence in one step

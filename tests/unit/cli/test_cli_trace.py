@@ -13,6 +13,13 @@ from outrider.events import StepEvent
 
 from .calling import Command
 
+
+@pytest.fixture
+def pair(pair: list[str]) -> list[str]:
+    """Four drafts a step: whether they pay on this machine is another test's business."""
+    return [*pair, "-k", "4"]
+
+
 SPELLED = {1: "a", 2: " b", 3: "\n    c", 4: "d"}
 
 

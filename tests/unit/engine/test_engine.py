@@ -34,6 +34,7 @@ def engine(pair: tuple[Path, Path]) -> Engine:
         EngineConfig(
             model=str(pair[0]),
             draft_model=str(pair[1]),
+            num_draft_tokens=4,
             backend="torch",
             block_size=8,
             kv_tokens=512,

@@ -39,6 +39,7 @@ def engine(folders: tuple[Path, Path]) -> Engine:
         EngineConfig(
             model=str(folders[0]),
             draft_model=str(folders[1]),
+            num_draft_tokens=4,
             backend="torch",
             block_size=8,
             kv_tokens=512,
