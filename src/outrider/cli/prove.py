@@ -15,7 +15,6 @@ from outrider.cli import flags
 from outrider.cli.console import busy, print_json, stderr, stdout
 from outrider.cli.demo import PROMPTS
 from outrider.cli.generate import read_text
-from outrider.control import DEFAULT_NUM_DRAFT_TOKENS
 from outrider.errors import ConfigError, RequestError, UnknownName
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example: outrider prove my/target --draft-model my/draft --prompts prompts.txt"
 MOST_PROMPTS = 16
+NUM_DRAFT_TOKENS = 4  # auto may find that drafts do not pay, and then there is nothing to prove
 LEAST_ROOM = 4  # tokens of context behind a prompt: the law of the output looks that far
 MARKS = {True: "[bold green]proven[/]", False: "[bold red]NOT PROVEN[/]", None: "[dim]not run[/]"}
 
@@ -112,7 +112,7 @@ def prove(
     prompts: Prompts = None,
     draft_model: flags.DraftModel = None,
     proposer: flags.Proposer = None,
-    num_draft_tokens: flags.NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
+    num_draft_tokens: flags.NumDraftTokens = NUM_DRAFT_TOKENS,
     verifier: flags.Verifier = "coupled",
     max_tokens: MaxTokens = 48,
     device: flags.Device = "cpu",

@@ -56,7 +56,9 @@ def test_every_rule_is_proven(command: Command, pair: list[str], options: list[s
     assert ran.code == 0, ran
     record = ran.record
     assert record["proven"] is True
-    assert [check["passed"] for check in record["checks"]] == [True] * 4
+    vacuous = "auto" in options  # which may find that drafts do not pay on this machine
+    passed = [check["passed"] for check in record["checks"]]
+    assert [p is not False if vacuous else p for p in passed] == [True] * 4
     seeded = record["checks"][2]
     coupled = record["verifier"] == "coupled"
     assert seeded["name"] == ("seeded identity" if coupled else "seeded repetition")
