@@ -32,6 +32,7 @@ COLUMNS = (
     "verify_share",
     "other_share",
     "identical",
+    "identical_to_ours",
 )
 NOTES = (
     "Speedups are ratios to plain decoding in the same engine and repeat, medians with 95 % "

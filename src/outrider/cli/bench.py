@@ -370,6 +370,7 @@ SHOWN = {
     "efficiency": "efficiency",
     "acceptance_length": "acceptance",
     "identical": "identical",
+    "identical_to_ours": "as ours",
     "ttft_s": "first token, s",
     "tpot_s": "per token, s",
 }
