@@ -148,18 +148,22 @@ class DraftTreeProposer:
     ) -> list[Proposal]:
         proposals = [Proposal(source=self.name) for _ in views]
         config = self.config
-        # One limit for all: the native call grows them in step.
-        passes = min([config.passes, *(self._memory.room(view) for view in views)])
-        if passes < 1:
-            return proposals
+        rooms = [min(config.passes, self._memory.room(view)) for view in views]
+        # One limit for all that have any room: the native call grows them in step.
+        passes = min([room for room in rooms if room > 0], default=0)
         limits = TreeLimits(passes, config.width, config.children)
-        found = [self._memory.catch_up(view, (passes - 1) * config.width) for view in views]
-        members = [i for i, slice_ in enumerate(found) if slice_ is not None]
-        if not members:
+        found: dict[int, Slice] = {}
+        for i, view in enumerate(views):
+            if rooms[i] > 0:
+                slice_ = self._memory.catch_up(view, (passes - 1) * config.width)
+                if slice_ is not None:
+                    found[i] = slice_
+        if not found:
             return proposals
+        members = list(found)
         some = [views[i] for i in members]
         trees = model.draft_tree(
-            pack([slice_ for slice_ in found if slice_ is not None]),
+            pack(list(found.values())),
             np.array([budgets[i] for i in members], np.int32),
             RowParams.of([view.params for view in some], [1] * len(some)),
             target_keys(some),
