@@ -10,10 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from outrider import LLM
 from outrider.errors import ModelError, VocabularyMismatch
+from outrider.events import StepReport
+from outrider.export.vllm import export_vllm
 from outrider.model.heads import load_head
 from outrider.train.data import DataError
-from outrider.export.vllm import export_vllm
 from outrider.train.models import load_model
 from outrider.train.optim import OptimConfig
 from outrider.train.session import Outcome, SessionConfig, run_session
@@ -90,6 +92,25 @@ def test_exports_carry_what_vllm_expects(
         assert config["architectures"] == ["DFlashDraftModel"]
         assert not [name for name in tensors if name.startswith(("markov", "confidence"))]
         assert load_head(tmp_path / "vllm").kind == "dflash"
+
+
+@pytest.mark.parametrize("kind", ["draft", "eagle3", "dflash"])
+def test_exported_drafters_propose_the_same(
+    kind: str, target: Path, text: Path, tmp_path: Path
+) -> None:
+    """Trained, written, exported, loaded again: token for token the same drafts."""
+    session(kind, target, tmp_path / "ours", data=(text,), num_steps=4)
+    export_vllm(tmp_path / "ours", target, tmp_path / "theirs")
+
+    def drafts(folder: str) -> list[list[int]]:
+        llm = LLM(str(target), draft_model=str(tmp_path / folder), num_draft_tokens=3)
+        reports: list[StepReport] = []
+        llm.engine.observers.append(reports.append)
+        llm.generate("def add(", max_tokens=24, temperature=1.0, seed=3)
+        return [event.draft_tokens for report in reports for event in report.events]
+
+    assert any(drafts("ours"))
+    assert drafts("ours") == drafts("theirs")
 
 
 def test_mistakes_are_found_before_any_training(target: Path, text: Path, tmp_path: Path) -> None:
