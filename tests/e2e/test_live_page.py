@@ -19,6 +19,7 @@ import pytest
 
 from integration.server.live import Live, chunks_of, wait_for
 from outrider.engine.build import EngineConfig
+from outrider.events import StepReport
 from outrider.testing import write_tiny_llama
 
 KEYS = ("first-key", "second-key")
@@ -59,6 +60,16 @@ def watch(server: Live, path: str = "/live/completion", **body: Any) -> list[dic
     response = server.post(path, body)
     assert response.status_code == 200, response.text
     return chunks_of(response.text)
+
+
+def slow_down(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = server.core.step
+
+    def slow() -> StepReport | None:
+        time.sleep(0.02)
+        return step()
+
+    monkeypatch.setattr(server.core, "step", slow)
 
 
 def asked(seed: int, **more: Any) -> dict[str, Any]:
@@ -226,8 +237,11 @@ def test_every_route_of_the_page_needs_a_key(keyed: Live) -> None:
         assert client.get("/livelier", headers=basic(KEYS[1])).status_code == 401
 
 
-def test_row_45_nobody_sees_anybody_elses_request(keyed: Live) -> None:
+def test_row_45_nobody_sees_anybody_elses_request(
+    keyed: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While one key generates, the other's page gets sums and its own steps, nothing else."""
+    slow_down(keyed, monkeypatch)
     secret = "an unmistakable secret"
     body = asked(1, prompt=secret, max_tokens=300)
     with (
@@ -239,7 +253,7 @@ def test_row_45_nobody_sees_anybody_elses_request(keyed: Live) -> None:
         next(line for line in lines if '"step":2' in line)
         load = other.get("/live/load").text
         info = other.get("/live/info").text
-        theirs = other.post("/live/completion", json=asked(2)).text
+        theirs = other.post("/live/completion", json=asked(2, max_tokens=8)).text
         assert all(isinstance(value, int | float) for value in json.loads(load).values())
         assert json.loads(load)["num_running"] == 1
         own = chunks_of(theirs)
@@ -385,13 +399,7 @@ def test_type_generate_switch_and_compare(browser: Browser, live: Live) -> None:
 def test_stop_ends_the_request_and_keeps_what_is_there(
     browser: Browser, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = live.core.parts.target.forward
-
-    def slow(batch: Any) -> Any:
-        time.sleep(0.02)
-        return forward(batch)
-
-    monkeypatch.setattr(live.core.parts.target, "forward", slow)
+    slow_down(live, monkeypatch)
     browser.set("prompt", PROMPT)
     browser.set("max-tokens", 400)
     browser.set("proposer-B", "")

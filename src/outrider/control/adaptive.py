@@ -92,6 +92,8 @@ class AdaptiveController:
         """Between two steps: the reasons of the last decision. None where there was none."""
         track = self._tracks.get(view.id)
         asked = next((k for _, other, k in self._asked if other is track), None)
+        if view.id in self._resting:
+            asked = 0
         if track is None or asked is None:
             return None
         most = len(track.survival.curve)

@@ -124,6 +124,7 @@ class Watched(Generation):
                 "stats": self._stats.to_dict(),
             }
         )
+        self._news.set()
 
 
 def _tokens(event: StepEvent, spell: Spelling) -> dict[str, Any]:
