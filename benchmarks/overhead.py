@@ -1,7 +1,8 @@
 """What the engine costs over a bare loop, with drafts of zero length.
 
-The bare loop does nothing but the target's forward and an argmax (or a seeded draw) per token.
-Both sides decode the same tokens, in turns within one process; what counts is the median of the
+Three ways to decode the same tokens, in turns within one process: a bare loop that does nothing but
+the target's forward and an argmax (or a seeded draw) per token, not even text; the engine with no
+proposer; and the engine with a proposer whose budget is zero. What counts are the medians of the
 ratios of neighbours.
 
     python benchmarks/overhead.py [--backend torch|native] [--repeats 15] [--tokens 128]
@@ -56,10 +57,9 @@ def bare_loop(engine: Engine, prompt: list[int], params: SamplingParams) -> tupl
 
 
 def engine_loop(
-    engine: Engine, prompt: list[int], params: SamplingParams
+    engine: Engine, prompt: list[int], params: SamplingParams, proposer: str | None
 ) -> tuple[list[int], float]:
-    # A named proposer with a budget of zero: the speculative engine, not a special plain mode.
-    speculation = Speculation(proposer="ngram", num_draft_tokens=0)
+    speculation = Speculation(proposer=proposer, num_draft_tokens=0)
     request = engine.add(prompt, params, speculation=speculation)
     started = 0.0
     for _ in engine.run([request]):
@@ -68,38 +68,50 @@ def engine_loop(
     return engine.collect(request).tokens, took / (params.max_tokens - 1)
 
 
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="auto")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--repeats", type=int, default=25)
     parser.add_argument("--tokens", type=int, default=128)
     options = parser.parse_args()
-    engine = build(EngineConfig(backend=options.backend, num_draft_tokens=0, prefix_caching=False))
+    engine = build(
+        EngineConfig(
+            backend=options.backend, dtype=options.dtype, num_draft_tokens=0, prefix_caching=False
+        )
+    )
     prompt = engine.tokenizer.encode(PROMPT)
     rows = []
     for temperature in (0.0, 1.0):
         params = SamplingParams(
             temperature=temperature, seed=1, max_tokens=options.tokens, ignore_eos=True
         )
-        bare, ours = [], []
+        bare, plain, empty = [], [], []
         for _ in range(options.repeats):
             tokens, seconds = bare_loop(engine, prompt, params)
             bare.append(seconds)
-            same, seconds = engine_loop(engine, prompt, params)
-            ours.append(seconds)
-            assert same == tokens, "the engine must decode what the bare loop decodes"
+            for taken, proposer in ((plain, None), (empty, "ngram")):
+                same, seconds = engine_loop(engine, prompt, params, proposer)
+                taken.append(seconds)
+                assert same == tokens, "the engine must decode what the bare loop decodes"
         rows.append(
             {
                 "temperature": temperature,
                 "bare loop, ms/token": statistics.median(bare) * 1e3,
-                "engine K=0, ms/token": statistics.median(ours) * 1e3,
-                "ratio": statistics.median(a / b for a, b in zip(ours, bare, strict=True)),
+                "engine, plain": statistics.median(plain) * 1e3,
+                "engine, empty drafts": statistics.median(empty) * 1e3,
+                "empty drafts / plain": ratio(empty, plain),
+                "empty drafts / bare loop": ratio(empty, bare),
             }
         )
     name = type(engine.parts.target).__name__
     report.write(
-        f"overhead-{name}",
-        f"Engine with drafts of zero length against a bare loop ({name})",
+        f"overhead-{name}-{options.dtype}",
+        f"Engine with drafts of zero length against a bare loop ({name}, {options.dtype})",
         {"Seconds per token, medians": rows},
         f"{options.repeats} interleaved repeats of {options.tokens} tokens, bundled target.",
     )
