@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import report
-from serving import TARGET, outrider_server
+from serving import TARGET, outrider_server, vllm_command
 
 MAX_DIFFERENCE = 1e-3
 
@@ -34,7 +34,7 @@ def lm_eval(python: Path, url: str) -> list[dict[str, Any]]:
 
 
 def bench_serve(python: Path, url: str) -> list[dict[str, Any]]:
-    command = [str(python.parent / "vllm"), "bench", "serve", "--backend", "openai"]
+    command = [*vllm_command(python), "bench", "serve", "--backend", "openai"]
     command += ["--base-url", url, "--endpoint", "/v1/completions", "--model", "bundled"]
     command += ["--tokenizer", str(TARGET), "--dataset-name", "random", "--seed", "1"]
     command += ["--random-input-len", "64", "--random-output-len", "64", "--num-prompts", "32"]
@@ -42,7 +42,7 @@ def bench_serve(python: Path, url: str) -> list[dict[str, Any]]:
     done = subprocess.run(command, capture_output=True, text=True)
     found = re.findall(r"^([A-Z][^:\n]+):\s+([\d.]+)\s*$", done.stdout, re.MULTILINE)
     if done.returncode or not found:
-        sys.exit(f"vllm bench serve failed:\n{(done.stdout + done.stderr)[-3000:]}")
+        print(f"vllm bench serve failed:\n{(done.stdout + done.stderr)[-3000:]}")
     return [{"figure": name.strip(), "value": float(value)} for name, value in found]
 
 
@@ -62,7 +62,8 @@ def main() -> None:
                 failures.append(f"lm-eval: differences up to {worst:.2g}")
         if asked.vllm is not None:
             rows = bench_serve(asked.vllm, url)
-            tables["vllm bench serve"] = rows
+            if rows:
+                tables["vllm bench serve"] = rows
             figures = {row["figure"]: row["value"] for row in rows}
             if not any("cceptance" in name for name in figures):
                 failures.append("vllm bench serve printed no acceptance")

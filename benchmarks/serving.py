@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,12 +114,24 @@ def outrider_server(*args: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]
         yield found
 
 
+def vllm_command(python: Path) -> list[str]:
+    """vLLM's command line; the CPU build bears another package name than it looks itself up by."""
+    script = (
+        "import importlib.metadata as m; f = m.version\n"
+        "m.version = lambda name: vllm.__version__ if name == 'vllm' else f(name)\n"
+        "import sys, vllm; from vllm.entrypoints.cli.main import main\n"
+        "sys.argv[0] = 'vllm'\n"
+        "if __name__ == '__main__': main()"
+    )
+    return [str(python), "-c", script]
+
+
 @contextmanager
 def vllm_server(
     python: Path, model: Path, *args: str
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """vLLM on the CPU, as its README says to run it, in an environment of its own."""
-    command = [str(python.parent / "vllm"), "serve", str(model), "--dtype", "float32"]
+    command = [*vllm_command(python), "serve", str(model), "--dtype", "float32"]
     command += ["--max-model-len", "1024", "--enforce-eager", *args]
     with _server(command, {"VLLM_CPU_KVCACHE_SPACE": "2"}) as found:
         yield found
@@ -142,7 +154,8 @@ def _server(
         _wait_until_healthy(url, process)
         yield url, process
     finally:
-        os.killpg(process.pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGCONT)
         process.terminate()
         try:
             process.wait(20)
