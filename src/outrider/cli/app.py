@@ -13,7 +13,19 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli import bench, chat, demo, doctor, export, generate, plot, prove, serve, theory
+from outrider.cli import (
+    bench,
+    chat,
+    demo,
+    doctor,
+    export,
+    generate,
+    plan,
+    plot,
+    prove,
+    serve,
+    theory,
+)
 from outrider.cli.border import DEBUG_VARIABLE
 
 # What people's fingers know from vLLM, transformers and mlx-lm.
@@ -76,6 +88,7 @@ app.command(epilog=demo.EXAMPLE)(demo.demo)
 app.command(epilog=doctor.EXAMPLE)(doctor.doctor)
 app.command(epilog=generate.EXAMPLE)(generate.generate)
 app.command(epilog=plot.EXAMPLE)(plot.plot)
+app.command(epilog=plan.EXAMPLE)(plan.plan)
 app.command(epilog=prove.EXAMPLE)(prove.prove)
 app.command(epilog=serve.EXAMPLE)(serve.serve)
 app.command(epilog=theory.EXAMPLE)(theory.theory)

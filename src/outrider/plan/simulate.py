@@ -1,0 +1,191 @@
+"""One replica as discrete events: requests arrive at random, passes batch whoever is there.
+
+The unit of time is a pass. Between two passes arrived requests are admitted; a pass carries a
+chunk of the oldest unread prompt and, for every sequence that decodes, its root and K drafts. K is
+the best for the batch of that moment, as an adaptive server's would be.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from functools import cache
+
+from outrider.errors import ConfigError
+from outrider.plan.costs import Costs, best_k
+
+WARM_UP = 5  # the first fifth of the requests met a replica that was not full yet
+OVERRUN = 8  # batches of requests waiting: more arrive than can be served
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Requests per second, each with so many tokens on average."""
+
+    rate: float
+    prompt_tokens: int
+    output_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.rate <= 0 or self.prompt_tokens < 1 or self.output_tokens < 1:
+            raise ConfigError("a load needs a positive rate, prompts and outputs")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a simulated replica did. Latencies are seconds, one per request after the warm-up."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    duration_s: float = 0.0
+    busy_s: float = 0.0
+    ttft_s: list[float] = field(default_factory=list)
+    tpot_s: list[float] = field(default_factory=list)
+    batch_sum: float = 0.0  # over passes, weighted by their time
+    is_stable: bool = True  # whether the queue stayed bounded
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def utilisation(self) -> float:
+        return self.busy_s / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def mean_batch(self) -> float:
+        return self.batch_sum / self.busy_s if self.busy_s else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    arrived_s: float
+    prompt_left: int
+    context: int
+    output_left: int
+    num_output: int
+    first_s: float = 0.0
+
+
+def simulate(
+    costs: Costs,
+    load: Load,
+    *,
+    alpha: float = 0.0,
+    speculate: bool = True,
+    max_sequences: int = 64,
+    capacity: float = float("inf"),
+    chunk: int = 512,
+    num_requests: int = 400,
+    seed: int = 0,
+) -> Outcome:
+    """Runs until `num_requests` have finished; `capacity` is how many tokens the KV holds."""
+    rng = random.Random(seed)
+    arrivals = _arrivals(rng, load, num_requests)
+    waiting: deque[_Request] = deque()
+    running: list[_Request] = []
+    found = Outcome()
+    now = 0.0
+
+    @cache
+    def k_at(num_sequences: int) -> int:
+        context = num_sequences * (load.prompt_tokens + load.output_tokens / 2)
+        return best_k(costs, alpha, num_sequences, context) if speculate and alpha else 0
+
+    while found.num_requests < num_requests:
+        while arrivals and arrivals[0].arrived_s <= now:
+            waiting.append(arrivals.popleft())
+        held = sum(r.context + r.output_left for r in running)
+        while waiting and len(running) < max_sequences:
+            need = waiting[0].context + waiting[0].output_left
+            if running and held + need > capacity:
+                break
+            held += need
+            running.append(waiting.popleft())
+        if not running:
+            now = arrivals[0].arrived_s
+            continue
+        decoding = [r for r in running if not r.prompt_left]
+        prefilling = [r for r in running if r.prompt_left]
+        k = k_at(len(decoding)) if decoding else 0
+        num_prompt = _read(prefilling, chunk)
+        num_tokens = len(decoding) * (k + 1) + num_prompt
+        context = float(sum(r.context for r in decoding))
+        seconds = costs.pass_s(num_tokens, context) + costs.draft_s(len(decoding), k)
+        now += seconds
+        found.busy_s += seconds
+        found.batch_sum += len(running) * seconds
+        for request in decoding:
+            _emit(request, 1 + _accepted(rng, alpha, k), now)
+        for request in prefilling:
+            if not request.prompt_left:  # a prompt's last chunk gives the first token
+                _emit(request, 1, now)
+        running = _finish(running, found, now, num_requests // WARM_UP)
+        if len(waiting) > OVERRUN * max_sequences:
+            found.is_stable = False
+            break
+    found.duration_s = now
+    return found
+
+
+def _arrivals(rng: random.Random, load: Load, num_requests: int) -> deque[_Request]:
+    """Poisson arrivals; outputs vary as real ones do (exponential), prompts by a half."""
+    found: deque[_Request] = deque()
+    now = 0.0
+    for _ in range(2 * num_requests + 1000):
+        now += rng.expovariate(load.rate)
+        prompt = max(1, round(load.prompt_tokens * rng.uniform(0.5, 1.5)))
+        output = max(1, round(rng.expovariate(1 / load.output_tokens)))
+        found.append(_Request(now, prompt, 0, output, output))
+    return found
+
+
+def _read(running: Seq[_Request], chunk: int) -> int:
+    """Reads up to `chunk` prompt tokens, oldest request first; returns how many."""
+    left = chunk
+    for request in running:
+        if not left:
+            break
+        taken = min(left, request.prompt_left)
+        request.prompt_left -= taken
+        request.context += taken
+        left -= taken
+    return chunk - left
+
+
+def _accepted(rng: random.Random, alpha: float, k: int) -> int:
+    count = 0
+    while count < k and rng.random() < alpha:
+        count += 1
+    return count
+
+
+def _emit(request: _Request, num_tokens: int, now: float) -> None:
+    if request.output_left == request.num_output:
+        request.first_s = now
+    num_tokens = min(num_tokens, request.output_left)
+    request.output_left -= num_tokens
+    request.context += num_tokens
+
+
+def _finish(
+    running: list[_Request], found: Outcome, now: float, num_warm_up: int
+) -> list[_Request]:
+    for request in running:
+        if request.output_left == 0:
+            found.num_requests += 1
+            found.num_tokens += request.num_output
+            if found.num_requests <= num_warm_up:
+                continue
+            found.ttft_s.append(request.first_s - request.arrived_s)
+            if request.num_output > 1:
+                found.tpot_s.append((now - request.first_s) / (request.num_output - 1))
+    return [request for request in running if request.output_left]
+
+
+def percentile(values: Seq[float], share: float) -> float:
+    """The smallest value that `share` of all do not exceed; 0 of nothing."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

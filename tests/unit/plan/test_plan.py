@@ -1,0 +1,157 @@
+"""Capacity planning: costs, the simulated replica against queueing theory, fleets."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from outrider.cli.app import app
+from outrider.cli.border import run
+from outrider.errors import ConfigError
+from outrider.plan.costs import (
+    Curves,
+    Hardware,
+    ModelSize,
+    Roofline,
+    best_k,
+    between,
+    break_even_batch,
+)
+from outrider.plan.fleet import Goal, Replica, plan
+from outrider.plan.simulate import Load, percentile, simulate
+from outrider.theory import expected_tokens
+
+HARDWARE = Hardware(bandwidth=1e12, flops=1e14, memory=8e10, efficiency=1.0, overhead_s=0.0)
+TARGET = ModelSize(num_parameters=1e9, kv_bytes_per_token=1e5)
+DRAFT = ModelSize(num_parameters=1e8)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A pass costs the same whatever is in it; drafting is free."""
+
+    seconds: float = 0.01
+
+    def pass_s(self, num_tokens: int, context: float) -> float:
+        return self.seconds
+
+    def draft_s(self, num_sequences: int, num_draft_tokens: int) -> float:
+        return 0.0
+
+
+def test_a_pass_is_bound_by_reading_then_by_computing() -> None:
+    costs = Roofline(hardware=HARDWARE, target=TARGET)
+    assert costs.pass_s(1, 0) == pytest.approx(2e9 / 1e12)
+    assert costs.pass_s(1000, 0) == pytest.approx(2 * 1e9 * 1000 / 1e14)
+    assert costs.pass_s(1, 10_000) == pytest.approx((2e9 + 1e9) / 1e12)
+    two = Roofline(hardware=HARDWARE, target=TARGET, degree=2)
+    assert costs.pass_s(1, 0) / 2 < two.pass_s(1, 0) < costs.pass_s(1, 0) / 2 + 0.01
+
+
+def test_speculation_pays_until_computing_costs_more_than_reading() -> None:
+    costs = Roofline(hardware=HARDWARE, target=TARGET, draft=DRAFT)
+    assert best_k(costs, 0.8, 1, 0) > 0
+    assert best_k(costs, 0.8, 512, 0) == 0
+    assert best_k(costs, 0.01, 1, 0) == 0
+    even = break_even_batch(costs, 0.8, 0, 512)
+    assert even is not None
+    assert best_k(costs, 0.8, even - 1, 0) > 0
+
+
+def test_what_does_not_fit_has_no_capacity() -> None:
+    small = Hardware(bandwidth=1e12, flops=1e14, memory=1e9)
+    assert Roofline(hardware=small, target=TARGET).capacity() < 0
+    assert Roofline(hardware=HARDWARE, target=TARGET).capacity() == pytest.approx(7e10 / 1e5)
+
+
+def test_curves_are_read_and_interpolated() -> None:
+    record = {
+        "verify_s": {"1": 0.001, "9": 0.003},
+        "overhead_s": {"1": 0.0001},
+        "draft_s": {"draft-model": {"1": {"1": 0.0002, "4": 0.0008}}},
+    }
+    curves = Curves.read(record, "draft-model")
+    assert curves.pass_s(5, 0) == pytest.approx(0.0021)
+    assert curves.draft_s(3, 2) == pytest.approx(0.0004)
+    with pytest.raises(ConfigError, match="doctor"):
+        Curves.read(record, "ngram")
+    assert between({1: 1.0, 2: 2.0}, 4) == pytest.approx(4.0)
+
+
+def test_an_idle_replica_needs_a_pass_per_token() -> None:
+    load = Load(rate=0.01, prompt_tokens=10, output_tokens=50)
+    found = simulate(Constant(), load, num_requests=50)
+    assert percentile(found.ttft_s, 0.5) == pytest.approx(0.01)
+    assert percentile(found.tpot_s, 0.5) == pytest.approx(0.01)
+    assert found.is_stable
+
+
+def test_acceptance_speeds_up_by_what_theory_says() -> None:
+    load = Load(rate=0.01, prompt_tokens=10, output_tokens=400)
+    found = simulate(Constant(), load, alpha=0.7, num_requests=60)
+    mean = sum(found.tpot_s) / len(found.tpot_s)
+    assert mean == pytest.approx(0.01 / expected_tokens(0.7, 8), rel=0.05)
+
+
+def test_littles_law_holds() -> None:
+    load = Load(rate=20, prompt_tokens=10, output_tokens=40)
+    found = simulate(Constant(), load, num_requests=2000)
+    stay = sum(found.ttft_s) / len(found.ttft_s) + 0.01 * 40
+    assert found.mean_batch * found.utilisation == pytest.approx(20 * stay, rel=0.1)
+    assert found.tokens_per_s == pytest.approx(800, rel=0.1)
+
+
+def test_too_much_is_noticed() -> None:
+    load = Load(rate=100, prompt_tokens=10, output_tokens=100)
+    assert not simulate(Constant(), load, max_sequences=4, num_requests=300).is_stable
+
+
+def test_memory_limits_the_batch() -> None:
+    load = Load(rate=20, prompt_tokens=10, output_tokens=40)
+    found = simulate(Constant(), load, capacity=100, num_requests=100)
+    assert found.mean_batch < 4
+
+
+def test_ten_thousand_requests_a_second_scale_in_proportion() -> None:
+    replica = Replica(costs=Roofline(hardware=HARDWARE, target=TARGET, draft=DRAFT))
+
+    def fleet(rate: float, speculate: bool) -> int:
+        load = Load(rate=rate, prompt_tokens=40, output_tokens=10)
+        return plan(
+            lambda degree: replica if degree == 1 else None,
+            load,
+            Goal(ttft_s=0.1, tpot_s=0.02),
+            alpha=0.8,
+            speculate=speculate,
+            num_requests=100,
+        ).num_replicas
+
+    small, large = fleet(2000, False), fleet(10_000, False)
+    assert large == pytest.approx(5 * small, rel=0.4)
+    assert fleet(10_000, True) <= large
+
+
+def test_a_goal_nobody_can_keep_is_refused() -> None:
+    load = Load(rate=1, prompt_tokens=10, output_tokens=40)
+    with pytest.raises(ConfigError, match="no fleet"):
+        plan(
+            lambda degree: Replica(costs=Constant()),
+            load,
+            Goal(tpot_s=0.001),
+            alpha=0.0,
+            speculate=False,
+            num_requests=50,
+        )
+
+
+def test_the_command_prints_both(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    args = ["plan", "--rate", "1", "--price", "2", "--output-tokens", "8", "--json"]
+    assert run(app, args) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert record["with"]["devices"] <= record["without"]["devices"]
+    assert record["with"]["cost_per_million_tokens"] > 0
+    assert run(app, ["plan", "--alpha", "2"]) == 2
+    assert run(app, ["plan", "--curves", str(tmp_path / "none.json")]) == 2
