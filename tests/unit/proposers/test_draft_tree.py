@@ -40,7 +40,7 @@ def engine_for(
         draft_model=str(folder / draft),
         proposer="draft-tree",
         num_draft_tokens=12,
-        proposer_options={"draft-tree": options},
+        proposer_options={"draft-tree": options, "draft-model": {"dtype": "float32"}},
         backend=backend,
         block_size=4,
         kv_tokens=512,
