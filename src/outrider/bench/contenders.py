@@ -37,6 +37,7 @@ class Run:
     seconds: float
     num_tokens: int  # emitted in these seconds
     stats: SpeculationStats | None = None  # of these seconds
+    steps: list[tuple[int, float]] = field(default_factory=list)  # (tokens of the pass, seconds)
 
 
 class Contender(Protocol):
@@ -71,6 +72,7 @@ class Ours:
         ]
         waiting = set(ids)
         stats = SpeculationStats()
+        steps: list[tuple[int, float]] = []
         started = perf_counter()
         for report in engine.run(ids):
             if waiting:
@@ -78,9 +80,12 @@ class Ours:
                 started = perf_counter()
             else:
                 stats.add_report(report)
+                timing = report.timing
+                took = timing.draft_s + timing.verify_s + timing.other_s
+                steps.append((timing.num_tokens, took))
         seconds = perf_counter() - started
         outputs = [engine.collect(request_id).tokens for request_id in ids]
-        return Run(outputs, seconds, stats.num_tokens, stats)
+        return Run(outputs, seconds, stats.num_tokens, stats, steps)
 
     def close(self) -> None:
         pass

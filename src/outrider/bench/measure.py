@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from outrider.bench.contenders import PLAIN, Contender, Job, Ours, Run
@@ -12,6 +13,8 @@ from outrider.engine.request import Request, Speculation
 from outrider.prove.checks import near_tie
 from outrider.prove.identity import explain
 from outrider.statistics import SpeculationStats
+
+DISTURBED = 1.3  # times the median: longer steps met somebody else's work
 
 Tell = Callable[[str], None]
 
@@ -24,6 +27,7 @@ class Record:
     seconds: list[float] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     stats: SpeculationStats | None = None
+    steps: list[tuple[int, float]] = field(default_factory=list)
     num_outputs: int = 0
     num_identical: int = 0
     num_near_ties: int = 0
@@ -36,6 +40,19 @@ class Record:
     def speedup(self, plain: Record) -> Estimate:
         """Ratio of the rates, repeat by repeat: neighbours in time."""
         return estimate([a / b for a, b in zip(self.rates, plain.rates, strict=True)])
+
+    @property
+    def undisturbed_rate(self) -> float:
+        """Tokens per second if no step had met a busy moment of the machine.
+
+        A step that took much longer than the median over as many tokens counts as that median.
+        """
+        kinds: dict[int, list[float]] = {}
+        for num_tokens, seconds in self.steps:
+            kinds.setdefault(num_tokens, []).append(seconds)
+        usual = {n: median(found) for n, found in kinds.items()}
+        total = sum(s if s < DISTURBED * usual[n] else usual[n] for n, s in self.steps)
+        return sum(self.num_tokens) / total if total else 0.0
 
     @property
     def exactness(self) -> str:
@@ -91,6 +108,7 @@ def _run(contender: Contender, group: list[Job]) -> Run:
         total.seconds += run.seconds
         total.num_tokens += run.num_tokens
         total.stats = _sum(total.stats, run.stats)
+        total.steps += run.steps
     return total
 
 
@@ -106,6 +124,7 @@ def _count(record: Record, runs: list[Run]) -> None:
     record.num_tokens.append(sum(run.num_tokens for run in runs))
     for run in runs:
         record.stats = _sum(record.stats, run.stats)
+        record.steps += run.steps
 
 
 def _compare(records: dict[str, Record], runs: dict[str, list[Run]], jobs: Sequence[Job]) -> None:
@@ -149,6 +168,7 @@ def row(record: Record, plain: Record, **labels: Any) -> dict[str, Any]:
         "num_repeats": len(record.seconds),
     }
     if record.stats is not None:
+        entry["undisturbed_speedup"] = record.undisturbed_rate / plain.undisturbed_rate
         entry |= figures(record.stats)
     return entry
 

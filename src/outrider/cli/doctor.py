@@ -147,7 +147,7 @@ def measure_advice(
             [plain(engine), Ours("advised", engine, wish)],
             group,
             batch=entry.batch,
-            repeats=3,
+            repeats=2,
             tell=tell,
         )
         found[entry.batch] = records["advised"].speedup(records[PLAIN]).value

@@ -20,7 +20,7 @@ from outrider.statistics import SpeculationStats
 
 BATCHES = (1, 4, 16)
 COUNTS = {1: (1, 3, 5, 8), 4: (1, 3, 6), 16: (1, 4)}  # draft lengths that are timed, by batch
-ROUNDS = 4
+ROUNDS = 3
 TIMED_TOKENS = 32
 SURVIVAL_TOKENS = 96
 DEEPEST = 12
