@@ -92,8 +92,9 @@ class Contestant:
 
 
 def ratios(ours: Contestant, other: Contestant, num_streams: int) -> float:
-    """The median of the ratios inside each round: a busy moment falls on both."""
-    pairs = zip(ours.rates(num_streams), other.rates(num_streams), strict=True)
+    """The median of the ratios inside each round both were in: a busy moment falls on both."""
+    theirs = other.rates(num_streams)
+    pairs = zip(ours.rates(num_streams)[-len(theirs) :], theirs, strict=True)
     return median([a / b for a, b in pairs])
 
 
@@ -155,66 +156,84 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--budget-s", type=float, default=330, help="begin no round after that")
+    parser.add_argument("--budget-s", type=float, default=300, help="no round with vLLM after that")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--vllm", type=Path, help="the Python of an environment with vLLM")
     parser.add_argument("--write", action="store_true", help="write results/serve_load")
     asked = parser.parse_args()
     with ExitStack() as stack:
         url, process = stack.enter_context(outrider_server("bundled"))
-        ours = [
-            Contestant("outrider auto", url, process),
-            Contestant("outrider off", url, process, speculation={"off": True}),
-        ]
-        contestants = list(ours)
-        if asked.vllm is not None:
-            for name, args in (
-                ("vLLM plain", []),
-                ("vLLM draft model", ["--speculative-config", VLLM_DRAFT]),
-            ):
-                try:
-                    url, process = stack.enter_context(vllm_server(asked.vllm, TARGET, *args))
-                except SystemExit as error:
-                    print(f"without {name}: {error}")
-                    continue
-                contestants.append(Contestant(name, url, process))
-        for contestant in list(contestants):
-            try:
-                for n in (1, 8):  # warm up
-                    contestant.run(n, -1, 16)
-            except (RuntimeError, OSError) as error:
-                if contestant in ours:
-                    raise
-                print(f"without {contestant.name}: {error}")
-                contestants.remove(contestant)
-            contestant.cells.clear()
-            contestant.texts.clear()
-        started = time.monotonic()
+
+        def servings() -> list[Contestant]:
+            return [
+                Contestant("outrider auto", url, process),
+                Contestant("outrider off", url, process, speculation={"off": True}),
+            ]
+
+        contestants = servings()
+        warm_up(contestants)
         num_rounds = 0
-        while num_rounds < asked.rounds and time.monotonic() - started < asked.budget_s:
+
+        def play() -> None:
+            nonlocal num_rounds
             for n in asked.streams:
                 for contestant in contestants:
                     contestant.run(n, num_rounds, asked.max_tokens)
             num_rounds += 1
-            tables = {  # after every round: a long run that is cut short was not in vain
-                "Ratios, medians of rounds": compare(contestants, asked.streams),
-                "Every contestant": [c.row(n) for n in asked.streams for c in contestants],
-            }
-            publish(tables, asked, num_rounds)
-        costs = overhead(ours, asked.rounds + 2, 2 * asked.max_tokens, 8)
-        publish(tables | {"Server over engine": costs}, asked, num_rounds)
+            publish(contestants, costs, asked)  # a long run that is cut short was not in vain
+
+        costs: list[dict[str, Any]] = []
+        for _ in range(asked.rounds):
+            play()
+        costs = overhead(servings(), asked.rounds + 1, 2 * asked.max_tokens, 8)
+        if asked.vllm is not None:
+            contestants += rivals(stack, asked.vllm)
+            started = time.monotonic()
+            for _ in range(asked.rounds):
+                if time.monotonic() - started < asked.budget_s:
+                    play()
+
+
+def warm_up(contestants: list[Contestant]) -> None:
+    for contestant in contestants:
+        for n in (1, 8):
+            contestant.run(n, -1, 16)
+        contestant.cells.clear()
+        contestant.texts.clear()
+
+
+def rivals(stack: ExitStack, python: Path) -> list[Contestant]:
+    """vLLM plain and with the bundled draft model; without what does not start."""
+    found = []
+    for name, args in (
+        ("vLLM plain", []),
+        ("vLLM draft model", ["--speculative-config", VLLM_DRAFT]),
+    ):
+        try:
+            url, process = stack.enter_context(vllm_server(python, TARGET, *args))
+            contestant = Contestant(name, url, process)
+            warm_up([contestant])
+            found.append(contestant)
+        except (SystemExit, RuntimeError, OSError) as error:
+            print(f"without {name}: {error}")
+    return found
 
 
 def publish(
-    tables: dict[str, list[dict[str, Any]]], asked: argparse.Namespace, num_rounds: int
+    contestants: list[Contestant], costs: list[dict[str, Any]], asked: argparse.Namespace
 ) -> None:
+    tables = {"Ratios, medians of rounds": compare(contestants, asked.streams)}
+    if costs:
+        tables["Server over engine"] = costs
+    tables["Every contestant"] = [c.row(n) for n in asked.streams for c in contestants]
     if not asked.write:
         for heading, table in tables.items():
             print(heading, *table, sep="\n")
         return
     notes = (
-        f"Greedy, {asked.max_tokens} tokens a stream, the bundled 25M target, {num_rounds} rounds. "
-        "The client runs on the same cores. TPOT: time per token after the first."
+        f"Greedy, {asked.max_tokens} tokens a stream, the bundled 25M target. Rounds come in two "
+        "parts, first without and then with vLLM; ratios are taken inside rounds. The client runs "
+        "on the same cores. TPOT: time per token after the first."
     )
     report.write("serve_load", "Concurrent streams", tables, notes)
 
