@@ -186,6 +186,7 @@ def main() -> None:
         for _ in range(asked.rounds):
             play()
         costs = overhead(servings(), asked.rounds + 1, 2 * asked.max_tokens, 8)
+        publish(contestants, costs, asked)
         if asked.vllm is not None:
             contestants += rivals(stack, asked.vllm)
             started = time.monotonic()
