@@ -6,8 +6,8 @@ fast the machine is now (one factor, which moves fast: machines slow down and re
 and what its own cell costs. Drafts are priced in units of that factor, so that the price of what
 is not done at the moment follows the machine too.
 
-Clocks only ever err upwards: a busy moment makes a step dear, nothing makes it cheap. So prices
-fall faster than they rise and settle near what an undisturbed step takes, every cell alike. And
+Clocks only ever err upwards: a busy moment makes a step dear, nothing makes it cheap. So a step
+counts as at most a little dearer than expected, and prices settle near the median of steps. And
 where a measured table is much too dear it was itself measured in a busy moment: then the first few
 steps overrule it, and what no step has visited yet becomes cheaper with them.
 
@@ -31,7 +31,7 @@ NUM_KNOWN = 100  # steps that make a guess as good as a measurement
 KNOTS = [*range(8), *(n << e for e in range(9) for n in range(8, 16)), 8192]
 LOCAL_RATE = 0.03  # of a knot's error that one step corrects
 SCALE_RATE = 0.05  # of the whole table's, once it is known
-RISE = 0.3  # the same for steps that took longer, in these terms ...
+RISE = 0.8  # the same for steps that took longer, in these terms ...
 MOST_RISE = 1.3  # ... and as if by this factor at most
 TOO_DEAR = 0.75  # below this part of what the table says, a cell's first steps ...
 NEW_VISITS = 12  # ... as many ...
