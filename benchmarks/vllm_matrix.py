@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def native(works: list[Figures], **config: Any) -> Figures:
 
 
 def matrix() -> None:
-    plain = LLM("bundled", dtype="float32", num_draft_tokens=0)
+    plain = plain_engine()
     jobs = works(plain)
     chain = {"proposer_options": {"medusa": {"children": 1}, "eagle3": {"children": 1}}}
     exported = heads()
@@ -143,7 +144,7 @@ def matrix() -> None:
 
 def sampled() -> None:
     """Temperature 1 under the ratio rule with sampled drafts, vLLM as it is and repaired."""
-    plain = LLM("bundled", dtype="float32", num_draft_tokens=0)
+    plain = plain_engine()
     jobs = works(plain, 1.0, ("code",))
     jobs[0]["prompts"] *= 3
     draft = {"method": "draft_model", "model": str(bundled_path("draft"))}
@@ -161,7 +162,7 @@ def sampled() -> None:
 
 def parallel() -> None:
     """Two tensor-parallel workers, one core each."""
-    plain = LLM("bundled", dtype="float32", num_draft_tokens=0)
+    plain = plain_engine()
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0|1")
     in_vllm(
         "parallel",
@@ -269,8 +270,7 @@ def serve() -> None:
     """A real vLLM behind the front: predictions, a killed worker, a restart, a drain."""
     found: Figures = {}
     record = json.loads((TEXTS / "edit.jsonl").read_text().splitlines()[0])
-    llm = LLM("bundled", dtype="float32", num_draft_tokens=0)
-    plain = llm.generate(record["prompt"], max_tokens=LENGTH, ignore_eos=True)
+    plain = plain_engine().generate(record["prompt"], max_tokens=LENGTH, ignore_eos=True)
     body = {
         "prompt": record["prompt"],
         "max_tokens": LENGTH,
@@ -356,27 +356,33 @@ def length(found: Figures) -> float:
     return 1 + found["accepted"] / found["drafts"] if found["drafts"] else 1.0
 
 
-def compare(engine: LLM, work: Figures, theirs: list[Any], ours: list[Any]) -> tuple[int, int, int]:
+def compare(work: Figures, theirs: list[Any], ours: list[Any]) -> tuple[int, int, int]:
     """Outputs that are identical, part at a near-tie, differ otherwise."""
     same = ties = other = 0
     for prompt, mine, yours in zip(work["prompts"], ours, theirs, strict=True):
+        if mine == yours:
+            same += 1
+            continue
         params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
         request = Request("explain", prompt, params, Speculation(num_draft_tokens=0), 0)
-        found = explain(engine.engine, request, 0, mine, yours)
-        if found is None:
-            same += 1
-        elif found.margin < 10 * NEAR_TIE:  # two engines round more differently than one
+        found = explain(plain_engine().engine, request, 0, mine, yours)
+        if found is not None and found.margin < 10 * NEAR_TIE:  # two engines round differently
             ties += 1
         else:
             other += 1
     return same, ties, other
 
 
+@cache
+def plain_engine() -> LLM:
+    return LLM("bundled", dtype="float32", num_draft_tokens=0)
+
+
 def write() -> None:
     tables: dict[str, list[dict[str, Any]]] = {}
-    llm = LLM("bundled", dtype="float32", num_draft_tokens=0)
     theirs, ours = load("matrix"), load("native")
-    for work in works(llm):
+    jobs = {work["name"]: work for work in load("matrix-job")["works"]}
+    for work in jobs.values():
         name = work["name"]
         rows = []
         for drafter, found in theirs.items():
@@ -386,7 +392,7 @@ def write() -> None:
                 rows.append({"drafter": drafter, "identical": found["error"]})
                 continue
             got, mine = found[name], ours.get(drafter, {}).get(name)
-            same, ties, other = compare(llm, work, got["tokens"], ours["plain"][name]["tokens"])
+            same, ties, other = compare(work, got["tokens"], ours["plain"][name]["tokens"])
             rows.append(
                 {
                     "drafter": drafter,
@@ -421,9 +427,8 @@ def write() -> None:
         if "error" in found:
             rows.append({"drafter": drafter, "identical": found["error"], "vLLM length": ""})
             continue
-        work = works(llm, names=("edit",))[0]
         same, ties, other = compare(
-            llm, work, found["edit"]["tokens"], ours["plain"]["edit"]["tokens"]
+            jobs["edit"], found["edit"]["tokens"], ours["plain"]["edit"]["tokens"]
         )
         shown = f"{same} of {NUM_PROMPTS}, {ties} near-ties, {other} different"
         rows.append({"drafter": drafter, "identical": shown, "vLLM length": length(found["edit"])})
