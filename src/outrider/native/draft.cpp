@@ -280,7 +280,7 @@ int32_t run_draft(OutriderModel& m, const StepArgs& given, const DraftParams& p,
   if (const int32_t code = f.begin(extra, &length)) return code;
   if (s.num_tokens == 0) return OUTRIDER_OK;
   const size_t rows = f.active.size();
-  bool filters = !f.scratch.empty();
+  const bool filters = !f.scratch.empty();  // they look at whole rows
   f.chunks = blocks || filters || int(rows) >= s.threads || m.config.num_tokens < 2048 ? 1 : s.threads;
   f.drawn.resize(rows * size_t(f.chunks));
   f.logits.resize(blocks ? 0 : rows * m.config.vocab);

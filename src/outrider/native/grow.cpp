@@ -17,7 +17,6 @@ struct Tree {
   std::vector<float> score;
   std::vector<int32_t> fed, lineage;   // nodes in the order they were fed, their parents among these
   std::vector<float> states;           // EAGLE-3: [1 + fed][hidden], of the root first
-  std::vector<int32_t> expanding;      // nodes of the pass in flight; -1 is the root
 
   std::vector<int32_t> best() const {
     std::vector<int32_t> order(tokens.size());
