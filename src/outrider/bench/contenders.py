@@ -43,17 +43,12 @@ class Run:
 class Contender(Protocol):
     name: str
     reference: str | None  # whose output it must reproduce; None: nobody's
-    most_at_once: int  # prompts of one group that it can decode together
 
     def run(self, jobs: Sequence[Job]) -> Run: ...
-
-    def close(self) -> None: ...
 
 
 class Ours:
     """One way of speculating (or none) on an engine that all our contenders share."""
-
-    most_at_once = 1 << 20
 
     def __init__(self, name: str, engine: Engine, speculation: Speculation) -> None:
         self.name = name
@@ -86,9 +81,6 @@ class Ours:
         seconds = perf_counter() - started
         outputs = [engine.collect(request_id).tokens for request_id in ids]
         return Run(outputs, seconds, stats.num_tokens, stats, steps)
-
-    def close(self) -> None:
-        pass
 
 
 def plain(engine: Engine) -> Ours:

@@ -78,7 +78,7 @@ def measure(
 
     A first round that is not counted warms up caches, threads and what adapts itself.
     """
-    groups = batches(jobs, batch)
+    groups = [jobs[i : i + batch] for i in range(0, len(jobs), batch)]
     records = {contender.name: Record(contender) for contender in contenders}
     for repeat in range(-1, repeats):
         turn = repeat % len(contenders)
@@ -87,29 +87,12 @@ def measure(
         for number, group in enumerate(groups):
             for contender in order:
                 tell(f"{contender.name}, round {repeat + 1}, group {number + 1} of {len(groups)}")
-                runs[contender.name].append(_run(contender, group))
+                runs[contender.name].append(contender.run(group))
         if repeat >= 0:
             for record in records.values():
                 _count(record, runs[record.contender.name])
             _compare(records, runs, jobs)
     return records
-
-
-def batches(jobs: Sequence[Job], size: int) -> list[list[Job]]:
-    return [list(jobs[i : i + size]) for i in range(0, len(jobs), size)]
-
-
-def _run(contender: Contender, group: list[Job]) -> Run:
-    """In as many parts as it needs; their times add up."""
-    total = Run([], 0.0, 0)
-    for part in batches(group, contender.most_at_once):
-        run = contender.run(part)
-        total.outputs += run.outputs
-        total.seconds += run.seconds
-        total.num_tokens += run.num_tokens
-        total.stats = _sum(total.stats, run.stats)
-        total.steps += run.steps
-    return total
 
 
 def _sum(a: SpeculationStats | None, b: SpeculationStats | None) -> SpeculationStats | None:
