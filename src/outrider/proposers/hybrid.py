@@ -80,6 +80,24 @@ class Worth:
         )
 
 
+class PassPrices:
+    """What a pass of the target takes, by how many nodes it verifies, in buckets that double."""
+
+    def __init__(self) -> None:
+        self._by_width: dict[int, Seconds] = {}
+
+    def add(self, num_nodes: int, seconds: float) -> None:
+        self._by_width.setdefault(num_nodes.bit_length(), Seconds()).add(seconds)
+
+    def of(self, num_nodes: int) -> float:
+        """As seen, or as the nearest width that was; 0 where none was."""
+        if not self._by_width:
+            return 0.0
+        width = num_nodes.bit_length()
+        nearest = min(self._by_width, key=lambda known: (abs(known - width), known))
+        return self._by_width[nearest].mean
+
+
 class Seconds:
     """What something takes lately; single outliers (a prompt to catch up on) count little."""
 
@@ -129,7 +147,8 @@ class HybridProposer:
         self._shared = {part.name: Worth() for part in self._parts}
         self._tracks: dict[int, _Track] = {}
         self._draft_s = {drafter.name: Seconds() for drafter in drafters}
-        self._target_s = Seconds()
+        self._target_s = PassPrices()
+        self._num_nodes = 0  # of the pass that is under way
         self._proposed_at: float | None = None
 
     @classmethod
@@ -157,7 +176,8 @@ class HybridProposer:
                     if gain > gains[i]:
                         proposals[i], gains[i] = found, gain
         budgets = [min(budget, self._draft_tokens) for budget in budgets]
-        drafter, members = self._choose(tracks, budgets, gains)
+        sizes = [len(proposal) for proposal in proposals]
+        drafter, members = self._choose(tracks, budgets, gains, sizes)
         if drafter is not None:
             started = perf_counter()
             drafts = drafter.propose([views[i] for i in members], [budgets[i] for i in members])
@@ -166,12 +186,13 @@ class HybridProposer:
                 if draft.tokens:
                     self._try(drafter, views[i], tracks[i], draft, budgets[i])
                     proposals[i] = draft
+        self._num_nodes = sum(map(len, proposals))
         self._proposed_at = perf_counter()
         return proposals
 
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
         if self._proposed_at is not None:
-            self._target_s.add(perf_counter() - self._proposed_at)
+            self._target_s.add(self._num_nodes, perf_counter() - self._proposed_at)
             self._proposed_at = None
         for part in self._parts:
             part.observe(views, seen)
@@ -193,24 +214,32 @@ class HybridProposer:
         return track
 
     def _choose(
-        self, tracks: list[_Track], budgets: Seq[int], gains: list[float]
+        self, tracks: list[_Track], budgets: Seq[int], gains: list[float], sizes: list[int]
     ) -> tuple[Proposer | None, list[int]]:
-        """The drafter to ask in this step, if any, and for which sequences."""
+        """The drafter to ask in this step, if any, and for which sequences.
+
+        `sizes` and `gains` are of the look-ups' drafts, which the others keep.
+        """
         best: tuple[Proposer | None, list[int]] = (None, [])
-        target_s = self._target_s.mean
+        target_s = self._target_s.of(sum(sizes))
         rate = (len(gains) + sum(gains)) / target_s if target_s else 0.0
         for drafter in self._drafters:
             expected = [
                 track.worth[drafter.name].expected(budget)
                 for track, budget in zip(tracks, budgets, strict=True)
             ]
-            members = [i for i, gain in enumerate(gains) if expected[i] > gain]
-            total = sum(max(pair) for pair in zip(expected, gains, strict=True))
-            seconds = self._draft_s[drafter.name].mean + target_s
-            # Until it is known what things take, a drafter that promises more is worth a try.
-            if members and (not seconds or (len(gains) + total) / seconds > rate):
-                best = (drafter, members)
-                rate = (len(gains) + total) / seconds if seconds else rate
+            # Where it promises more, or everywhere: its drafts may make for a narrower pass.
+            better = [i for i, gain in enumerate(gains) if expected[i] > gain]
+            for members in (better, list(range(len(gains)))):
+                tokens, num_nodes = float(len(gains)), 0
+                for i, gain in enumerate(gains):
+                    tokens += expected[i] if i in members else gain
+                    num_nodes += budgets[i] if i in members else sizes[i]
+                seconds = self._draft_s[drafter.name].mean + self._target_s.of(num_nodes)
+                # Until it is known what things take, a drafter that promises more is worth a try.
+                if members and (tokens / seconds > rate if seconds else members is better):
+                    best = (drafter, members)
+                    rate = tokens / seconds if seconds else rate
         return best
 
     def _try(
