@@ -29,10 +29,17 @@ def repair_expand() -> None:
     """vLLM 0.32's CPU kernel computes into a copy of `output` unless that is int64."""
     from vllm.utils import cpu_triton_utils
 
-    def expand(output: Any, values: Any, ends: Any, old: Any, new: Any, **_: Any) -> None:
+    def expand(  # vLLM calls it by these names
+        output: Any,
+        input_val: Any,
+        cu_num_tokens: Any,
+        replace_from: Any,
+        replace_to: Any,
+        MAX_NUM_TOKENS: Any = None,
+    ) -> None:
         start = 0
-        for value, end in zip(values.tolist(), ends.tolist(), strict=True):
-            output[start:end] = new if value == old else value
+        for value, end in zip(input_val.tolist(), cu_num_tokens.tolist(), strict=True):
+            output[start:end] = replace_to if value == replace_from else value
             start = end
 
     cpu_triton_utils._expand_kernel_impl = expand
