@@ -2,8 +2,8 @@
 
 Three ways to decode the same tokens, in turns within one process: a bare loop that does nothing but
 the target's forward and an argmax (or a seeded draw) per token, not even text; the engine with no
-proposer; and the engine with a proposer whose budget is zero. What counts are the medians of the
-ratios of neighbours.
+proposer; and the engine with a proposer whose budget is zero. Every step is timed for itself, and
+what counts are medians over all steps: other people's load comes in bursts.
 
     python benchmarks/overhead.py [--backend torch|native] [--repeats 15] [--tokens 128]
 """
@@ -27,14 +27,16 @@ from outrider.sampling import RowParams, SamplingParams, draw_tokens
 PROMPT = "def quicksort(items):\n    "
 
 
-def bare_loop(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[list[int], float]:
-    """The least that decoding can do on this model; returns the tokens and seconds per token."""
+def bare_loop(
+    engine: Engine, prompt: list[int], params: SamplingParams
+) -> tuple[list[int], list[float]]:
+    """The least that decoding can do on this model; returns the tokens and each one's seconds."""
     kv, target = engine.parts.kv, engine.parts.target
     tokens = list(prompt)
     kv.reserve(-1, len(prompt) + params.max_tokens)
     table = kv.table(-1)[None]
     rows = RowParams.of([params], [1])
-    computed, started = 0, 0.0
+    computed, times = 0, []
     while len(tokens) < len(prompt) + params.max_tokens:
         new = tokens[computed:]
         batch = StepBatch(
@@ -49,27 +51,18 @@ def bare_loop(engine: Engine, prompt: list[int], params: SamplingParams) -> tupl
         computed = len(tokens)
         key = draw_key(params.seed or 0, 0, len(tokens), Stream.TARGET)
         tokens += draw_tokens(logits, rows, [key])
-        if computed == len(prompt):
-            started = time.perf_counter()  # the prompt is not what is measured
-    took = time.perf_counter() - started
+        times.append(time.perf_counter())
     kv.free(-1)
-    return tokens[len(prompt) :], took / (params.max_tokens - 1)
+    return tokens[len(prompt) :], np.diff(times).tolist()  # the prompt is not what is measured
 
 
 def engine_loop(
     engine: Engine, prompt: list[int], params: SamplingParams, proposer: str | None
-) -> tuple[list[int], float]:
+) -> tuple[list[int], list[float]]:
     speculation = Speculation(proposer=proposer, num_draft_tokens=0)
     request = engine.add(prompt, params, speculation=speculation)
-    started = 0.0
-    for _ in engine.run([request]):
-        started = started or time.perf_counter()
-    took = time.perf_counter() - started
-    return engine.collect(request).tokens, took / (params.max_tokens - 1)
-
-
-def ratio(ours: list[float], theirs: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+    times = [time.perf_counter() for _ in engine.run([request])]
+    return engine.collect(request).tokens, np.diff(times).tolist()
 
 
 def main() -> None:
@@ -90,13 +83,15 @@ def main() -> None:
         params = SamplingParams(
             temperature=temperature, seed=1, max_tokens=options.tokens, ignore_eos=True
         )
-        bare, plain, empty = [], [], []
+        bare: list[float] = []
+        plain: list[float] = []
+        empty: list[float] = []
         for _ in range(options.repeats):
             tokens, seconds = bare_loop(engine, prompt, params)
-            bare.append(seconds)
+            bare += seconds
             for taken, proposer in ((plain, None), (empty, "ngram")):
                 same, seconds = engine_loop(engine, prompt, params, proposer)
-                taken.append(seconds)
+                taken += seconds
                 assert same == tokens, "the engine must decode what the bare loop decodes"
         rows.append(
             {
@@ -104,8 +99,8 @@ def main() -> None:
                 "bare loop, ms/token": statistics.median(bare) * 1e3,
                 "engine, plain": statistics.median(plain) * 1e3,
                 "engine, empty drafts": statistics.median(empty) * 1e3,
-                "empty drafts / plain": ratio(empty, plain),
-                "empty drafts / bare loop": ratio(empty, bare),
+                "empty drafts / plain": statistics.median(empty) / statistics.median(plain),
+                "empty drafts / bare loop": statistics.median(empty) / statistics.median(bare),
             }
         )
     name = type(engine.parts.target).__name__
