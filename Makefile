@@ -35,7 +35,7 @@ demo: $(NATIVE)
 test: $(NATIVE)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from outrider import native
 
 # Timings vary on shared machines: a slow example is no failure.
 settings.register_profile(
@@ -17,6 +20,22 @@ settings.load_profile("outrider")
 _cache = tempfile.TemporaryDirectory(prefix="outrider-tests-")
 os.environ["OUTRIDER_CACHE"] = _cache.name  # not the user's
 torch.set_num_threads(1)  # the tensors of the tests are tiny
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores already
+    native.set_threads(1)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    from exactness.same_tokens import TALLY
+
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["same tokens"] = dict(TALLY)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    from exactness.same_tokens import TALLY
+
+    TALLY.update(getattr(node, "workeroutput", {}).get("same tokens", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
