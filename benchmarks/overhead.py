@@ -86,10 +86,11 @@ def main() -> None:
         bare: list[float] = []
         plain: list[float] = []
         empty: list[float] = []
-        for _ in range(options.repeats):
+        for turn in range(options.repeats):
             tokens, seconds = bare_loop(engine, prompt, params)
             bare += seconds
-            for taken, proposer in ((plain, None), (empty, "ngram")):
+            engines = [(plain, None), (empty, "ngram")]
+            for taken, proposer in engines if turn % 2 else engines[::-1]:
                 same, seconds = engine_loop(engine, prompt, params, proposer)
                 taken += seconds
                 assert same == tokens, "the engine must decode what the bare loop decodes"
