@@ -1,6 +1,6 @@
 """Rebuild the bundled family on one GPU in under 30 minutes.
 
-    python family/fetch.py && python family/build.py
+    python family/fetch.py && python family/build.py && python family/card.py
 
 Stages, in order, each of which can be run alone with --stage once those before it have run:
 
@@ -142,8 +142,11 @@ class Build:
 
     def record(self, name: str, report: Report, results: dict[str, Any]) -> None:
         corpus = json.loads((self.work / "corpus.json").read_text())["shards"]
+        data = {"corpus": corpus, "num_tokens": len(self.tokens("train"))}
+        if name != "target":
+            data["num_own_tokens"] = train_rows(self).numel()
         path = self.out / f"{name}.json"
-        write_provenance(path, report=report, results=results, data={"corpus": corpus})
+        write_provenance(path, report=report, results=results, data=data)
         print(f"RESULT {name} {json.dumps(results)}", flush=True)
 
 
@@ -205,7 +208,7 @@ def build_target(build: Build) -> None:
 
 def build_draft(build: Build, name: str) -> None:
     target = build.load("target")
-    table = train_rows(build, target)
+    table = train_rows(build)
     draft = llama(**build.shape(name), vocab_size=VOCABULARY, seed=1).to(build.device)
     recipe = DraftRecipe(draft, target, DraftConfig(compiled=build.compiled))
     text = Windows(build.tokens("train"), build.length, seed=2)
@@ -227,12 +230,13 @@ def build_draft(build: Build, name: str) -> None:
     build.record(name, report, results)
 
 
-def train_rows(build: Build, target: Any) -> torch.Tensor:
+def train_rows(build: Build) -> torch.Tensor:
     """The target's generations for training, made once per build."""
     path = build.work / f"own{'-tiny' if build.tiny else ''}.npy"
     if not path.exists():
         began = time.monotonic()
         shares = {1.0: 0.6, 0.7: 0.3, 0.0: 0.1}
+        target = build.load("target")
         table = build.own_rows(target, "train", 8 if build.tiny else build.options.own_rows, shares)
         np.save(path, table.cpu().numpy().astype(np.uint16))
         spent = time.monotonic() - began
@@ -242,7 +246,7 @@ def train_rows(build: Build, target: Any) -> torch.Tensor:
 
 def build_heads(build: Build) -> None:
     tokenizer = load_tokenizer(build.work / "tokenizer")
-    table = train_rows(build, build.load("target"))
+    table = train_rows(build)
     frozen = FrozenTarget(build.load("target"), compiled=build.compiled)
     common = {"compiled": build.compiled, "seed": 4}
     recipes: dict[str, HeadRecipe] = {

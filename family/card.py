@@ -1,7 +1,8 @@
-"""Write the model cards of the family: `python family/card.py`.
+"""Ship what build.py made and write the model cards: `python family/card.py`.
 
-A card says what a model was trained on, how, with what result, and the SHA-256 of every file; the
-hashes are also written to family/hashes.json, against which a test checks the shipped folders.
+The built models and their records are copied into the repository; what was not built again stays
+as it is. A card says what a model was trained on, how, with what result, and the SHA-256 of every
+file; the hashes are also written to family/hashes.json, against which a test checks the folders.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -25,14 +27,14 @@ RECIPES = {
     "draft": (
         "Llama-shaped, {size}. Distilled from the target: forward KL whose weight gives way to the "
         "total variation over the run (0 to 90 %), half of each batch text, half the target's own "
-        "generations (16.8 M tokens; 60 % at temperature 1, 30 % at 0.7, 10 % greedy). Muon and "
-        "AdamW, sequences of 2048."
+        "generations ({own:.1f} M tokens; 60 % at temperature 1, 30 % at 0.7, 10 % greedy). Muon "
+        "and AdamW, sequences of 2048."
     ),
 }
 RECIPES["mid"] = RECIPES["draft"]
 HEADS = (
-    " The target is frozen; half of each batch is text (36 M characters of the training files, "
-    "drawn at random), half the target's own generations (8.4 M tokens); forward KL giving way to "
+    " The target is frozen; half of each batch is text ({text}), half the target's own "
+    "generations ({own:.1f} M tokens); forward KL giving way to "
     "the total variation, weight 0.8^k for depth k. All three heads were trained in one run."
 )
 RECIPES["medusa"] = (
@@ -54,6 +56,20 @@ SIZES = {
     "eagle3": "One EAGLE-3 decoder layer, 512 wide",
     "dflash": "Two DFlash layers, 512 wide",
 }
+
+
+# What the records of the shipped models do not say: the heads were trained on a part of the text.
+UNRECORDED: dict[str, dict[str, Any]] = {
+    "models": {"text": "", "own": 16.8},
+    "heads": {"text": "36 M characters of the training files, drawn at random", "own": 8.4},
+}
+
+
+def amounts(name: str, data: dict[str, Any]) -> dict[str, Any]:
+    if "num_tokens" not in data:
+        return UNRECORDED["models" if name in ("target", "draft", "mid") else "heads"]
+    own = data.get("num_own_tokens", 0) / 1e6
+    return {"text": f"{data['num_tokens'] / 1e6:.0f} M tokens", "own": own}
 
 
 def file_hashes(folder: Path) -> dict[str, str]:
@@ -124,6 +140,9 @@ def results_section(name: str, record: dict[str, Any]) -> str:
 
 def write_card(name: str, models: Path, corpus: dict[str, Any], sample: str) -> dict[str, str]:
     folder = BUNDLED / name
+    if (models / name).exists():
+        shutil.copytree(models / name, folder, dirs_exist_ok=True)
+        shutil.copy(models / f"{name}.json", HERE / "provenance")
     record = json.loads((models / f"{name}.json").read_text())
     hashes = file_hashes(folder)
     run, machine = record["run"], record["environment"]
@@ -136,7 +155,7 @@ def write_card(name: str, models: Path, corpus: dict[str, Any], sample: str) -> 
         "or correct programs.",
         "## Data\n\n" + data_section(corpus),
         "## Recipe\n\n"
-        + RECIPES[name].format(size=SIZES[name])
+        + RECIPES[name].format(size=SIZES[name], **amounts(name, record["data"]))
         + f" {run['tokens'] / 1e6:.0f} M tokens in {run['num_steps']} steps, "
         f"{run['seconds'] / 60:.1f} minutes on one {machine['device']} (torch {machine['torch']}). "
         f"Command: `python family/{record['command']}`.",
