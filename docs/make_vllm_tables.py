@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.integrations.vllm.mapping import OPTIONS, PROPOSERS
+from outrider.integrations.vllm.mapping import OPTIONS, PROPOSERS, on_cpu_build
 
 PAGE = Path(__file__).parent / "how-to" / "run-on-vllm.md"
 
@@ -15,8 +15,10 @@ def tables() -> dict[str, list[str]]:
         f"| `--{option.name.replace('_', '-')}` | {option.fate} | {option.theirs} |"
         for option in OPTIONS
     ]
-    proposers = ["| proposer | in vLLM |", "|---|---|"]
-    proposers += [f"| `{name}` | {theirs} |" for name, theirs in PROPOSERS.items()]
+    proposers = ["| proposer | in vLLM | on its CPU build |", "|---|---|---|"]
+    proposers += [
+        f"| `{name}` | {theirs} | {on_cpu_build(name)} |" for name, theirs in PROPOSERS.items()
+    ]
     return {"options": options, "proposers": proposers}
 
 

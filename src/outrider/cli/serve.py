@@ -28,7 +28,6 @@ VLLM_ONLY = {
     "executor",
     "draft_table",
     "restarts",
-    "self_check",
     "vllm_args",
 }
 
@@ -186,14 +185,6 @@ DraftTable = Annotated[
 Restarts = Annotated[
     int, flags.option(VLLM, "Start vLLM again so often if it dies.", "--restarts", metavar="N")
 ]
-SelfCheck = Annotated[
-    bool,
-    flags.option(
-        VLLM,
-        "See whether vLLM samples exactly before serving; refuse to sample if not.",
-        "--self-check/--no-self-check",
-    ),
-]
 VllmArgs = Annotated[
     list[str] | None,
     flags.option(
@@ -257,7 +248,6 @@ def serve(
     executor: Executor = None,
     draft_table: DraftTable = None,
     restarts: Restarts = 0,
-    self_check: SelfCheck = True,
     vllm_args: VllmArgs = None,
     log_format: LogFormat = "text",
     log_level: LogLevel = "info",

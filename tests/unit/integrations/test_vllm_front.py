@@ -25,13 +25,24 @@ from outrider.testing import write_tiny_llama
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
 
+GPU = {"version": "0.32.0", "is_cpu": False, "has_triton": False}
+CPU = {"version": "0.32.0+cpu", "is_cpu": True, "has_triton": False}
+
+
+def write_program(folder: Path, build: dict[str, Any] | None) -> Path:
+    """An executable that could be vLLM's, beside an interpreter that says which build it is."""
+    contents = {"vllm": f'exec "{sys.executable}" "{STAND_IN}" "$@"'}
+    if build is not None:
+        contents["python"] = f"echo '{json.dumps(build)}'"
+    for name, line in contents.items():
+        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+        (folder / name).chmod(0o755)
+    return folder / "vllm"
+
+
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An executable that could be vLLM's."""
-    file = tmp_path_factory.mktemp("bin") / "vllm"
-    file.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STAND_IN}" "$@"\n')
-    file.chmod(0o755)
-    return file
+    return write_program(tmp_path_factory.mktemp("bin"), GPU)
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +78,6 @@ class Served:
 def serving(program: Path, model: Path, *flags: str, **environment: str) -> Iterator[Served]:
     port = free_port()
     command = [sys.executable, "-m", "outrider", "serve", str(model), "--backend", "vllm"]
-    if "--self-check" not in flags:
-        command.append("--no-self-check")
     process = subprocess.Popen(
         [*command, "--port", str(port), *flags],
         env={**os.environ, "OUTRIDER_VLLM": str(program), **environment},
@@ -155,14 +164,20 @@ def test_a_vllm_that_cannot_load_costs_one_line(program: Path, model: Path) -> N
         )
 
 
-def test_a_vllm_that_does_not_sample_its_own_law_may_not_sample(program: Path, model: Path) -> None:
-    """The stand-in reports even odds and always draws the same token."""
-    with serving(program, model, "--self-check") as served:
+def test_the_cpu_build_serves_greedy_requests_only(tmp_path: Path, model: Path) -> None:
+    with serving(write_program(tmp_path, CPU), model) as served:
         served.wait_until_ready()
         refused = served.complete("x", temperature=1)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "temperature")
+        assert "vLLM 0.32.0+cpu does not sample exactly" in refused.json()["error"]["message"]
         assert served.complete("x").status_code == 400  # 1 is the default
         assert served.complete("x", temperature=0).status_code == 200
+
+
+def test_without_drafts_the_cpu_build_may_sample(tmp_path: Path, model: Path) -> None:
+    with serving(write_program(tmp_path, CPU), model, "-k", "0") as served:
+        served.wait_until_ready()
+        assert served.complete("x", temperature=1).status_code == 200
 
 
 def test_nobody_outlives_a_stopped_child() -> None:

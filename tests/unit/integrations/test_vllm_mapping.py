@@ -21,6 +21,7 @@ from outrider.integrations.vllm.mapping import (
     PROPOSERS,
     Wish,
     command,
+    on_cpu_build,
     read_table,
     refuse,
     speculative_config,
@@ -127,7 +128,7 @@ def test_the_documented_tables_are_these() -> None:
     for option in OPTIONS:
         assert f"| `--{option.name.replace('_', '-')}` | {option.fate} | {option.theirs} |" in page
     for name, theirs in PROPOSERS.items():
-        assert f"| `{name}` | {theirs} |" in page
+        assert f"| `{name}` | {theirs} | {on_cpu_build(name)} |" in page
 
 
 # --- the speculative configuration ----------------------------------------------------------------

@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,6 @@ import typer
 
 from outrider.errors import ConfigError
 from outrider.integrations.vllm.mapping import Wish, command, read_table, refuse, shown
-from outrider.prove.checks import Check
-from outrider.prove.endpoint import OURS, Endpoint, check_sampled
-
-SELF_CHECK_TOKENS = 768
-# Texts that also look-ups have something to say about.
-REPETITIVE = (
-    "one two three four one two three four one two three four one two",
-    "def f(x):\n    return x\n\n\ndef g(x):\n    return x\n\n\ndef h(x):\n    return",
-    "import os\nimport sys\nimport os\nimport sys\nimport",
-    "0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3",
-)
 
 
 def serve_vllm(
@@ -41,6 +29,7 @@ def serve_vllm(
     refuse(given)
     wish = read_wish(options, given, name)
 
+    from outrider.integrations.vllm.build import examine, no_sampling, refuse_rule
     from outrider.integrations.vllm.child import Child, find_vllm, free_port
     from outrider.integrations.vllm.front import Front, make_front
     from outrider.integrations.vllm.mailbox import Mailbox
@@ -58,6 +47,8 @@ def serve_vllm(
         stall_timeout_s=options["stall_timeout"],
     )
     program = find_vllm()
+    build = examine(program)
+    refuse_rule(build, wish.verifier)
     inner = free_port()
     with tempfile.TemporaryDirectory(prefix="outrider-vllm-") as folder:
         predicts = wish.proposer in ("prediction", "hybrid") and wish.num_draft_tokens != 0
@@ -74,24 +65,19 @@ def serve_vllm(
         with listener:
             set_up(options["log_format"], options["log_level"])
             print(f"outrider: starting {shown(args)}", file=sys.stderr, flush=True)
-            url = f"http://127.0.0.1:{inner}"
-            checks = options["self_check"] and "--speculative-config" in args
+            why_not = no_sampling(build) if "--speculative-config" in args else None
+            if why_not is not None:
+                print(f"outrider: greedy requests only: {why_not}", file=sys.stderr, flush=True)
             front = Front(
                 config,
                 lambda: Child([str(program), *args], environment),
-                url,
+                f"http://127.0.0.1:{inner}",
                 max_requests=wish.max_sequences + config.max_queue,
                 restarts=options["restarts"],
                 mailbox=Mailbox(Path(folder)) if predicts else None,
-                self_check=partial(sampling_check, url, name) if checks else None,
+                no_sampling=why_not,
             )
             return run(front, make_front(front), listener)
-
-
-def sampling_check(url: str, model: str) -> Check:
-    """Whether a vLLM that speculates draws what its logprobs say."""
-    endpoint = Endpoint(url, model, extras=dict(OURS))
-    return check_sampled(endpoint, REPETITIVE, SELF_CHECK_TOKENS)
 
 
 def read_wish(options: Mapping[str, Any], given: Collection[str], name: str) -> Wish:

@@ -26,7 +26,6 @@ from outrider import __version__
 from outrider.errors import EngineError, OutriderError
 from outrider.integrations.vllm.child import Child
 from outrider.integrations.vllm.mailbox import Mailbox
-from outrider.prove.checks import Check
 from outrider.server.app import ClientLeft, until_disconnect
 from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError, api_error, overloaded
@@ -62,11 +61,11 @@ class Front:
         max_requests: int,
         restarts: int = 0,
         mailbox: Mailbox | None = None,
-        self_check: Callable[[], Check] | None = None,
+        no_sampling: str | None = None,
     ) -> None:
         """`url` is where the child will listen; `restarts` how often it may be started again.
 
-        `self_check` says whether vLLM samples exactly; it is run in a thread before serving.
+        `no_sampling` says why requests that sample are refused.
         """
         self.config = config
         self.state = State.LOADING
@@ -78,8 +77,7 @@ class Front:
         self._max_requests = max_requests
         self._restarts_left = restarts
         self._mailbox = mailbox
-        self._self_check = self_check
-        self._samples_exactly = True
+        self._no_sampling = no_sampling
         self._client = httpx.AsyncClient(base_url=url, timeout=None, trust_env=False)
         self._supervisor: asyncio.Task[None] | None = None
         self._num_in_flight = 0
@@ -120,16 +118,6 @@ class Front:
     async def _prepare(self) -> None:
         while not await self._is_healthy(1.0):
             await asyncio.sleep(POLL_S)
-        if self._self_check is None:
-            return
-        try:
-            check = await asyncio.to_thread(self._self_check)
-        except EngineError as error:  # it died, or does not speak as expected
-            logger.warning("self-check failed: %s", error)
-            return
-        self._samples_exactly = check.passed is not False
-        level = logging.INFO if self._samples_exactly else logging.ERROR
-        logger.log(level, "self-check of sampling: %s", check.found)
 
     async def _is_healthy(self, timeout_s: float) -> bool:
         try:
@@ -289,13 +277,8 @@ class Front:
             raise ApiError(
                 400, "vLLM drafts alike for all requests: leave it out", param="speculation"
             )
-        if not self._samples_exactly and body.get("temperature") != 0:
-            raise ApiError(
-                400,
-                "this vLLM does not sample exactly while it speculates: ask for temperature 0 "
-                "(or serve with -k 0)",
-                param="temperature",
-            )
+        if self._no_sampling is not None and body.get("temperature") != 0:
+            raise ApiError(400, self._no_sampling, param="temperature")
         prediction = body.pop("prediction", None)
         if prediction is None:
             return content

@@ -106,12 +106,6 @@ OPTIONS = (
     Option("stall_timeout", "ours", "vLLM's /health must answer within this time"),
     Option("log_format", "ours", "of the front; vLLM writes its own log"),
     Option("restarts", "ours", "how often vLLM is started again when it dies"),
-    Option(
-        "self_check",
-        "ours",
-        "samples a little before serving; where the draws do not have the law of their logprobs, "
-        "only temperature 0 is served",
-    ),
     Option("backend", "ours", "chooses vLLM"),
     Option(
         "proposers", "refused", "vLLM has one drafter for all requests", ("--proposers", "ngram")
@@ -157,6 +151,14 @@ PROPOSERS = {
     "lookahead": "refused: vLLM has no Jacobi window",
     "quantized": "refused: vLLM would load the weights twice; give a quantized draft model",
 }
+
+
+def on_cpu_build(proposer: str) -> str:
+    """What a proposer's row says of vLLM's CPU build: see `build.py`."""
+    if PROPOSERS[proposer].startswith("refused"):
+        return "–"
+    fewer = "; fewer accepted drafts for heads of several layers" if proposer == "dflash" else ""
+    return f"temperature 0 only{fewer}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
