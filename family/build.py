@@ -216,6 +216,11 @@ def build_draft(build: Build, name: str) -> None:
     config = build.train_config(name, learning_rate=4e-3, matrix_learning_rate=0.02)
     report = train(recipe, source, config, checkpoint=build.checkpoint(name), title=name)
     build.save(name, draft)
+    build.record(name, report, measure_drafter(build, name))
+
+
+def measure_drafter(build: Build, name: str) -> dict[str, Any]:
+    """How well a finished drafter matches its target, on held-out text and on the target's own."""
     shipped, plain = build.load(name), build.load("target")
     both = model_logits(shipped), model_logits(plain)
     num_rows = 4 if build.tiny else 128
@@ -227,7 +232,7 @@ def build_draft(build: Build, name: str) -> None:
     for label, temperature in (("own_samples", 1.0), ("own_greedy", 0.0)):
         own = build.own_rows(plain, "heldout", num_rows, {temperature: 1.0}).long()
         results[label] = measure(*both, own).as_dict()
-    build.record(name, report, results)
+    return results
 
 
 def train_rows(build: Build) -> torch.Tensor:
