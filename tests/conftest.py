@@ -19,6 +19,8 @@ settings.register_profile(
 settings.load_profile("outrider")
 _cache = tempfile.TemporaryDirectory(prefix="outrider-tests-")
 os.environ["OUTRIDER_CACHE"] = _cache.name  # not the user's
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
 torch.set_num_threads(1)  # the tensors of the tests are tiny
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores already
     native.set_threads(1)

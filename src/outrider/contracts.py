@@ -195,8 +195,23 @@ class TreeDraft(NamedTuple):
 
 
 @runtime_checkable
+class DraftsChains(Protocol):
+    """A model that can run a draft loop without coming back to Python."""
+
+    def draft_chain(
+        self,
+        batch: StepBatch,
+        num_tokens_S: IntArray,
+        rows: RowParams,
+        key_S: npt.NDArray[np.uint64],
+    ) -> list[list[int]] | None:
+        """See `DraftsInOneCall`; None: this one has to be drafted pass by pass."""
+        ...
+
+
+@runtime_checkable
 class DraftsInOneCall(Protocol):
-    """A model that can run a whole draft loop without coming back to Python.
+    """A model that can run every draft loop without coming back to Python.
 
     Both methods forward `batch` (logits for each sequence's last token) and go on from there with
     the noise of `outrider.noise` under the *sequence* keys `key_S`, at absolute positions

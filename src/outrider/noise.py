@@ -79,16 +79,38 @@ def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def uniforms(keys: list[int], size: int, device: torch.device) -> torch.Tensor:
-    """[len(keys), size] float32: row r holds u of keys[r]."""
-    key = torch.tensor([_signed(k) for k in keys], dtype=torch.int64, device=device)
-    x = _offsets(size, device) + key[:, None]
+def _mixed(x: torch.Tensor) -> torch.Tensor:
+    """`mix` of int64 tensors, which wrap around like unsigned ones."""
     x = (x ^ _shift(x, 30)) * _signed(_M1)
     x = (x ^ _shift(x, 27)) * _signed(_M2)
-    x = _shift(x ^ _shift(x, 31), 32)
+    return x ^ _shift(x, 31)
+
+
+def draw_keys(sequence_keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """`draw_key` for tensors: int64 with the bits of the keys."""
+    return _mixed(sequence_keys + positions)
+
+
+def as_signed(keys: list[int], device: torch.device) -> torch.Tensor:
+    """Keys as int64 with the same bits."""
+    return torch.tensor([_signed(k) for k in keys], dtype=torch.int64, device=device)
+
+
+def uniforms(keys: list[int], size: int, device: torch.device) -> torch.Tensor:
+    """[len(keys), size] float32: row r holds u of keys[r]."""
+    return _uniforms(as_signed(keys, device), size)
+
+
+def _uniforms(keys: torch.Tensor, size: int) -> torch.Tensor:
+    x = _shift(_mixed(_offsets(size, keys.device) + keys[:, None]), 32)
     return x.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
 
 
 def gumbel(keys: list[int], size: int, device: torch.device) -> torch.Tensor:
     """[len(keys), size] float32 standard Gumbel noise."""
-    return uniforms(keys, size, device).neg_().log1p_().neg_().log_().neg_()
+    return gumbel_of(as_signed(keys, device), size)
+
+
+def gumbel_of(keys: torch.Tensor, size: int) -> torch.Tensor:
+    """The same for keys on the device, as int64."""
+    return _uniforms(keys, size).neg_().log1p_().neg_().log_().neg_()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -14,6 +14,9 @@ from outrider.errors import ConfigError, ModelError, UnknownName
 from outrider.model.bundled import bundled_path, find_folder
 from outrider.model.families import DecoderConfig, UnsupportedByDecoder, read_decoder_config
 from outrider.model.weights import read_config
+
+if TYPE_CHECKING:
+    from outrider.model.torch_decoder import TorchDecoder
 
 __all__ = ["bundled_path", "load_model"]
 
@@ -52,9 +55,7 @@ def load_model(
             "'torch' and dtype 'auto', or install with a C++ compiler"
         )
     if decoder_config is not None:
-        from outrider.model.torch_decoder import TorchDecoder
-
-        return TorchDecoder.load(folder, device=device, dtype=DTYPES.get(dtype))
+        return _compact(device).load(folder, device=device, dtype=DTYPES.get(dtype))
     from outrider.model.transformers_model import TransformersModel
 
     return TransformersModel.load(folder, device=device, dtype=DTYPES.get(dtype))
@@ -84,6 +85,17 @@ def _decoder_config(folder: Path, backend: str) -> DecoderConfig | None:
         if backend == "auto":
             return None
         raise
+
+
+def _compact(device: str) -> type[TorchDecoder]:
+    """The compact decoder for a device: with our kernels on CUDA, where Triton is installed."""
+    if torch.device(device).type == "cuda" and importlib.util.find_spec("triton") is not None:
+        from outrider.cuda.decoder import CudaDecoder
+
+        return CudaDecoder
+    from outrider.model.torch_decoder import TorchDecoder
+
+    return TorchDecoder
 
 
 def _native(config: DecoderConfig, device: str) -> Any | None:

@@ -13,8 +13,10 @@ K key/value heads, G query heads per key/value head, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +25,12 @@ from outrider.contracts import IntArray, ModelSpec, StepBatch, StepOutput
 from outrider.model.attention import Plan
 from outrider.model.families import DecoderConfig, read_decoder_config
 from outrider.model.weights import Checkpoint, count_tokens, read_config, read_eos_ids
+
+
+class Tensors(Protocol):
+    """Where weights come from: `Checkpoint`, or anything else with tensors by name."""
+
+    def tensor(self, name: str, shape: Sequence[int]) -> torch.Tensor: ...
 
 
 @dataclass(slots=True)
@@ -79,22 +87,44 @@ class TorchDecoder:
         *,
         device: str | torch.device = "cpu",
         dtype: torch.dtype | None = None,
-    ) -> TorchDecoder:
+    ) -> Self:
         """Reads a Hugging Face folder. `dtype` None: float32 on a CPU, else as stored."""
         folder = Path(folder)
         raw = read_config(folder)
         config = read_decoder_config(raw)
-        device = torch.device(device)
+        return cls.read(
+            Checkpoint(folder),
+            config,
+            name=folder.name,
+            num_tokens=count_tokens(folder, config.vocab_size),
+            eos_ids=read_eos_ids(folder, raw),
+            device=torch.device(device),
+            dtype=dtype,
+        )
+
+    @classmethod
+    def read(
+        cls,
+        checkpoint: Tensors,
+        config: DecoderConfig,
+        *,
+        name: str,
+        num_tokens: int,
+        eos_ids: tuple[int, ...],
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """The same from tensors that need not lie in a folder."""
         if dtype is None:
             dtype = torch.float32 if device.type == "cpu" else getattr(torch, config.dtype)
-        loader = _Loader(Checkpoint(folder), config, device, dtype)
+        loader = _Loader(checkpoint, config, device, dtype)
         layers = [loader.layer(i) for i in range(config.num_layers)]
         embedding, norm, head = loader.embedding(), loader.norm(), loader.head()
         head = embedding if head is None else head
         spec = ModelSpec(
-            name=folder.name,
+            name=name,
             vocab_size=config.vocab_size,
-            num_tokens=count_tokens(folder, config.vocab_size),
+            num_tokens=num_tokens,
             num_layers=config.num_layers,
             hidden_size=config.hidden_size,
             max_positions=config.max_positions,
@@ -104,7 +134,7 @@ class TorchDecoder:
             * config.head_dim
             * dtype.itemsize,
             num_parameters=loader.num_parameters,
-            eos_ids=read_eos_ids(folder, raw),
+            eos_ids=eos_ids,
         )
         return cls(config, spec, layers, embedding, norm, head)
 
@@ -211,7 +241,7 @@ class _Loader:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: Tensors,
         config: DecoderConfig,
         device: torch.device,
         dtype: torch.dtype,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from outrider.contracts import (
-    DraftsInOneCall,
+    DraftsChains,
     Draw,
     Model,
     Proposal,
@@ -82,7 +82,7 @@ class AutoregressiveDrafter:
     def _draft_chains(
         self, views: list[SequenceView], budgets: list[int], slices: list[Slice]
     ) -> list[Proposal]:
-        if isinstance(self._model, DraftsInOneCall) and all(
+        if isinstance(self._model, DraftsChains) and all(
             view.draw is Draw.COUPLED and view.edits is None for view in views
         ):
             chains = self._model.draft_chain(
@@ -91,7 +91,8 @@ class AutoregressiveDrafter:
                 RowParams.of([view.params for view in views], [1] * len(views)),
                 target_keys(views),
             )
-            return [Proposal(chain, draw=Draw.COUPLED, source=self._name) for chain in chains]
+            if chains is not None:
+                return [Proposal(c, draw=Draw.COUPLED, source=self._name) for c in chains]
         return self._draft_stepwise(views, budgets, slices)
 
     def _pack(self, slices: list[Slice]) -> StepBatch:

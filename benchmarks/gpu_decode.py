@@ -1,0 +1,519 @@
+"""The GPU engine measured on a random 8B model: passes, cycles, plain and speculative decoding.
+
+    python benchmarks/gpu_decode.py [--only correct,tune,passes,cycles,decode,batches,transformers]
+
+Needs one CUDA device of 80 GB. Every section stands for itself: one that fails is reported and the
+others go on; the result file is written anew after each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import report
+import torch
+from gpu_pair import LLAMA_1B, LLAMA_8B, RandomTensors, make, make_transformers, weight_bytes
+
+from outrider.contracts import StepBatch
+from outrider.cuda.cycle import Cycle
+from outrider.cuda.decoder import CudaDecoder
+from outrider.cuda.ops import Pass, Tiles, TorchOps, TritonOps
+
+DEVICE = torch.device("cuda")
+FULL_LAYERS, EPSILON, SHARPNESS, NUM_DRAFTS = 3, 0.05, 4.0, 4
+SECTIONS = ("correct", "tune", "passes", "cycles", "decode", "batches", "transformers")
+STARTED = time.monotonic()
+
+
+def say(*words: object) -> None:
+    print(f"[{time.monotonic() - STARTED:6.1f}]", *words, flush=True)
+
+
+def timed(run: Callable[[], object], count: int = 20, rounds: int = 5) -> float:
+    """Milliseconds of one run: the median of several rounds, each `count` runs in a row."""
+    run()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(rounds):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(count):
+            run()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) / count)
+    return statistics.median(times)
+
+
+def graph_of(run: Callable[[], None]) -> Callable[[], None]:
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    replay: Callable[[], None] = graph.replay
+    return replay
+
+
+class Bench:
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.tables: dict[str, list[dict[str, Any]]] = {}
+        self.failed: dict[str, str] = {}
+        self.tensors = RandomTensors(
+            DEVICE, full_layers=FULL_LAYERS, epsilon=EPSILON, sharpness=SHARPNESS
+        )
+        self.tiles: dict[tuple[int, int, bool], Tiles] = {}
+        self.options: dict[str, Any] = {}
+        self._models: dict[str, CudaDecoder] = {}
+
+    def model(self, name: str) -> CudaDecoder:
+        if name not in self._models:
+            if name == "1B":
+                made = make(RandomTensors(DEVICE, seed=1), LLAMA_1B, DEVICE)
+            else:
+                layers = 32 if name == "8B" else FULL_LAYERS
+                made = make(self.tensors, LLAMA_8B, DEVICE, num_hidden_layers=layers)
+            self._models[name] = made
+            say("made", name, f"{torch.cuda.memory_allocated() / 1e9:.1f} GB on the device")
+        return self._models[name]
+
+    def prepare(self, model: CudaDecoder) -> None:
+        """After an `allocate`: the tiles and options that were found best."""
+        if isinstance(model.ops, TritonOps):
+            model.ops.tiles.update(self.tiles)
+            for name, value in self.options.items():
+                setattr(model.ops, name, value)
+
+    def cycle(self, draft: str | None, num_drafts: int, **more: Any) -> Cycle:
+        cycle = Cycle(
+            self.model("8B"), self.model(draft) if draft else None, num_drafts=num_drafts, **more
+        )
+        for model in (cycle.target, cycle.draft):
+            if model is not None:
+                self.prepare(model)
+        return cycle
+
+    @contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        say("section", name)
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exc()
+            self.failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        self.write()
+
+    def write(self) -> None:
+        tables = {heading: rows for heading, rows in self.tables.items() if rows}
+        if not tables:
+            return
+        notes = (
+            f"Random weights in the shape of an 8B Llama, bfloat16, {torch.cuda.get_device_name()}."
+            f" Layers from {FULL_LAYERS} on add {EPSILON} of what they would, the head is"
+            f" {SHARPNESS:g} times as sharp: the first {FULL_LAYERS} layers are the draft model."
+            " Times are medians of device events; `tokens_per_s` is a generation by the clock."
+        )
+        if self.failed:
+            notes += f" Failed: {json.dumps(self.failed)}."
+        report.write("gpu-decode", "Decoding on a GPU", tables, notes)
+        out = os.environ.get("OUT")
+        if out:
+            for path in report.RESULTS.glob("gpu-decode.*"):
+                shutil.copy(path, Path(out) / path.name)
+
+
+def layout(context: int, width: int, page: int = 16) -> StepBatch:
+    pages = -(-(context + width) // page)
+    return StepBatch(
+        tokens_T=np.arange(5, 5 + width, dtype=np.int32),
+        positions_T=np.arange(context, context + width, dtype=np.int32),
+        starts_S1=np.array([0, width], np.int32),
+        context_S=np.array([context], np.int32),
+        tables_SW=np.arange(pages, dtype=np.int32)[None],
+        logit_rows_R=np.arange(width, dtype=np.int32),
+    )
+
+
+SHAPES = {  # name: outputs, inputs, gated, norm
+    "qkv": (6144, 4096, False, True),
+    "o": (4096, 4096, False, False),
+    "gate-up": (14336, 4096, True, True),
+    "down": (4096, 14336, False, False),
+    "head": (128256, 4096, False, True),
+}
+
+
+def weights_of(model: CudaDecoder, name: str) -> list[torch.Tensor]:
+    if name == "head":
+        return [model.head_VH]
+    pick = {
+        "qkv": lambda layer: layer.qkv,
+        "o": lambda layer: layer.o.t(),
+        "gate-up": lambda layer: layer.gate_up,
+        "down": lambda layer: layer.down.t(),
+    }[name]
+    return [pick(layer) for layer in model.layers]
+
+
+def apply(ops: Any, name: str, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    gated, norm = SHAPES[name][2:]
+    ones = torch.ones(x.shape[1], dtype=x.dtype, device=x.device) if norm else None
+    ops.linear(x, weight, out, norm_K=ones, eps=1e-5, gated=gated, add=name in ("o", "down"))
+
+
+def correct(bench: Bench) -> None:
+    """Every product at every width, and attention, against float32 on fresh inputs."""
+    rows = bench.tables.setdefault("Kernels against float32", [])
+    model = bench.model("8B")
+    ops = TritonOps(DEVICE, tiles=bench.tiles)
+    ops.reserve(64, 32, 128, 4096, 128256)
+    for name, (outputs, inputs, _, _) in SHAPES.items():
+        weight = weights_of(model, name)[0]
+        x = torch.randn(16, inputs, device=DEVICE).bfloat16()
+        dtype = torch.float32 if name == "head" else torch.bfloat16
+        start = torch.randn(16, outputs, device=DEVICE).to(dtype)
+        exact = start.float()
+        apply(TorchOps(), name, x.float(), weight.float(), exact)
+        whole = start.clone()
+        apply(ops, name, x, weight, whole)
+        error = float((whole.float() - exact).norm() / exact.norm())
+        same = True
+        for width in range(1, 17):
+            out = start[:width].clone()
+            apply(ops, name, x[:width].contiguous(), weight, out)
+            same &= torch.equal(out, whole[:width])
+        rows.append({"kernel": name, "relative error": error, "same bits at widths 1..16": same})
+        say(rows[-1])
+        assert error < 1e-2, name
+    for context in (0, 15, 16, 17, 511, 4095):
+        worst = 0.0
+        for width in (1, 5, 16):
+            batch = layout(context, width)
+            store = torch.randn(2, 8192, 8, 128, device=DEVICE).bfloat16()
+            qkv = torch.randn(width, 48, 128, device=DEVICE).bfloat16()
+            masks = torch.tensor([(1 << i) | 1 for i in range(width)], device=DEVICE)
+            order = torch.randperm(8192 // 16, device=DEVICE)[: batch.tables_SW.shape[1]]
+            ends = (context, context + width)
+            counts = [torch.tensor([n], dtype=torch.int32, device=DEVICE) for n in ends]
+            where = Pass(1, width, *[torch.zeros(width, device=DEVICE, dtype=torch.int32)] * 3,
+                         masks, *counts, order.int()[None].contiguous())  # fmt: skip
+            out = torch.full((width, 32, 128), torch.nan, device=DEVICE, dtype=torch.bfloat16)
+            ops.attend(qkv, store, where, 16, out)
+            exact = torch.empty(width, 32, 128, device=DEVICE)
+            TorchOps().attend(qkv.float(), store.float(), where, 16, exact)
+            worst = max(worst, float((out.float() - exact).norm() / exact.norm()))
+        rows.append({"kernel": f"attention, context {context}", "relative error": worst,
+                     "same bits at widths 1..16": "-"})  # fmt: skip
+        say(rows[-1])
+        assert worst < 1e-2
+
+
+CANDIDATES = {
+    "qkv": [(16, 256, 1, 4, 4), (32, 256, 1, 4, 4), (32, 128, 1, 4, 6), (16, 512, 1, 4, 4),
+            (16, 512, 1, 8, 3), (32, 512, 1, 8, 3), (64, 128, 1, 4, 5), (16, 1024, 1, 8, 3)],
+    "o": [(16, 256, 1, 4, 4), (16, 512, 1, 4, 4), (32, 256, 2, 4, 4), (32, 512, 2, 4, 3),
+          (32, 256, 4, 4, 4), (16, 512, 2, 4, 4), (64, 256, 4, 4, 4), (16, 1024, 1, 8, 3)],
+    "gate-up": [(16, 256, 1, 4, 4), (32, 256, 1, 4, 3), (32, 256, 1, 4, 4), (32, 128, 1, 4, 6),
+                (16, 512, 1, 4, 3), (64, 128, 1, 4, 4), (64, 128, 1, 8, 4), (32, 128, 1, 4, 4)],
+    "down": [(16, 256, 1, 4, 4), (16, 512, 1, 4, 4), (32, 256, 2, 4, 4), (32, 512, 2, 4, 3),
+             (32, 256, 4, 4, 4), (16, 512, 2, 4, 4), (64, 256, 4, 4, 4), (64, 256, 7, 4, 4)],
+    "head": [(32, 256, 1, 4, 4), (64, 256, 1, 4, 4), (64, 128, 1, 4, 6), (128, 128, 1, 4, 4),
+             (128, 128, 1, 8, 4), (64, 256, 1, 8, 4), (32, 512, 1, 4, 3)],
+}  # fmt: skip
+
+
+def library_products(x: torch.Tensor, weights: list[torch.Tensor]) -> None:
+    for weight in weights:
+        torch.matmul(x, weight.t())
+
+
+def products(
+    ops: TritonOps,
+    x: torch.Tensor,
+    weights: list[torch.Tensor],
+    out: torch.Tensor,
+    norm: torch.Tensor | None,
+    gated: bool,
+) -> None:
+    for weight in weights:
+        ops.linear(x, weight, out, norm_K=norm, eps=1e-5, gated=gated)
+
+
+def tune(bench: Bench) -> None:
+    """The fastest tiles for each product, then prefetching and overlap for whole passes."""
+    rows = bench.tables.setdefault("Products of an 8B layer, 5 tokens", [])
+    model = bench.model("8B")
+    for name, (outputs, inputs, gated, norm) in SHAPES.items():
+        weights = weights_of(model, name)
+        x = torch.randn(5, inputs, device=DEVICE).bfloat16()
+        dtype = torch.float32 if name == "head" else torch.bfloat16
+        out = torch.zeros(5, outputs, device=DEVICE, dtype=dtype)
+        ones = torch.ones(inputs, device=DEVICE, dtype=torch.bfloat16) if norm else None
+        key = (outputs, inputs, gated)
+        best: tuple[float, Tiles] | None = None
+        library = timed(graph_of(partial(library_products, x, weights))) / len(weights)
+        for candidate in CANDIDATES[name]:
+            tiles = Tiles(*candidate)
+            ops = TritonOps(DEVICE, tiles={key: tiles})
+            ops.reserve(16, 32, 128, 4096, 128256)
+
+            try:
+                ms = timed(
+                    graph_of(partial(products, ops, x, weights, out, ones, gated)), 8, 3
+                ) / len(weights)
+            except Exception as error:
+                say(name, candidate, "failed:", str(error).splitlines()[0][:100])
+                continue
+            say(name, candidate, f"{ms * 1e3:.1f} us")
+            if best is None or ms < best[0]:
+                best = ms, tiles
+        assert best is not None
+        bench.tiles[key] = best[1]
+        rows.append({
+            "product": name, "us": best[0] * 1e3, "TB/s": weights[0].nbytes / best[0] / 1e9,
+            "library us": library * 1e3, "tiles": str(best[1]),
+        })  # fmt: skip
+        say(rows[-1])
+    overlap = bench.tables.setdefault("Overlap of kernels, decoding one token at context 512", [])
+    results = []
+    for options in (
+        {"pdl": False},
+        {"pdl": True, "prefetch": 0},
+        {"pdl": True, "prefetch": 4},
+        {"pdl": True, "prefetch": 16},
+        {"pdl": True, "prefetch": 4, "key_block": 32},
+    ):
+        bench.options = options
+        try:
+            ms = pass_ms(bench, model, 512, 1)
+        except Exception as error:
+            say(options, "failed:", str(error).splitlines()[0][:200])
+            continue
+        overlap.append({"options": json.dumps(options), "ms": ms})
+        say(overlap[-1])
+        results.append((ms, options))
+    bench.options = min(results, key=lambda result: result[0])[1]
+
+
+def pass_ms(bench: Bench, model: CudaDecoder, context: int, width: int) -> float:
+    model.allocate(1024, 16)
+    assert model._store is not None
+    model._store.normal_()
+    bench.prepare(model)
+    batch = layout(context, width)
+    model.forward(batch)
+    (graph,) = model._graphs.values()
+    return timed(graph.replay)
+
+
+def copy_rate() -> float:
+    """TB/s read and written together."""
+    data = torch.empty(2 << 30, dtype=torch.bfloat16, device=DEVICE).normal_()
+    other = torch.empty_like(data)
+    return 2 * data.nbytes / timed(lambda: other.copy_(data)) / 1e9
+
+
+def passes(bench: Bench) -> None:
+    rows = bench.tables.setdefault("Passes", [])
+    model = bench.model("8B")
+    bandwidth = copy_rate()
+    floor = weight_bytes(model) / bandwidth / 1e9
+    say(f"copy {bandwidth:.2f} TB/s, floor {floor:.2f} ms")
+    base = 0.0
+    for context in (512, 4096):
+        for width in (1, 5, 16):
+            ms = pass_ms(bench, model, context, width)
+            base = base or ms
+            rows.append({
+                "context": context, "tokens": width, "ms": ms, "over decode at 512": ms / base,
+                "floor ms": floor, "of the floor": floor / ms, "copy TB/s": bandwidth,
+                "capture s": model.capture_s,
+            })  # fmt: skip
+            say(rows[-1])
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    random = np.random.default_rng(seed)
+    tokens: list[int] = random.integers(0, 128256, length).tolist()
+    return tokens
+
+
+def verifying(target: CudaDecoder, where: Pass) -> None:
+    target.compute(where)
+    target.draw(where.num_sequences * where.width)
+
+
+def cycles(bench: Bench) -> None:
+    """A cycle against what its parts take one by one."""
+    rows = bench.tables.setdefault("Cycles, K = 4, context 512", [])
+    for name in ("3 layers", "1B"):
+        cycle = bench.cycle(name, NUM_DRAFTS, max_length=1500)
+        cycle.start([prompt(512)])
+        for _ in range(3):
+            cycle.launch()
+        cycle.emitted()
+        target, draft = cycle.target, cycle.draft
+        assert draft is not None
+        where = target.inputs.at(1, NUM_DRAFTS + 1)
+        parts = {
+            "draft ms": graph_of(partial(draft.draft, 1, 2, NUM_DRAFTS)),
+            "verify ms": graph_of(partial(verifying, target, where)),
+        }
+        took = {key: timed(part) for key, part in parts.items()}
+        cycle.start([prompt(512)])
+        cycle.launch()
+        cycle.emitted()
+        start = time.perf_counter()
+        for _ in range(100):
+            cycle.launch()
+            cycle.emitted(behind=1)
+        cycle.emitted()
+        ms = (time.perf_counter() - start) * 10
+        rows.append({
+            "draft": name, **took, "cycle ms, by the clock": ms,
+            "parts over cycle": sum(took.values()) / ms,
+        })  # fmt: skip
+        say(rows[-1])
+
+
+def decode(bench: Bench) -> None:
+    """Plain and speculative, greedy and sampled: the same tokens, and how fast."""
+    rows = bench.tables.setdefault("Decoding, one sequence, 512 tokens of prompt", [])
+    count = 256
+    for temperature in (0.0, 1.0):
+        plain: list[int] = []
+        plain_rate = 0.0
+        for num_drafts in (0, 2, NUM_DRAFTS, 6):
+            cycle = bench.cycle("3 layers" if num_drafts else None, num_drafts, max_length=1500)
+            cycle.start([prompt(512)], temperature=temperature, seed=1)
+            cycle.generate(8)  # captures
+            best = []
+            for _ in range(3):
+                cycle.start([prompt(512)], temperature=temperature, seed=1)
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                outputs, num_cycles = cycle.generate(count)
+                best.append(time.perf_counter() - start)
+            rate = count / statistics.median(best)
+            if not num_drafts:
+                plain, plain_rate = outputs[0], rate
+            same = sum(a == b for a, b in zip(plain, outputs[0], strict=True))
+            rows.append({
+                "temperature": temperature, "K": num_drafts, "tokens_per_s": rate,
+                "over plain": rate / plain_rate, "tokens per cycle": count / num_cycles,
+                "ms per cycle": statistics.median(best) / num_cycles * 1e3,
+                "tokens as plain": f"{same} of {count}", "distinct": len(set(plain)),
+            })  # fmt: skip
+            say(rows[-1])
+
+
+def batches(bench: Bench) -> None:
+    rows = bench.tables.setdefault("Batches, 512 tokens of prompt, greedy", [])
+    for size in (1, 4, 16, 64):
+        plain_rate = 0.0
+        for num_drafts in (0, 1, 3):
+            if size * (num_drafts + 1) > 64:
+                continue
+            cycle = bench.cycle(
+                "3 layers" if num_drafts else None,
+                num_drafts,
+                num_sequences=size,
+                max_length=800,
+            )
+            prompts = [prompt(512, seed) for seed in range(size)]
+            cycle.start(prompts, temperature=0.0)
+            cycle.generate(4)
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            outputs, num_cycles = cycle.generate(64)
+            took = time.perf_counter() - start
+            rate = sum(map(len, outputs)) / took
+            plain_rate = plain_rate or rate
+            rows.append({
+                "batch": size, "K": num_drafts, "tokens_per_s": rate,
+                "over plain": rate / plain_rate, "ms per cycle": took / num_cycles * 1e3,
+            })  # fmt: skip
+            say(rows[-1])
+
+
+def transformers_rates(bench: Bench) -> None:
+    """transformers' own loops on the same weights and prompt."""
+    rows = bench.tables.setdefault("transformers, one sequence, 512 tokens of prompt, greedy", [])
+    target = make_transformers(bench.tensors, LLAMA_8B)
+    draft = make_transformers(bench.tensors, LLAMA_8B, num_hidden_layers=FULL_LAYERS)
+    draft.generation_config.num_assistant_tokens = NUM_DRAFTS
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0.0
+    tokens = torch.tensor([prompt(512)], device=DEVICE)
+    mask = torch.ones_like(tokens)
+    cycle = bench.cycle(None, 0, max_length=1500)
+    cycle.start([prompt(512)])
+    (ours,), _ = cycle.generate(64)
+    ours_rate: dict[int, float] = {}
+    for row in bench.tables.get("Decoding, one sequence, 512 tokens of prompt", []):
+        if row["temperature"] == 0.0:
+            ours_rate[row["K"]] = row["tokens_per_s"]
+    for name, assistant, num_drafts in (("generate", None, 0), ("assisted", draft, NUM_DRAFTS)):
+
+        def run(count: int, assistant: Any = assistant) -> Any:
+            with torch.no_grad():
+                return target.generate(
+                    tokens, attention_mask=mask, max_new_tokens=count,
+                    assistant_model=assistant,
+                )  # fmt: skip
+
+        run(4)
+        torch.cuda.synchronize()
+        times = []
+        for count in (8, 72):
+            start = time.perf_counter()
+            out = run(count)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+        rate = 64 / (times[1] - times[0])  # without the prompt
+        written = out[0, 512:].tolist()
+        same = sum(a == b for a, b in zip(ours, written, strict=False))
+        rows.append({
+            "loop": name, "tokens_per_s": rate,
+            "ours over it": ours_rate.get(num_drafts, 0.0) / rate,
+            "tokens as ours": f"{same} of 64",
+        })  # fmt: skip
+        say(rows[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default=",".join(SECTIONS))
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no section after this")
+    given = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    bench = Bench(given.seconds)
+    functions = {
+        "correct": correct, "tune": tune, "passes": passes, "cycles": cycles, "decode": decode,
+        "batches": batches, "transformers": transformers_rates,
+    }  # fmt: skip
+    for name in given.only.split(","):
+        if time.monotonic() - STARTED > given.seconds:
+            bench.failed[name] = "no time left"
+            continue
+        with bench.section(name):
+            functions[name](bench)
+    bench.write()
+    say("failed:", bench.failed or "nothing")
+
+
+if __name__ == "__main__":
+    main()

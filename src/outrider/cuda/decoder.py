@@ -1,0 +1,338 @@
+"""The compact decoder as a GPU wants it: static shapes, own kernels, one graph launch a pass.
+
+A pass of few tokens is padded to a bucket (sequences, width) and laid out in buffers that never
+move; the first of a bucket runs kernel by kernel and is captured, later ones replay the graph.
+Tokens are drawn in the same graph, so that nothing as wide as the vocabulary reaches the host.
+Wide passes (prompts) go through `TorchDecoder`, which shares weights and KV store.
+
+On a CPU the same code runs with the operations' torch references and without graphs.
+
+Shape legend: T = S * M tokens of the padded pass, S sequences, M tokens of each, R rows with
+logits, V vocabulary, H hidden, I intermediate, Q query heads, K key/value heads, D head size,
+W pages a sequence may have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from outrider.contracts import IntArray, StepBatch, StepOutput
+from outrider.cuda.ops import MAX_WIDTH, Ops, Pass, TritonOps, make_ops
+from outrider.model.torch_decoder import TorchDecoder
+from outrider.noise import draw_keys
+from outrider.sampling import RowParams
+
+MAX_TOKENS = 64  # of a padded pass; beyond that matrices are no longer thin
+_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, MAX_WIDTH)
+
+
+class Inputs:
+    """What describes a pass, in one piece of memory: one copy to the device brings all of it."""
+
+    def __init__(self, table_width: int, device: torch.device) -> None:
+        sizes = {
+            "masks": (MAX_TOKENS, torch.int64),
+            "keys": (MAX_TOKENS, torch.int64),
+            "secrets": (MAX_TOKENS, torch.int64),
+            "temperature": (MAX_TOKENS, torch.float32),
+            "tokens": (MAX_TOKENS, torch.int32),
+            "positions": (MAX_TOKENS, torch.int32),
+            "slots": (MAX_TOKENS, torch.int32),
+            "contexts": (MAX_TOKENS, torch.int32),
+            "lengths": (MAX_TOKENS, torch.int32),
+            "committed": (MAX_TOKENS, torch.int32),
+            "tables": (MAX_TOKENS * table_width, torch.int32),
+        }
+        total = sum(count * dtype.itemsize for count, dtype in sizes.values())
+        pinned = device.type == "cuda"
+        self._host = torch.zeros(total, dtype=torch.uint8, pin_memory=pinned)
+        self._device = self._host.to(device)  # the same memory on a CPU
+        self.host: dict[str, Any] = {}
+        self.device: dict[str, torch.Tensor] = {}
+        at = 0
+        for name, (count, dtype) in sizes.items():
+            part = slice(at, at + count * dtype.itemsize)
+            self.host[name] = self._host[part].view(dtype).numpy()
+            self.device[name] = self._device[part].view(dtype)
+            at = part.stop
+        self._table_width = table_width
+        self._tables_at = at - sizes["tables"][0] * 4
+        self._sent = torch.cuda.Event() if pinned else None
+
+    def wait(self) -> None:
+        """Until the host's copy may be overwritten."""
+        if self._sent is not None:
+            self._sent.synchronize()
+
+    def send(self, num_sequences: int) -> None:
+        if self._sent is not None:
+            end = self._tables_at + num_sequences * self._table_width * 4
+            self._device[:end].copy_(self._host[:end], non_blocking=True)
+            self._sent.record()
+
+    def at(self, num_sequences: int, width: int) -> Pass:
+        num_tokens, on = num_sequences * width, self.device
+        return Pass(
+            num_sequences,
+            width,
+            on["tokens"][:num_tokens],
+            on["positions"][:num_tokens],
+            on["slots"][:num_tokens],
+            on["masks"][:num_tokens],
+            on["contexts"][:num_sequences],
+            on["lengths"][:num_sequences],
+            on["tables"][: num_sequences * self._table_width].view(num_sequences, -1),
+        )
+
+
+class CudaDecoder(TorchDecoder):
+    """`contracts.Model` and `contracts.DraftsChains`. One pass at a time."""
+
+    ops: Ops
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        super().allocate(num_blocks, block_size)
+        config, device = self.config, self.device
+        self.ops = make_ops(device)
+        positions = config.max_positions + MAX_TOKENS
+        angles = torch.arange(positions, device=device).float()[:, None] * self._frequencies
+        scale = config.rope.attention_factor
+        self._turns = (angles.cos() * scale, angles.sin() * scale)
+        pages = min(num_blocks, -(-positions // block_size))
+        self.inputs = Inputs(pages, device)
+        self._table_width = pages
+
+        def room(*shape: int, dtype: torch.dtype = self.dtype) -> torch.Tensor:
+            return torch.empty(MAX_TOKENS, *shape, dtype=dtype, device=device)
+
+        num_heads = config.num_heads + 2 * config.num_kv_heads
+        self._x = room(config.hidden_size)
+        self._qkv = room(num_heads * config.head_dim)
+        self._attended = room(config.num_heads, config.head_dim)
+        self._inner = room(config.intermediate_size)
+        self._logits = room(config.vocab_size, dtype=torch.float32)
+        self.drawn = torch.zeros(MAX_TOKENS, dtype=torch.int32, device=device)
+        self.line = torch.zeros(MAX_TOKENS, MAX_TOKENS, dtype=torch.int32, device=device)
+        self._graphs: dict[Hashable, Any] = {}
+        self._pool: Any = None
+        self.capture_s = 0.0
+        if isinstance(self.ops, TritonOps):
+            self.ops.reserve(
+                MAX_TOKENS,
+                config.num_heads,
+                config.head_dim,
+                config.hidden_size,
+                config.vocab_size,
+            )
+
+    @torch.no_grad()
+    def forward(self, batch: StepBatch) -> StepOutput:
+        bucket = self._bucket(batch, 0)
+        if bucket is None:
+            return super().forward(batch)
+        self.inputs.wait()
+        rows = self._lay_out(batch, *bucket)
+        how = batch.draws
+        draws_here = how is not None and not how.rows.filters
+        host = self.inputs.host
+        if how is not None and draws_here:
+            host["temperature"][rows] = how.rows.temperature_R
+            host["keys"][rows] = np.array(how.keys_R, np.uint64).view(np.int64)
+        self.inputs.send(bucket[0])
+        where = self.inputs.at(*bucket)
+
+        def run() -> None:
+            self.compute(where, exit_layer=batch.exit_layer)
+            self.draw(where.num_sequences * where.width)
+
+        self.replay(("pass", *bucket, batch.exit_layer), run)
+        logits = self._logits[: bucket[0] * bucket[1]]
+        if len(rows) != len(logits) or bool((rows != np.arange(len(rows))).any()):
+            logits = logits[torch.from_numpy(rows).to(self.device)]
+        draws = self.drawn.cpu().numpy()[rows].tolist() if draws_here else None
+        return StepOutput(logits, {}, draws)
+
+    @torch.no_grad()
+    def draft_chain(
+        self,
+        batch: StepBatch,
+        num_tokens_S: IntArray,
+        rows: RowParams,
+        key_S: npt.NDArray[np.uint64],
+    ) -> list[list[int]] | None:
+        """See `contracts.DraftsChains`: all steps of a draft in one graph.
+
+        None while a prompt is caught up on, and where filters are asked for.
+        """
+        counts = num_tokens_S.tolist()
+        most, num_sequences = max(counts), len(counts)
+        bucket = self._bucket(batch, most)
+        if bucket is None or rows.filters:
+            return None
+        self.inputs.wait()
+        last = self._lay_out(batch, *bucket)
+        host = self.inputs.host
+        host["temperature"][: bucket[0]] = 0
+        host["temperature"][:num_sequences] = rows.temperature_R
+        host["secrets"][: bucket[0]] = 0
+        host["secrets"][:num_sequences] = key_S.view(np.int64)
+        host["committed"][: bucket[0]] = host["lengths"][: bucket[0]]
+        lengths = torch.from_numpy(host["lengths"][:num_sequences])
+        secrets = torch.from_numpy(host["secrets"][:num_sequences])
+        host["keys"][last] = draw_keys(secrets, lengths).numpy()
+        self.inputs.send(bucket[0])
+
+        def run() -> None:
+            self.draft(bucket[0], bucket[1], most, exit_layer=batch.exit_layer)
+
+        self.replay(("draft", *bucket, most, batch.exit_layer), run)
+        drafted = self.line[:num_sequences, 2 : 2 + most].tolist()
+        return [chain[:count] for chain, count in zip(drafted, counts, strict=True)]
+
+    # What graphs are made of. Nothing below looks at the host.
+
+    def compute(self, where: Pass, *, exit_layer: int | None = None) -> None:
+        """All layers and the head over a pass: logits for every one of its tokens."""
+        assert self._store is not None, "allocate first"
+        config, ops, page = self.config, self.ops, self._block_size
+        num_tokens = where.num_sequences * where.width
+        x, qkv, inner = (b[:num_tokens] for b in (self._x, self._qkv, self._inner))
+        attended = self._attended[:num_tokens]
+        heads = qkv.view(num_tokens, -1, config.head_dim)
+        eps = config.norm_eps
+        torch.index_select(self.embedding_VH, 0, where.tokens_T, out=x)
+        for layer, store in zip(self.layers[:exit_layer], self._store, strict=False):
+            ops.linear(
+                x, layer.qkv, qkv, bias_N=layer.qkv_bias, norm_K=layer.attention_norm_H, eps=eps
+            )
+            ops.rope(heads, layer.q_norm_D, layer.k_norm_D, eps, self._turns, where, store)
+            ops.attend(heads, store, where, page, attended)
+            ops.linear(attended.flatten(1), layer.o.t(), x, bias_N=layer.o_bias, add=True)
+            ops.linear(
+                x,
+                layer.gate_up,
+                inner,
+                bias_N=layer.gate_up_bias,
+                norm_K=layer.mlp_norm_H,
+                eps=eps,
+                gated=True,
+            )
+            ops.linear(inner, layer.down.t(), x, bias_N=layer.down_bias, add=True)
+        ops.linear(x, self.head_VH, self._logits[:num_tokens], norm_K=self.norm_H, eps=eps)
+
+    def draw(self, num_rows: int) -> None:
+        """A token for every row of the pass, with the temperatures and keys of the inputs."""
+        on = self.inputs.device
+        self.ops.draw(
+            self._logits[:num_rows],
+            self.spec.num_tokens,
+            on["temperature"],
+            on["keys"],
+            self.drawn[:num_rows],
+        )
+
+    def draft(
+        self, num_sequences: int, width: int, num_drafts: int, *, exit_layer: int | None = None
+    ) -> None:
+        """A pass over `width` tokens that are laid out already, and `num_drafts` tokens from there.
+
+        They go to `line[s, 2:]`. Temperatures and secrets are by sequence.
+        """
+        on, ops = self.inputs.device, self.ops
+        where = self.inputs.at(num_sequences, width)
+        one = self.inputs.at(num_sequences, 1)
+        line = self.line[:num_sequences]
+        temperature, secrets = on["temperature"][:num_sequences], on["secrets"][:num_sequences]
+        committed = on["committed"][:num_sequences]
+        for i in range(num_drafts):
+            if i:
+                where = one
+                ops.place(line, committed, secrets, 1 + i, self._block_size, one, on["keys"])
+            self.compute(where, exit_layer=exit_layer)
+            ops.draw(
+                self._logits[: num_sequences * where.width],
+                self.spec.num_tokens,
+                temperature,
+                on["keys"],
+                line[:, 2 + i],
+                every=where.width,
+            )
+
+    def replay(self, key: Hashable, run: Callable[[], None]) -> None:
+        """Runs it: at first as it stands, capturing it for the next time; then as one graph."""
+        graph = self._graphs.get(key)
+        if graph is not None:
+            graph.replay()
+            return
+        run()
+        if self.device.type != "cuda":
+            return
+        started = time.perf_counter()
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, pool=self._pool):
+            run()
+        self._pool = graph.pool()
+        self._graphs[key] = graph
+        self.capture_s += time.perf_counter() - started
+
+    def _bucket(self, batch: StepBatch, num_drafts: int) -> tuple[int, int] | None:
+        """(sequences, width) to pad a pass to; None: it is not for this path."""
+        counts = np.diff(batch.starts_S1)
+        widest, num_sequences = int(counts.max()), len(counts)
+        if widest > MAX_WIDTH or batch.taps:
+            return None
+        longest = int((batch.context_S + counts).max()) + num_drafts
+        if self._min_window is not None and longest > self._min_window:
+            return None
+        if -(-longest // self._block_size) > self._table_width:
+            return None
+        width = next(w for w in _WIDTHS if w >= widest)
+        padded = 1 << (num_sequences - 1).bit_length()
+        return (padded, width) if padded * width <= MAX_TOKENS else None
+
+    def _lay_out(self, batch: StepBatch, num_sequences: int, width: int) -> npt.NDArray[np.int64]:
+        """Writes a pass into the inputs; returns where its logit rows are.
+
+        A sequence's tokens stand at the end of its row of M: the last is always the last.
+        """
+        host, size = self.inputs.host, self._block_size
+        for name in ("tokens", "positions", "masks", "keys", "temperature"):
+            host[name][: num_sequences * width] = 0
+        host["slots"][: num_sequences * width] = -1
+        host["contexts"][:num_sequences] = 0
+        host["lengths"][:num_sequences] = 0
+        tables = host["tables"].reshape(-1, self._table_width)
+        tables[:num_sequences] = -1
+        place_T = np.empty(len(batch.tokens_T), np.int64)
+        starts = batch.starts_S1.tolist()
+        for s, context in enumerate(batch.context_S.tolist()):
+            first, stop = starts[s], starts[s + 1]
+            at = np.arange((s + 1) * width - (stop - first), (s + 1) * width)
+            place_T[first:stop] = at
+            table = batch.tables_SW[s, : self._table_width]
+            tables[s, : len(table)] = table
+            slots = np.arange(context, context + stop - first)
+            host["slots"][at] = table[slots // size] * size + slots % size
+            host["masks"][at] = _masks(
+                None if batch.parents_T is None else batch.parents_T[first:stop], stop - first
+            )
+            host["contexts"][s] = context
+            host["lengths"][s] = context + stop - first
+        host["tokens"][place_T] = batch.tokens_T
+        host["positions"][place_T] = batch.positions_T
+        return place_T[batch.logit_rows_R]
+
+
+def _masks(parents: IntArray | None, count: int) -> list[int]:
+    """Bit j of row i: whether new token j is i or an ancestor of it."""
+    masks: list[int] = []
+    for i, parent in enumerate(range(-1, count - 1) if parents is None else parents.tolist()):
+        masks.append((1 << i) | (masks[parent] if parent >= 0 else 0))
+    return masks

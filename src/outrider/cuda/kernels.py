@@ -1,0 +1,375 @@
+"""The Triton kernels. `outrider.cuda.ops` launches them and says what each computes.
+
+All of them write each element by one fixed sum: no atomics on numbers, and nothing in the order
+of a row's additions depends on how many rows there are or how long the others are. A row of a
+verifying pass is therefore bit for bit what a plain step computes, as long as both take the same
+tile sizes.
+
+PDL (programmatic dependent launch): a kernel is started while the one before it still runs, waits
+in `gdc_wait` for its results, and has asked for its first weights before that.
+
+Shape legend: T tokens, N outputs, K inputs of a matmul; S sequences, M tokens of each, G query
+heads per key/value head, D head size; V vocabulary.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+LINE = tl.constexpr(64)  # 16-bit numbers in one line of the cache
+
+
+@triton.jit
+def _enter(PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def _finish_linear(
+    acc, up, square, bias, out, rows, columns, T, N, K, eps,
+    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """What follows the sums: the norm's factor, bias, SwiGLU, residual; then the store."""
+    inside = (rows < T)[:, None] & (columns < N)[None, :]
+    if NORM:
+        scale = tl.rsqrt(square / K + eps)
+        acc *= scale[:, None]
+        if GATED:
+            up *= scale[:, None]
+    if BIAS:
+        acc += tl.load(bias + columns, columns < N, 0.0).to(tl.float32)[None, :]
+        if GATED:
+            up += tl.load(bias + N + columns, columns < N, 0.0).to(tl.float32)[None, :]
+    if GATED:
+        acc = acc / (1.0 + tl.exp(-acc)) * up
+    place = out + rows[:, None] * N + columns[None, :]
+    if ADD:
+        acc += tl.load(place, inside, 0.0).to(tl.float32)
+    tl.store(place, acc.to(out.dtype.element_ty), inside)
+
+
+@triton.jit(do_not_specialize=["T"])  # one program for all widths: the same bits
+def linear_kernel(
+    x, norm, weight, bias, out, partial, arrived, T, N, K, eps,
+    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr,
+    BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
+    EVEN: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """out[t, n] (+)= sum_k f(x)[t, k] weight[n, k], every weight read once for all rows.
+
+    NORM: f is RMSNorm, whose factor is applied to the finished sum, so that the squares are
+    summed on the way. GATED: weight holds gates, then ups. SPLIT programs share a tile's k; the
+    last to arrive adds their parts in order.
+    """
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    rows = tl.arange(0, BT)
+    columns = tile * BN + tl.arange(0, BN)
+    share = tl.cdiv(tl.cdiv(K, SPLIT), BK) * BK
+    first = split * share
+    last = tl.minimum(first + share, K)
+    # 64-bit: a head of 128k rows by 16k columns has more weights than 2^31.
+    at_weight = weight + columns.to(tl.int64)[:, None] * K
+    if PDL:
+        gdc_launch_dependents()
+        if PREFETCH > 0:
+            lines = first + tl.arange(0, PREFETCH) * LINE
+            wanted = at_weight + tl.where(lines < last, lines, first)[None, :]
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [wanted], tl.int32, False, 1
+            )
+            if GATED:
+                tl.inline_asm_elementwise(
+                    "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+                    "=r,l", [wanted + N.to(tl.int64) * K], tl.int32, False, 1,
+                )  # fmt: skip
+        gdc_wait()
+
+    acc = tl.zeros((BT, BN), tl.float32)
+    up = tl.zeros((BT, BN), tl.float32)
+    square = tl.zeros((BT,), tl.float32)
+    for start in range(first, last, BK):
+        k = start + tl.arange(0, BK)
+        if EVEN:
+            a = tl.load(x + rows[:, None] * K + k[None, :], (rows < T)[:, None], 0.0)
+            w = tl.load(at_weight + k[None, :], eviction_policy="evict_first")
+        else:
+            a = tl.load(x + rows[:, None] * K + k[None, :], (rows < T)[:, None] & (k < last), 0.0)
+            keep = (columns < N)[:, None] & (k < last)[None, :]
+            w = tl.load(at_weight + k[None, :], keep, 0.0)
+        if NORM:
+            wide = a.to(tl.float32)
+            square += tl.sum(wide * wide, 1)
+            factor = tl.load(norm + k, k < last, 0.0).to(tl.float32)
+            a = (wide * factor[None, :]).to(a.dtype)
+        acc = tl.dot(a, tl.trans(w), acc, input_precision=PRECISION)
+        if GATED:
+            if EVEN:
+                w = tl.load(
+                    at_weight + N.to(tl.int64) * K + k[None, :], eviction_policy="evict_first"
+                )
+            else:
+                w = tl.load(at_weight + N.to(tl.int64) * K + k[None, :], keep, 0.0)
+            up = tl.dot(a, tl.trans(w), up, input_precision=PRECISION)
+
+    if SPLIT == 1:
+        _finish_linear(
+            acc, up, square, bias, out, rows, columns, T, N, K, eps, NORM, GATED, ADD, BIAS
+        )
+    else:
+        tl.static_assert(not (NORM or GATED), "only plain products are split")
+        area = tl.arange(0, BT)[:, None] * BN + tl.arange(0, BN)[None, :]
+        part = partial + tile * SPLIT * BT * BN + area
+        tl.store(part + split * BT * BN, acc)
+        tl.debug_barrier()
+        before = tl.atomic_add(arrived + tile, 1, sem="acq_rel")
+        if before == SPLIT - 1:
+            acc = tl.zeros((BT, BN), tl.float32)
+            for i in range(SPLIT):
+                acc += tl.load(part + i * BT * BN, cache_modifier=".cg")
+            _finish_linear(
+                acc, up, square, bias, out, rows, columns, T, N, K, eps, NORM, GATED, ADD, BIAS
+            )
+            tl.store(arrived + tile, 0)
+
+
+@triton.jit
+def rope_kernel(
+    qkv, q_norm, k_norm, cosine, sine, positions, slots, keys, values, eps,
+    QUERIES: tl.constexpr, KVS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    NORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One token's one head: norm of query or key, rope in place, key or value to its slot.
+
+    Pairs lie side by side. Slot -1: the row is padding and leaves no trace in the store.
+    """
+    _enter(PDL)
+    token = tl.program_id(0)
+    head = tl.program_id(1)
+    at = qkv + (token * (QUERIES + 2 * KVS) + head) * D
+    pair = tl.arange(0, BD // 2)
+    inside = pair < D // 2
+    even = tl.load(at + 2 * pair, inside, 0.0)
+    odd = tl.load(at + 2 * pair + 1, inside, 0.0)
+    slot = tl.load(slots + token).to(tl.int64)
+    if head < QUERIES + KVS:
+        a = even.to(tl.float32)
+        b = odd.to(tl.float32)
+        if NORM:
+            scale = tl.rsqrt((tl.sum(a * a) + tl.sum(b * b)) / D + eps)
+            norm = q_norm if head < QUERIES else k_norm
+            # The norm's result is rounded as a separate operation would.
+            a *= scale * tl.load(norm + 2 * pair, inside, 0.0).to(tl.float32)
+            b *= scale * tl.load(norm + 2 * pair + 1, inside, 0.0).to(tl.float32)
+            a = a.to(even.dtype).to(tl.float32)
+            b = b.to(even.dtype).to(tl.float32)
+        turn = tl.load(positions + token).to(tl.int64) * (D // 2) + pair
+        c = tl.load(cosine + turn, inside, 0.0)
+        s = tl.load(sine + turn, inside, 0.0)
+        even = (a * c - b * s).to(even.dtype)
+        odd = (a * s + b * c).to(even.dtype)
+    if head < QUERIES:
+        tl.store(at + 2 * pair, even, inside)
+        tl.store(at + 2 * pair + 1, odd, inside)
+    else:
+        store = keys if head < QUERIES + KVS else values
+        place = store + (slot * KVS + (head - QUERIES) % KVS) * D
+        tl.store(place + 2 * pair, even, inside & (slot >= 0))
+        tl.store(place + 2 * pair + 1, odd, inside & (slot >= 0))
+
+
+@triton.jit
+def attend_kernel(
+    qkv, keys, values, tables, contexts, lengths, masks, sums, tops, W, scale,
+    M: tl.constexpr, G: tl.constexpr, KVS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    PAGE: tl.constexpr, BR: tl.constexpr, BL: tl.constexpr, SPLITS: tl.constexpr,
+    PDL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One sequence, one key/value head, every SPLITS-th block of its keys.
+
+    A row sees slots below the context and those new tokens whose bit its mask has. Which keys a
+    program takes, and in which order, depends on their slots alone.
+    """
+    _enter(PDL)
+    sequence = tl.program_id(0)
+    head = tl.program_id(1)
+    split = tl.program_id(2)
+    row = tl.arange(0, BR)
+    token = sequence * M + row // G
+    real = row < M * G
+    d = tl.arange(0, BD)
+    at = (token * ((G + 2) * KVS) + (row % G) * KVS + head) * D
+    q = tl.load(qkv + at[:, None] + d[None, :], real[:, None] & (d < D)[None, :], 0.0)
+    context = tl.load(contexts + sequence)
+    length = tl.load(lengths + sequence)
+    mask = tl.load(masks + token, real, 0)
+    top = tl.full((BR,), float("-inf"), tl.float32)
+    weight = tl.zeros((BR,), tl.float32)
+    acc = tl.zeros((BR, BD), tl.float32)
+    for block in range(split, tl.cdiv(length, BL), SPLITS):
+        slot = block * BL + tl.arange(0, BL)
+        known = slot < length
+        page = tl.maximum(tl.load(tables + sequence * W + slot // PAGE, known, 0), 0).to(tl.int64)
+        place = ((page * PAGE + slot % PAGE) * KVS + head) * D
+        here = known[:, None] & (d < D)[None, :]
+        k = tl.load(keys + place[:, None] + d[None, :], here, 0.0)
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        new = tl.maximum(slot - context, 0)
+        own = (mask[:, None] >> tl.minimum(new, 63).to(tl.int64)[None, :]) & 1
+        seen = known[None, :] & ((slot < context)[None, :] | (own != 0))
+        score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(top, tl.max(score, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp(score - base[:, None])
+        fade = tl.exp(top - base)
+        weight = weight * fade + tl.sum(p, 1)
+        v = tl.load(values + place[:, None] + d[None, :], here, 0.0)
+        acc = acc * fade[:, None]
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+        top = higher
+    part = ((token * G + row % G) * KVS + head) * SPLITS + split
+    tl.store(sums + part[:, None] * (D + 1) + d[None, :], acc, real[:, None] & (d < D)[None, :])
+    tl.store(sums + part * (D + 1) + D, weight, real)
+    tl.store(tops + part, top, real)
+
+
+@triton.jit
+def combine_kernel(
+    sums, tops, out, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """One query head of one token: the parts of its attention put together."""
+    _enter(PDL)
+    head = tl.program_id(0)
+    split = tl.arange(0, SPLITS)
+    d = tl.arange(0, BD)
+    top = tl.load(tops + head * SPLITS + split)
+    highest = tl.max(top)
+    fade = tl.exp(top - tl.where(highest == float("-inf"), 0.0, highest))
+    at = sums + (head * SPLITS + split) * (D + 1)
+    weight = tl.sum(fade * tl.load(at + D))
+    parts = tl.load(at[:, None] + d[None, :], (d < D)[None, :], 0.0)
+    acc = tl.sum(parts * fade[:, None], 0) / tl.where(weight > 0, weight, 1.0)
+    tl.store(out + head * D + d, acc.to(out.dtype.element_ty), d < D)
+
+
+@triton.jit
+def _mix(x):
+    """SplitMix64's output function; see `outrider.noise`."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def uniform(key, index):
+    """u(index) of `outrider.noise`, bit for bit."""
+    bits = _mix(key + (index + 1).to(tl.uint64) * 0x9E3779B97F4A7C15) >> 32
+    u = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2^-32
+    return tl.minimum(u, 0.999999940395355225)  # 1 - 2^-24
+
+
+@triton.jit
+def _gumbel(key, index):
+    """Both logarithms rounded from float64, as the native engine does: the same float32."""
+    u = uniform(key, index).to(tl.float64)
+    near = u * (1.0 + u * (0.5 + u * (0.3333333333333333 + u * 0.25)))  # 1 - u is inexact there
+    wait = tl.where(u < 1e-4, near, -tl.log(1.0 - u)).to(tl.float32)
+    return (-tl.log(wait.to(tl.float64))).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["EVERY"])
+def draw_kernel(
+    logits, temperatures, keys, best, found, V, STRIDE, EVERY,
+    BV: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The best of one part of a row: argmax(logits / T + gumbel), the lowest id among equals.
+
+    A NaN is better than everything, so that it is found.
+    """
+    _enter(PDL)
+    draw = tl.program_id(0)
+    part = tl.program_id(1)
+    row = (draw + 1) * EVERY - 1
+    temperature = tl.load(temperatures + draw)
+    key = tl.load(keys + row).to(tl.uint64, bitcast=True)
+    i = part * BV + tl.arange(0, BV)
+    score = tl.load(logits + row.to(tl.int64) * STRIDE + i, i < V, float("-inf"))
+    if temperature > 0:
+        score = tl.div_rn(score, temperature + tl.zeros((BV,), tl.float32)) + _gumbel(key, i)
+        score = tl.where(i < V, score, float("-inf"))
+    broken = score != score
+    score = tl.where(broken, float("inf"), score)
+    top = tl.max(score, 0)
+    first = tl.min(tl.where(score == top, i, 2147483647), 0)
+    tl.store(best + draw * PARTS + part, top)
+    tl.store(found + draw * PARTS + part, tl.where(tl.max(broken.to(tl.int32), 0) > 0, -1, first))
+
+
+@triton.jit
+def pick_kernel(
+    best, found, tokens, STRIDE, PARTS: tl.constexpr, BP: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """The best part of a row."""
+    _enter(PDL)
+    draw = tl.program_id(0)
+    part = tl.arange(0, BP)
+    top = tl.load(best + draw * PARTS + part, part < PARTS, float("-inf"))
+    index = tl.load(found + draw * PARTS + part, part < PARTS, 2147483647)
+    highest = tl.max(top, 0)
+    tl.store(tokens + draw * STRIDE, tl.min(tl.where(top == highest, index, 2147483647), 0))
+
+
+@triton.jit(do_not_specialize=["OFFSET"])
+def place_kernel(
+    line, lengths, secrets, tables, tokens, positions, slots, contexts, ends, masks, keys,
+    OFFSET, L, W, M: tl.constexpr, BM: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Lays out a pass over M tokens of each sequence's line, from OFFSET on.
+
+    `line` holds the last two committed tokens, then drafts; `lengths` counts the committed ones.
+    """
+    _enter(PDL)
+    s = tl.program_id(0)
+    j = tl.arange(0, BM)
+    inside = j < M
+    start = tl.load(lengths + s) - 2 + OFFSET
+    position = start + j
+    at = s * M + j
+    tl.store(tokens + at, tl.load(line + s * L + OFFSET + j, inside, 0), inside)
+    tl.store(positions + at, position, inside)
+    page = tl.load(tables + s * W + position // PAGE, inside & (position // PAGE < W), -1)
+    tl.store(slots + at, tl.where(page < 0, -1, page * PAGE + position % PAGE), inside)
+    tl.store(masks + at, (tl.full((BM,), 2, tl.int64) << j.to(tl.int64)) - 1, inside)
+    secret = tl.load(secrets + s).to(tl.uint64, bitcast=True)
+    key = _mix(secret + (position + 1).to(tl.uint64))
+    tl.store(keys + at, key.to(tl.int64, bitcast=True), inside)
+    tl.store(contexts + s, start)
+    tl.store(ends + s, start + M)
+
+
+@triton.jit
+def settle_kernel(
+    line, lengths, draws, report, L, K: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """The verdict on a chain: keeps drafts while they equal the target's draws, then one draw more.
+
+    `report` gets how many tokens were emitted, then the K + 1 draws, of which those are the first.
+    """
+    _enter(PDL)
+    s = tl.program_id(0)
+    j = tl.arange(0, BK)
+    drawn = tl.load(draws + s * (K + 1) + j, j <= K, -2)
+    draft = tl.load(line + s * L + 2 + j, j < K, -3)
+    accepted = tl.min(tl.where(draft == drawn, K, j), 0)
+    last = tl.sum(tl.where(j == accepted, drawn, 0), 0)
+    before = tl.load(line + s * L + 1 + accepted)
+    tl.store(report + s * (K + 2), accepted + 1)
+    tl.store(report + s * (K + 2) + 1 + j, drawn, j <= K)
+    tl.debug_barrier()  # everybody has read the line
+    tl.store(line + s * L, before)
+    tl.store(line + s * L + 1, last)
+    tl.store(lengths + s, tl.load(lengths + s) + accepted + 1)

@@ -1,0 +1,162 @@
+"""The GPU decoder, on a GPU or with torch references: the compact decoder's tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from outrider.cuda.cycle import Cycle
+from outrider.cuda.decoder import CudaDecoder
+from outrider.cuda.ops import TorchOps, TritonOps
+from outrider.engine.build import EngineConfig, assemble
+from outrider.engine.engine import Engine
+from outrider.model.driver import Driver
+from outrider.model.selfcheck import self_check
+from outrider.model.tokenizer import load_tokenizer
+from outrider.model.torch_decoder import TorchDecoder
+from outrider.sampling import SamplingParams
+from outrider.testing import write_tiny_llama
+from tiny_models import SMALL, write
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PROMPT = [(i * i * 7 + i) % 64 for i in range(21)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "target", head_dim=16, num_layers=3)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "draft", head_dim=16, num_layers=1)
+
+
+def load(folder: Path) -> CudaDecoder:
+    return CudaDecoder.load(folder, device=DEVICE, dtype=torch.float32)
+
+
+def plain(folder: Path, prompt: list[int], count: int, temperature: float, seed: int) -> list[int]:
+    """What the compact torch decoder writes, one token a pass."""
+    model = TorchDecoder.load(folder, device=DEVICE, dtype=torch.float32)
+    engine = make_engine(folder, model, 0)
+    return run(engine, prompt, count, temperature, seed)
+
+
+def make_engine(folder: Path, model: TorchDecoder, num_draft_tokens: int, **more: object) -> Engine:
+    config = EngineConfig(
+        model=str(folder),
+        num_draft_tokens=num_draft_tokens,
+        device=DEVICE,
+        backend="torch",
+        kv_tokens=1024,
+        **more,  # type: ignore[arg-type]
+    )
+    return assemble(config, model, load_tokenizer(str(folder)))
+
+
+def run(engine: Engine, prompt: list[int], count: int, temperature: float, seed: int) -> list[int]:
+    params = SamplingParams(max_tokens=count, temperature=temperature, seed=seed, ignore_eos=True)
+    request = engine.add(prompt, params)
+    for _ in engine.run([request]):
+        pass
+    return list(engine.collect(request).tokens)
+
+
+def run_all(engine: Engine, temperature: float) -> list[list[int]]:
+    """Three prompts at once, of different lengths."""
+    params = SamplingParams(max_tokens=20, temperature=temperature, seed=9, ignore_eos=True)
+    requests = [engine.add(PROMPT[:length], params) for length in (3, 21, 12)]
+    for _ in engine.run(requests):
+        pass
+    return [engine.collect(request).tokens for request in requests]
+
+
+def test_it_is_a_model(folder: Path) -> None:
+    """Ragged passes, trees, rollback, shared blocks: tree verification equals separate passes."""
+    self_check(load(folder))
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
+def test_same_logits_as_the_compact_decoder(family: str, tmp_path: Path) -> None:
+    """Biases and norms of queries and keys included."""
+    options = {"attention_bias": True, "mlp_bias": True} if family == "Llama" else {}
+    head = {} if family == "Qwen2" else {"head_dim": 16}
+    config = getattr(transformers, f"{family}Config")(**SMALL, **options, **head)
+    folder = write(tmp_path / family, config)
+    got = []
+    for kind in (CudaDecoder, TorchDecoder):
+        driver = Driver(kind.load(folder, device=DEVICE, dtype=torch.float32), seed=3)
+        driver.forward({"a": PROMPT, "b": PROMPT[:3]})
+        driver.keep("a", range(21))
+        driver.keep("b", range(3))
+        tree = driver.forward({"a": [5, 6, 7, 8], "b": [9, 1]}, {"a": [-1, 0, 0, 1]})
+        got.append(torch.cat([tree.logits["a"], tree.logits["b"]]))
+    torch.testing.assert_close(got[0], got[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_engine_writes_the_same_tokens(
+    folder: Path, small: Path, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain and speculative; the drafts of four tokens come out of one call."""
+    calls = []
+
+    class Draft(CudaDecoder):
+        def draft_chain(self, *given: Any) -> list[list[int]] | None:
+            calls.append(super().draft_chain(*given))
+            return calls[-1]
+
+    monkeypatch.setattr(
+        "outrider.engine.build.load_model",
+        lambda name, **_: Draft.load(name, device=DEVICE, dtype=torch.float32),
+    )
+    expected = plain(folder, PROMPT, 40, temperature, 7)
+    assert run(make_engine(folder, load(folder), 0), PROMPT, 40, temperature, 7) == expected
+    speculative = make_engine(folder, load(folder), 4, draft_model=str(small))
+    assert run(speculative, PROMPT, 40, temperature, 7) == expected
+    assert calls[0] is None  # catching up on the prompt
+    assert all(call is not None and len(call[0]) <= 4 for call in calls[1:])
+    together = [make_engine(folder, load(folder), k, draft_model=str(small)) for k in (0, 3)]
+    batches = [run_all(engine, temperature) for engine in together]
+    assert batches[0] == batches[1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("num_drafts", [0, 1, 4])
+def test_cycle_writes_the_same_tokens(
+    folder: Path, small: Path, temperature: float, num_drafts: int
+) -> None:
+    """The whole cycle on the device against the engine, for two sequences of different length."""
+    target, draft = load(folder), load(small) if num_drafts else None
+    cycle = Cycle(target, draft, num_drafts=num_drafts, num_sequences=2, max_length=100)
+    prompts = [PROMPT, PROMPT[:2]]
+    cycle.start(prompts, temperature=temperature, seed=5)
+    outputs, cycles = cycle.generate(32)
+    assert outputs[0] == plain(folder, PROMPT, 32, temperature, 5)
+    assert cycles <= 33
+    if num_drafts == 4:
+        assert cycles < 32  # the two models agree now and then
+        again = Cycle(target, None, num_drafts=0, num_sequences=2, max_length=100)
+        again.start(prompts, temperature=temperature, seed=5)
+        assert again.generate(32)[0] == outputs
+
+
+def test_kernels_run_the_whole_cycle(folder: Path, small: Path) -> None:
+    """Interpreted, or on the GPU: every kernel in its place."""
+    pytest.importorskip("triton")
+    results = []
+    for ops in (TritonOps, TorchOps):
+        target, draft = load(small), load(small)
+        cycle = Cycle(target, draft, num_drafts=2, max_length=40)
+        for model in (target, draft):
+            model.ops = ops(model.device) if ops is TritonOps else TorchOps()
+            if isinstance(model.ops, TritonOps):
+                model.ops.reserve(64, 4, 16, 64, 64)
+        cycle.start([PROMPT], temperature=0.9, seed=2)
+        results.append(cycle.generate(4))
+    assert results[0] == results[1]

@@ -1,0 +1,281 @@
+"""Every kernel against plain torch on fresh random inputs: on the GPU, or interpreted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.contracts import Stream
+from outrider.cuda.ops import Pass, Tiles, TorchOps, TritonOps
+from outrider.noise import as_signed, draw_key, gumbel, uniforms_numpy
+
+pytest.importorskip("triton")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter lacks the first
+
+
+@pytest.fixture
+def random() -> torch.Generator:
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    print(f"seed {seed}")
+    return torch.Generator(DEVICE).manual_seed(seed)
+
+
+def normal(
+    random: torch.Generator, *shape: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    return torch.randn(*shape, generator=random, device=DEVICE).to(dtype)
+
+
+def close(out: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    assert not out.isnan().any()
+    error = (out.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-9)
+    assert error < (2e-6 if dtype is torch.float32 else 1e-2), float(error)
+
+
+@pytest.mark.parametrize("num_tokens", range(1, 17))
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_product(random: torch.Generator, num_tokens: int, dtype: torch.dtype) -> None:
+    ops = TritonOps(DEVICE, tiles={(40, 72, False): Tiles(16, 32, 2)})
+    ops.reserve(16, 4, 16, 64, 64)
+    x = normal(random, num_tokens, 72, dtype=dtype)
+    weight = normal(random, 40, 72, dtype=dtype)
+    bias = normal(random, 40, dtype=dtype)
+    residual = normal(random, num_tokens, 40, dtype=dtype)
+    out = residual.clone()
+    ops.linear(x, weight, out, bias_N=bias, add=True)
+    exact = residual.double() + x.double() @ weight.double().t() + bias.double()
+    close(out, exact, dtype)
+    again = residual.clone()
+    ops.linear(x, weight, again, bias_N=bias, add=True)
+    assert torch.equal(out, again)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 16, 33])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(48, 64), (30, 50)])
+def test_product_of_a_norm(
+    random: torch.Generator,
+    num_tokens: int,
+    gated: bool,
+    dtype: torch.dtype,
+    num_outputs: int,
+    num_inputs: int,
+) -> None:
+    ops = TritonOps(DEVICE)
+    x = normal(random, num_tokens, num_inputs, dtype=dtype)
+    norm = normal(random, num_inputs, dtype=dtype)
+    weight = normal(random, num_outputs * (1 + gated), num_inputs, dtype=dtype)
+    out = torch.full((num_tokens, num_outputs), torch.nan, dtype=dtype, device=DEVICE)
+    ops.linear(x, weight, out, norm_K=norm, eps=1e-5, gated=gated)
+    exact = torch.empty_like(out, dtype=torch.float64)
+    TorchOps().linear(
+        x.double(), weight.double(), exact, norm_K=norm.double(), eps=1e-5, gated=gated
+    )
+    close(out, exact, dtype)
+
+
+def test_a_row_does_not_depend_on_its_neighbours(random: torch.Generator) -> None:
+    ops = TritonOps(DEVICE)
+    x, weight = normal(random, 16, 64), normal(random, 32, 64)
+    norm = normal(random, 64)
+    whole = torch.empty(16, 32, device=DEVICE)
+    ops.linear(x, weight, whole, norm_K=norm, eps=1e-5)
+    for num_tokens in range(1, 16):
+        part = torch.empty(num_tokens, 32, device=DEVICE)
+        ops.linear(x[:num_tokens], weight, part, norm_K=norm, eps=1e-5)
+        assert torch.equal(part, whole[:num_tokens])
+
+
+def tree_masks(widths: list[int], width: int) -> torch.Tensor:
+    """Random trees: a node sees itself and its ancestors."""
+    masks = torch.zeros(len(widths), width, dtype=torch.int64)
+    for s, count in enumerate(widths):
+        for j in range(count):
+            parent = int(torch.randint(-1, j, ())) if j else -1
+            masks[s, j] = (1 << j) | (int(masks[s, parent]) if parent >= 0 else 0)
+    return masks.reshape(-1)
+
+
+def random_pass(contexts: list[int], widths: list[int], width: int, page: int) -> tuple[Pass, int]:
+    """Scattered pages, trees of different sizes; returns also the number of slots."""
+    lengths = [context + count for context, count in zip(contexts, widths, strict=True)]
+    num_pages = [-(-length // page) for length in lengths]
+    order = torch.randperm(sum(num_pages) + 3)
+    tables = torch.full((len(contexts), max(num_pages) + 1), -1, dtype=torch.int32)
+    slots = torch.full((len(contexts), width), -1, dtype=torch.int32)
+    for s, count in enumerate(num_pages):
+        tables[s, :count], order = order[:count], order[count:]
+        for j in range(widths[s]):
+            slot = contexts[s] + j
+            slots[s, j] = tables[s, slot // page] * page + slot % page
+    tensors = (
+        torch.zeros(len(contexts) * width, dtype=torch.int32),
+        torch.randint(0, 90, (len(contexts) * width,), dtype=torch.int32),
+        slots.reshape(-1),
+        tree_masks(widths, width),
+        torch.tensor(contexts, dtype=torch.int32),
+        torch.tensor(lengths, dtype=torch.int32),
+        tables,
+    )
+    where = Pass(len(contexts), width, *(t.to(DEVICE) for t in tensors))
+    return where, (sum(num_pages) + 3) * page
+
+
+LAYOUTS = [
+    # contexts, real widths, width, page
+    ([0], [1], 1, 16),
+    ([15, 16], [1, 1], 1, 16),
+    ([31, 0, 64], [5, 3, 1], 5, 16),
+    ([63, 65], [16, 2], 16, 16),
+    ([7, 130, 1], [3, 4, 4], 4, 8),
+]
+
+
+HEADS = [(2, 1, 16), (1, 4, 32), (1, 3, 24)]
+EVERYTHING = [(*layout, *heads) for layout in LAYOUTS for heads in HEADS]
+SOME = [(*layout, *HEADS[i % 3]) for i, layout in enumerate(LAYOUTS)]  # interpreting is slow
+
+
+@pytest.mark.parametrize(
+    ("contexts", "widths", "width", "page", "num_kv", "group", "dim"),
+    EVERYTHING if DEVICE.type == "cuda" else SOME,
+)
+def test_attention(
+    random: torch.Generator,
+    contexts: list[int],
+    widths: list[int],
+    width: int,
+    page: int,
+    num_kv: int,
+    group: int,
+    dim: int,
+) -> None:
+    where, num_slots = random_pass(contexts, widths, width, page)
+    num_tokens, num_q = len(contexts) * width, group * num_kv
+    qkv = normal(random, num_tokens, num_q + 2 * num_kv, dim)
+    store = normal(random, 2, num_slots, num_kv, dim)
+    ops = TritonOps(DEVICE)
+    ops.key_block = 16 if DEVICE.type == "cpu" else 64
+    ops.reserve(num_tokens, num_q, dim, 16, 16)
+    out = torch.full((num_tokens, num_q, dim), torch.nan, device=DEVICE)
+    ops.attend(qkv, store, where, page, out)
+    exact = torch.empty_like(out, dtype=torch.float64)
+    TorchOps().attend(qkv.double(), store.double(), where, page, exact)
+    real = (where.slots_T >= 0).cpu()
+    close(out[real], exact[real], torch.float32)
+    assert not out.isnan().any()
+
+
+def test_attention_does_not_depend_on_the_width(random: torch.Generator) -> None:
+    """A chain's rows, one pass at a time, are bit for bit those of one wide pass."""
+    num_kv, group, dim, page, context = 1, 2, 16, 16, 29
+    wide, num_slots = random_pass([context], [16], 16, page)
+    wide.masks_T.copy_((2 << torch.arange(16)) - 1)
+    qkv = normal(random, 16, (group + 2) * num_kv, dim)
+    store = normal(random, 2, num_slots, num_kv, dim)
+    ops = TritonOps(DEVICE)
+    ops.reserve(16, group * num_kv, dim, 16, 16)
+    whole = torch.empty(16, group * num_kv, dim, device=DEVICE)
+    ops.attend(qkv, store, wide, page, whole)
+    for j in range(0, 16, 1 if DEVICE.type == "cuda" else 5):
+        one, _ = random_pass([context + j], [1], 1, page)
+        one.tables_SW = wide.tables_SW
+        out = torch.empty(1, group * num_kv, dim, device=DEVICE)
+        ops.attend(qkv[j : j + 1], store, one, page, out)
+        assert torch.equal(out[0], whole[j])
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(("num_kv", "group", "dim"), [(2, 1, 16), (1, 4, 24)])
+def test_rope_and_store(
+    random: torch.Generator, normed: bool, dtype: torch.dtype, num_kv: int, group: int, dim: int
+) -> None:
+    where, num_slots = random_pass([31, 0, 64], [5, 3, 1], 5, 16)
+    num_heads = (group + 2) * num_kv
+    qkv = normal(random, 15, num_heads, dim, dtype=dtype)
+    norms = [normal(random, dim, dtype=dtype) if normed else None for _ in "qk"]
+    angles = torch.rand(90, dim // 2, generator=random, device=DEVICE) * 7
+    turns = angles.cos(), angles.sin()
+    store = normal(random, 2, num_slots, num_kv, dim, dtype=dtype)
+    expected, expected_store = qkv.clone(), store.clone()
+    TritonOps(DEVICE).rope(qkv, *norms, 1e-5, turns, where, store)
+    TorchOps().rope(expected, *norms, 1e-5, turns, where, expected_store)
+    close(qkv[:, : group * num_kv], expected[:, : group * num_kv], dtype)
+    close(store, expected_store, dtype)
+    untouched = torch.ones(num_slots, dtype=torch.bool, device=DEVICE)
+    untouched[where.slots_T[where.slots_T >= 0].long()] = False
+    assert torch.equal(store[:, untouched], expected_store[:, untouched])
+
+
+def test_draws(random: torch.Generator) -> None:
+    """The same tokens as the reference; a NaN is reported; padding ids are never drawn."""
+    ops, num_tokens = TritonOps(DEVICE), 5000
+    ops.reserve(6, 1, 16, 16, 5120)
+    logits = normal(random, 6, 5120) * 3
+    logits[:, num_tokens:] = 100.0
+    logits[4, 17] = torch.nan
+    logits[5, [7, 4500]] = 50.0  # a tie: the lower id
+    temperature = torch.tensor([0.0, 1.0, 0.7, 1.3, 1.0, 0.0], device=DEVICE)
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    keys = as_signed([draw_key(seed, 0, i, Stream.TARGET) for i in range(6)], DEVICE)
+    out, expected = (torch.full((6,), -7, dtype=torch.int32, device=DEVICE) for _ in range(2))
+    ops.draw(logits, num_tokens, temperature, keys, out)
+    TorchOps().draw(logits, num_tokens, temperature, keys, expected)
+    assert out.tolist() == expected.tolist()
+    assert out[4] == -1
+    assert out[5] == 7
+    last = torch.full((2, 3), -7, dtype=torch.int32, device=DEVICE)
+    ops.draw(logits, num_tokens, temperature[[2, 5]], keys, last[:, 1], every=3)
+    assert last[:, 1].tolist() == [out[2], out[5]]
+    assert last[:, [0, 2]].eq(-7).all()
+
+
+def test_noise_has_the_same_bits() -> None:
+    """Logits of -T * gumbel make every score zero, up to the last bits of two logarithms."""
+    key = draw_key(3, 1, 77, Stream.TARGET)
+    size = 4096
+    noise = gumbel([key], size, DEVICE)
+    ops = TritonOps(DEVICE)
+    ops.reserve(1, 1, 16, 16, size)
+    ones = torch.ones(1, device=DEVICE)
+    drawn = torch.empty(1, dtype=torch.int32, device=DEVICE)
+    ops.draw(-noise, size, ones, as_signed([key], DEVICE), drawn)
+    # Had one of them another uniform, it would stand out by far more than rounding.
+    assert float(ops._best[0]) < 4e-6
+    smallest = int(uniforms_numpy(key, size).argmin())
+    ops.draw(torch.zeros(1, size, device=DEVICE), size, ones, as_signed([key], DEVICE), drawn)
+    assert drawn.item() == smallest
+
+
+def test_layout_and_verdict_on_the_device() -> None:
+    """Place and settle against torch, for every number of accepted drafts."""
+    page, num_drafts = 4, 3
+    where, _ = random_pass([9, 2, 30, 5], [1] * 4, num_drafts + 1, page)
+    where.tables_SW = torch.arange(4 * 12, dtype=torch.int32, device=DEVICE).view(4, 12)
+    line = torch.tensor([[1, 2, 3, 4, 5]] * 4, dtype=torch.int32, device=DEVICE)
+    draws = torch.tensor(
+        [[3, 4, 5, 6], [9, 4, 5, 6], [3, 9, 5, 6], [3, 4, 9, 6]], dtype=torch.int32, device=DEVICE
+    )
+    lengths = torch.tensor([9, 2, 30, 5], dtype=torch.int32, device=DEVICE)
+    secrets = as_signed([3, 1 << 63, (1 << 64) - 1, 12345], DEVICE)
+    results = []
+    for ops in (TritonOps(DEVICE), TorchOps()):
+        keys = torch.zeros(16, dtype=torch.int64, device=DEVICE)
+        mine, counted = line.clone(), lengths.clone()
+        report = torch.zeros(4, num_drafts + 2, dtype=torch.int32, device=DEVICE)
+        ops.place(mine, counted, secrets, 1, page, where, keys)
+        laid = [
+            t.clone()
+            for t in (where.tokens_T, where.positions_T, where.slots_T, where.masks_T,
+                      where.contexts_S, where.lengths_S)
+        ]  # fmt: skip
+        ops.settle(mine, counted, draws, report)
+        results.append([*laid, keys, mine, counted, report])
+    for ours, reference in zip(*results, strict=True):
+        assert torch.equal(ours, reference)
+    assert results[0][-1][:, 0].tolist() == [4, 1, 2, 3]
+    assert results[0][-3].tolist()[:2] == [[5, 6, 3, 4, 5], [2, 9, 3, 4, 5]]
