@@ -18,8 +18,8 @@ from rich.console import Console
 from outrider.cli.demo import conclude, plan, race_rounds
 from outrider.cli.demo_view import Stage
 from outrider.cli.race import lanes
-from outrider.cli.trace import spelling
 from outrider.llm import LLM
+from outrider.origins import spelling
 from outrider.sampling import SamplingParams
 
 PICTURE = Path(__file__).parent / "demo.svg"

@@ -86,7 +86,7 @@ def _usage(error: Exception) -> str:
     message = str(getattr(error, "format_message")())  # noqa: B009 (not in Exception's type)
     possible = getattr(error, "possibilities", None)
     if possible:
-        message = f"{getattr(error, 'message', message)}. Did you mean {sorted(possible)[0]}?"
+        message = f"{getattr(error, 'message', message)}. Did you mean {possible[0]}?"
     context = getattr(error, "ctx", None)
     path = getattr(context, "command_path", "outrider")
     return f"{message[:1].lower()}{message[1:].rstrip('.')}; see {path} --help"

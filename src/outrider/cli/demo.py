@@ -130,7 +130,7 @@ def show(
     """Races every round before the user's eyes: live on a terminal, else in lines."""
     from outrider.cli.demo_view import LiveView, PlainView
     from outrider.cli.race import lanes
-    from outrider.cli.trace import spelling
+    from outrider.origins import spelling
 
     pair = lanes(engine)
     view: View = PlainView(console)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from outrider.cli.race import Lane, Outcome, Totals
 from outrider.cli.report import printable
-from outrider.cli.trace import Kind, Spelling, judged
+from outrider.origins import Kind, Spelling, judged
 from outrider.statistics import SpeculationStats
 
 FRAME_S = 1 / 15  # between two drawings

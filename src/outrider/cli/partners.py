@@ -12,11 +12,10 @@ from types import FrameType
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from outrider.cli import trace
-from outrider.cli.trace import Kind
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError, EngineError, RequestError
 from outrider.llm import LLM
+from outrider.origins import Kind, judged, spelling
 from outrider.registry import proposer_names
 from outrider.sampling import SamplingParams
 from outrider.server.chat import load_template
@@ -104,7 +103,7 @@ class Local:
     def __init__(self, llm: LLM) -> None:
         self._engine = llm.engine
         self._template, is_real = load_template(llm.engine.tokenizer, None)
-        self._spell = trace.spelling(llm.engine.tokenizer)
+        self._spell = spelling(llm.engine.tokenizer)
         self._last: tuple[dict[str, Any], int] | None = None
         self.proposers = [name for name in proposer_names() if name != "prediction"]
         self.title = f"{llm.config.model}, {self.describe({})}"
@@ -130,8 +129,8 @@ class Local:
             with between_steps() as interrupted:
                 for report in engine.run([request_id]):
                     for event in report.events:
-                        judged = [(kind, self._spell(t)) for kind, t in trace.judged(event)]
-                        yield Step(judged, event.pieces)
+                        tokens = [(kind, self._spell(t)) for kind, t in judged(event)]
+                        yield Step(tokens, event.pieces)
                     if interrupted():
                         raise KeyboardInterrupt
         finally:

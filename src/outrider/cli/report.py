@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outrider.cli.trace import Spelling
     from outrider.engine.engine import Completion, Engine, Result
+    from outrider.origins import Spelling
 
 # Control characters would let a model's text drive the terminal; newline and tab are harmless.
 _CONTROLS = {c: "\ufffd" for c in [*range(32), *range(127, 160)] if chr(c) not in "\n\t"}

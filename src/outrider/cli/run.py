@@ -13,6 +13,7 @@ from outrider.cli import report, trace
 from outrider.cli.console import stderr, stdout
 from outrider.engine.engine import Completion, Engine, Result
 from outrider.events import StepEvent
+from outrider.origins import spelling
 from outrider.sampling import SamplingParams
 
 
@@ -28,7 +29,7 @@ class Run:
         self._show_trace = show_trace
         self._as_json = as_json
         self._out = stdout()
-        self._spell = trace.spelling(engine.tokenizer)
+        self._spell = spelling(engine.tokenizer)
         self._marks = trace.needs_marks(self._out)
         self._events: dict[int, list[StepEvent]] = {}  # by sample
 

@@ -7,7 +7,6 @@ loading has another, so that the process answers (503) and can be stopped while 
 from __future__ import annotations
 
 import asyncio
-import enum
 import hashlib
 import logging
 import threading
@@ -21,23 +20,14 @@ from outrider.engine.engine import Engine
 from outrider.model.tokenizer import Tokenizer
 from outrider.server.chat import ChatTemplate, load_template
 from outrider.server.config import ServerConfig
-from outrider.server.errors import ApiError, overloaded
+from outrider.server.errors import ApiError
 from outrider.server.grammars import Grammars
+from outrider.server.lifecycle import Lifecycle, State
 from outrider.server.metrics import Metrics
 from outrider.server.texts import TokenTexts
 from outrider.server.tracing import Tracing
 
 logger = logging.getLogger(__name__)
-
-FRAME_INTERVAL_S = 0.006  # times the sequences in flight: 170 frames a second, over all streams
-MAX_FRAME_INTERVAL_S = 0.08
-
-
-class State(enum.Enum):
-    LOADING = "the model is loading"
-    READY = "ready"
-    DRAINING = "the server is shutting down"
-    FAILED = "the engine has stopped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +47,15 @@ class Served:
         return self.core.parts.scheduler.max_positions
 
 
-class Service:
+class Service(Lifecycle):
     def __init__(self, config: ServerConfig, load: Callable[[], Engine]) -> None:
         """`load` builds the engine; it is called once, in a thread of its own, by `start`."""
-        self.config = config
+        super().__init__(config)
         self.metrics = Metrics(config.model_name)
         self.tracing = None if config.otlp_endpoint is None else Tracing(config.otlp_endpoint)
-        self.state = State.LOADING
-        self.was_ready = False
-        self.failure: BaseException | None = None
-        self.on_end: Callable[[], None] = lambda: None  # nothing more will be served
         self.loader: threading.Thread | None = None
         self._load = load
         self._served: Served | None = None
-        self._num_in_flight = 0
-        self._idle = asyncio.Event()
 
     # --- from loading to the end -------------------------------------------------------------
 
@@ -88,7 +72,7 @@ class Service:
                 template, own = load_template(core.tokenizer, self.config.chat_template)
                 texts = TokenTexts(core.tokenizer)
             except BaseException as error:
-                loop.call_soon_threadsafe(self._fail, error)
+                loop.call_soon_threadsafe(self.fail, error)
                 return
             if not own:
                 logger.warning("no chat template: chat messages are joined into plain text")
@@ -107,7 +91,7 @@ class Service:
         self.metrics.watch(core)
 
         def failed(error: BaseException) -> None:
-            loop.call_soon_threadsafe(self._fail, error)
+            loop.call_soon_threadsafe(self.fail, error)
 
         engine = AsyncEngine(core, on_failure=failed)
         self._served = Served(
@@ -117,23 +101,6 @@ class Service:
         if self.state is State.LOADING:
             self.state = State.READY
         logger.info("ready", extra={"model": self.config.model_name, "load_s": round(load_s, 3)})
-
-    def _fail(self, error: BaseException) -> None:
-        self.failure = error
-        self.state = State.FAILED
-        self.on_end()
-
-    async def drain(self) -> bool:
-        """Takes no more requests and waits for those in flight; True if all came to their end."""
-        self.state = State.DRAINING
-        if self._num_in_flight == 0:
-            return True
-        self._idle.clear()
-        try:
-            await asyncio.wait_for(self._idle.wait(), self.config.drain_timeout_s)
-        except TimeoutError:
-            return False
-        return True
 
     async def close(self, timeout_s: float = 2.0) -> bool:
         """Ends the engine; False if its thread could not be ended."""
@@ -147,8 +114,8 @@ class Service:
     @property
     def served(self) -> Served:
         """Raises ApiError (503) while there is nothing to serve."""
-        if self.state is not State.READY or self._served is None:
-            raise overloaded(self.state.value, code=self.state.name.lower())
+        self.check_ready()
+        assert self._served is not None
         return self._served
 
     @property
@@ -169,20 +136,11 @@ class Service:
             raise ApiError(
                 400, f"at most {limit} completions at once, not {num_sequences}", param="n"
             )
-        if self._num_in_flight + num_sequences > limit:
-            raise overloaded("the queue is full: try again later", code="queue_full")
-        self._num_in_flight += num_sequences
+        self.enter(num_sequences, limit)
         try:
             yield
         finally:
-            self._num_in_flight -= num_sequences
-            if self._num_in_flight == 0:
-                self._idle.set()
-
-    @property
-    def frame_interval_s(self) -> float:
-        """How long a stream collects tokens before it sends the next frame."""
-        return min(self._num_in_flight * FRAME_INTERVAL_S, MAX_FRAME_INTERVAL_S)
+            self.leave(num_sequences)
 
     def salt(self, key: str | None, own: str | None) -> str:
         """What separates one tenant's cached prefixes and stores from another's.

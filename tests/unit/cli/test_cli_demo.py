@@ -10,8 +10,8 @@ from rich.console import Console
 
 from outrider.cli import demo, race
 from outrider.cli.demo_view import LiveView
-from outrider.cli.trace import spelling
 from outrider.llm import LLM
+from outrider.origins import spelling
 from outrider.sampling import SamplingParams
 
 from .calling import Command

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from outrider.cli import trace
-from outrider.cli.trace import Kind, judged
 from outrider.events import StepEvent
+from outrider.origins import Kind, judged
 
 from .calling import Command
 

@@ -28,9 +28,9 @@ from outrider.integrations.vllm.child import Child
 from outrider.integrations.vllm.mailbox import Mailbox
 from outrider.server.app import ClientLeft, until_disconnect
 from outrider.server.config import ServerConfig
-from outrider.server.errors import ApiError, api_error, overloaded
+from outrider.server.errors import ApiError, api_error
 from outrider.server.guards import Guard
-from outrider.server.service import State
+from outrider.server.lifecycle import Lifecycle, State
 from outrider.server.stream import DONE, EventStream, frame
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def stopped() -> ApiError:
     )
 
 
-class Front:
+class Front(Lifecycle):
     """vLLM from loading to draining; the counterpart of `server.service.Service`."""
 
     def __init__(
@@ -67,11 +67,7 @@ class Front:
 
         `no_sampling` says why requests that sample are refused.
         """
-        self.config = config
-        self.state = State.LOADING
-        self.was_ready = False
-        self.failure: BaseException | None = None
-        self.on_end: Callable[[], None] = lambda: None
+        super().__init__(config)
         self._make_child = make_child
         self._child: Child | None = None
         self._max_requests = max_requests
@@ -80,8 +76,6 @@ class Front:
         self._no_sampling = no_sampling
         self._client = httpx.AsyncClient(base_url=url, timeout=None, trust_env=False)
         self._supervisor: asyncio.Task[None] | None = None
-        self._num_in_flight = 0
-        self._idle = asyncio.Event()
 
     # --- from loading to the end -------------------------------------------------------------
 
@@ -95,7 +89,7 @@ class Front:
             try:
                 await child.start()
             except OSError as error:
-                self._fail(EngineError(f"vLLM cannot be started: {error.strerror}"))
+                self.fail(EngineError(f"vLLM cannot be started: {error.strerror}"))
                 return
             ended = asyncio.create_task(child.wait())
             ready = asyncio.create_task(self._prepare())
@@ -110,7 +104,7 @@ class Front:
             how = f"signal {-code}" if code < 0 else f"code {code}"
             logger.error("vLLM ended", extra={"how": how, "reason": child.reason()})
             if not self.was_ready or self._restarts_left == 0:
-                self._fail(EngineError(f"vLLM ended with {how}: {child.reason()}"))
+                self.fail(EngineError(f"vLLM ended with {how}: {child.reason()}"))
                 return
             self._restarts_left -= 1
             self.state = State.LOADING
@@ -124,23 +118,6 @@ class Front:
             return (await self._client.get("/health", timeout=timeout_s)).status_code == 200
         except httpx.HTTPError:
             return False
-
-    def _fail(self, error: BaseException) -> None:
-        self.failure = error
-        self.state = State.FAILED
-        self.on_end()
-
-    async def drain(self) -> bool:
-        """Takes no more requests and waits for those in flight; True if all came to their end."""
-        self.state = State.DRAINING
-        if self._num_in_flight == 0:
-            return True
-        self._idle.clear()
-        try:
-            await asyncio.wait_for(self._idle.wait(), self.config.drain_timeout_s)
-        except TimeoutError:
-            return False
-        return True
 
     async def close(self, timeout_s: float = 10.0) -> bool:
         """Ends vLLM and with it whatever still runs there."""
@@ -158,8 +135,7 @@ class Front:
     @property
     def served(self) -> object:
         """Raises ApiError (503) while there is nothing to serve."""
-        if self.state is not State.READY:
-            raise overloaded(self.state.value, code=self.state.name.lower())
+        self.check_ready()
         return None
 
     async def health(self, request: Request) -> Response:
@@ -183,15 +159,11 @@ class Front:
             raise ApiError(404, "there is no such route", code="not_found")
         if path not in GENERATING or request.method != "POST":
             return await self._pass_on(request)
-        if self._num_in_flight >= self._max_requests:
-            raise overloaded("the queue is full: try again later", code="queue_full")
-        self._num_in_flight += 1
+        self.enter(1, self._max_requests)
         letters: list[Path] = []
 
         async def leave() -> None:
-            self._num_in_flight -= 1
-            if self._num_in_flight == 0:
-                self._idle.set()
+            self.leave(1)
             for letter in letters:
                 letter.unlink(missing_ok=True)
 

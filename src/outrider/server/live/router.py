@@ -9,8 +9,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from outrider.cli.trace import Spelling, spelling
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
+from outrider.origins import Spelling, spelling
 from outrider.server.asking import chat_ask, check_model, completion_ask
 from outrider.server.errors import ApiError
 from outrider.server.generation import Ask

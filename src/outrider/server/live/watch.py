@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from outrider.cli.trace import Kind, Spelling, judged
 from outrider.control.adaptive import AdaptiveController, Choice
 from outrider.engine.engine import Engine
 from outrider.events import StepEvent, StepReport, StepTiming
+from outrider.origins import Kind, Spelling, judged
 from outrider.server.errors import api_error
 from outrider.server.generation import Ask, Generation
 from outrider.server.service import Service
