@@ -1,12 +1,7 @@
-"""What the serving benchmarks share: servers as processes, prompts, and a streaming client.
-
-On a small machine the client is a load too: it reads bytes and parses them when all is over.
-"""
+"""What the serving benchmarks share: prompts, and servers as processes."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import signal
 import socket
@@ -16,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,59 +39,17 @@ PROMPTS = [
 ]
 
 
-@dataclass(slots=True)
-class Answer:
-    """One stream as its client saw it."""
-
-    started_s: float
-    arrivals_s: list[float]  # of every piece of the body
-    text: str
-    num_tokens: int
-
-    @property
-    def ttft_s(self) -> float:
-        return self.arrivals_s[0] - self.started_s
-
-    @property
-    def tpot_s(self) -> float:
-        """Time per token after the first."""
-        return (self.arrivals_s[-1] - self.arrivals_s[0]) / max(self.num_tokens - 1, 1)
-
-
-async def ask(url: str, body: dict[str, Any]) -> Answer:
-    """Streams one completion; nothing is parsed before the last byte is there."""
-    host, port = url.removeprefix("http://").split(":")
-    content = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}})
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    started = time.perf_counter()
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write((head + content).encode())
-    received, arrivals = b"", []
-    try:
-        while piece := await reader.read(1 << 16):
-            received += piece
-            if b"data: " in piece:
-                arrivals.append(time.perf_counter())
-    finally:
-        writer.close()
-    status, _, rest = received.partition(b"\r\n")
-    if b" 200 " not in status:
-        raise RuntimeError(f"{url} says {received[:400]!r}")
-    chunks = [
-        json.loads(line[6:])
-        for line in rest.replace(b"\r\n", b"\n").split(b"\n")
-        if line.startswith(b"data: {")
+def bodies(num_streams: int, round_: object, max_tokens: int) -> list[dict[str, Any]]:
+    """Every stream and round has a prompt of its own: no prefix cache can help."""
+    return [
+        {
+            "prompt": f"# {round_}.{num_streams}.{i}\n" + PROMPTS[i % len(PROMPTS)],
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        for i in range(num_streams)
     ]
-    text = "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"])
-    return Answer(started, arrivals, text, chunks[-1]["usage"]["completion_tokens"])
-
-
-async def together(url: str, bodies: list[dict[str, Any]]) -> tuple[float, list[Answer]]:
-    """All at once; how long that took, and every answer."""
-    started = time.perf_counter()
-    answers = await asyncio.gather(*(ask(url, body) for body in bodies))
-    return max(answer.arrivals_s[-1] for answer in answers) - started, list(answers)
 
 
 def free_port() -> int:

@@ -12,8 +12,8 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -23,10 +23,14 @@ from outrider.events import StepEvent, StepReport
 
 logger = logging.getLogger(__name__)
 
-# Waking a loop costs as much as an engine's bookkeeping for a step: news that can wait is gathered.
-GATHER_S = 0.008
+# What delivering takes, the next passes lack. So the more sequences there are, the longer their
+# news is gathered, and the engine waits until it is heard: passes and clients that fight for the
+# same cores and the interpreter's lock lose twice the time that they take in turns.
+GATHER_S = 0.008  # times the sequences of a step
+MAX_GATHER_S = 0.08
+HEARING_S = 0.004  # most of that wait: clients that do more than listen are not waited for
 Item = StepEvent | Result | Exception
-Deliver = Callable[[Item], None]
+Deliver = Callable[[list[Item]], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +38,7 @@ class _Client:
     loop: asyncio.AbstractEventLoop
     deliver: Deliver
     request_id: str | None = None  # the engine thread sets it
+    news: list[Item] = field(default_factory=list)  # gathered by the engine thread
     left: bool = False  # the client's loop sets it: nothing is delivered any more
 
 
@@ -47,8 +52,7 @@ class AsyncEngine:
         self._on_failure = on_failure
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._clients: dict[str, _Client] = {}  # touched by the engine thread only
-        self._gathered: list[tuple[_Client, Item]] = []
-        self._sent_at = 0.0
+        self._sent_at = 0.0  # when everybody's news was last delivered
         self._failure: BaseException | None = None
         self._alive_at: float | None = None  # last sign of life; None while there is no work
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
@@ -74,16 +78,16 @@ class AsyncEngine:
     async def _follow(
         self, prompt: str | list[int], **request: Any
     ) -> AsyncGenerator[StepEvent | Result, None]:
-        inbox: asyncio.Queue[Item] = asyncio.Queue()
+        inbox: asyncio.Queue[list[Item]] = asyncio.Queue()
         leave = self.submit(prompt, inbox.put_nowait, **request)
         try:
             while True:
-                item = await inbox.get()
-                if isinstance(item, Exception):
-                    raise item
-                yield item
-                if isinstance(item, Result):
-                    return
+                for item in await inbox.get():
+                    if isinstance(item, Exception):
+                        raise item
+                    yield item
+                    if isinstance(item, Result):
+                        return
         finally:
             leave()
 
@@ -92,9 +96,10 @@ class AsyncEngine:
     ) -> Callable[[], None]:
         """Starts a request; arguments are Engine.add's. Call it on a running loop.
 
-        `deliver` is called on that loop with every event and last with a Result or an exception.
-        Returns what to call to leave: it cancels a request that still runs, and may be called at
-        any time. Raises EngineError when the engine is no more.
+        `deliver` is called on that loop with what is new: events, and last of all a Result or an
+        exception. First and last news come at once, others may be gathered a little. Returns what
+        to call to leave: it cancels a request that still runs, and may be called at any time.
+        Raises EngineError when the engine is no more.
         """
         client = _Client(asyncio.get_running_loop(), deliver)
 
@@ -102,7 +107,8 @@ class AsyncEngine:
             try:
                 client.request_id = self._engine.add(prompt, **request)
             except Exception as error:
-                self._send([(client, error)])
+                client.news.append(error)
+                self._send([client])
             else:
                 self._clients[client.request_id] = client
 
@@ -167,47 +173,58 @@ class AsyncEngine:
             command()
 
     def _dispatch(self, report: StepReport) -> None:
-        items: list[tuple[_Client, Item]] = []
-        ended: dict[str, _Client] = {}
-        urgent = bool(report.failures)
+        urgent: list[_Client] = []
+        ended: list[str] = []
         for event in report.events:
             client = self._clients.get(event.request_id)
             if client is not None:
-                items.append((client, event))
-                urgent = urgent or event.step == 1
+                client.news.append(event)
+                if event.step == 1:
+                    urgent.append(client)
                 if event.finish_reason is not None and self._engine.is_finished(event.request_id):
-                    ended[event.request_id] = client
+                    ended.append(event.request_id)
         # After all events: several samples of a request may end in the same step.
-        for request_id, client in ended.items():
-            del self._clients[request_id]
-            items.append((client, self._engine.collect(request_id)))
+        for request_id in dict.fromkeys(ended):
+            client = self._clients.pop(request_id)
+            client.news.append(self._engine.collect(request_id))
+            urgent.append(client)
         for request_id, error in report.failures.items():
             client = self._clients.pop(request_id, None)
             if client is not None:
                 self._engine.collect(request_id)
-                items.append((client, error))
-        self._gathered += items
-        if urgent or ended or monotonic() - self._sent_at >= GATHER_S:
-            self._send([])
+                client.news.append(error)
+                urgent.append(client)
+        now = monotonic()
+        if now - self._sent_at >= min(GATHER_S * len(report.events), MAX_GATHER_S):
+            self._sent_at = now
+            urgent += self._clients.values()
+        self._send(urgent)
 
-    def _send(self, items: list[tuple[_Client, Item]]) -> None:
-        """Hands everything, gathered news first, to the clients' loops; wakes each loop once."""
-        gathered, self._gathered = self._gathered, []
-        self._sent_at = monotonic()
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Client, Item]]] = {}
-        for client, item in gathered + items:
-            by_loop.setdefault(client.loop, []).append((client, item))
+    def _send(self, clients: Iterable[_Client]) -> None:
+        """Hands over what these have gathered; wakes each loop once."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Client, list[Item]]]] = {}
+        for client in clients:
+            if client.news:
+                by_loop.setdefault(client.loop, []).append((client, client.news))
+                client.news = []
         for loop, mine in by_loop.items():
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
-                loop.call_soon_threadsafe(_deliver, mine)
+                heard = threading.Event()
+                loop.call_soon_threadsafe(_deliver, mine, loop, heard)
+                heard.wait(HEARING_S)
 
     def _fail_everybody(self, error: BaseException) -> None:
         wrapped = error if isinstance(error, OutriderError) else EngineError(f"engine: {error}")
-        self._send([(client, wrapped) for client in self._clients.values()])
+        for client in self._clients.values():
+            client.news.append(wrapped)
+        self._send(self._clients.values())
         self._clients.clear()
 
 
-def _deliver(items: list[tuple[_Client, Item]]) -> None:
-    for client, item in items:
+def _deliver(
+    news: list[tuple[_Client, list[Item]]], loop: asyncio.AbstractEventLoop, heard: threading.Event
+) -> None:
+    for client, items in news:
         if not client.left:
-            client.deliver(item)
+            client.deliver(items)
+    loop.call_soon(heard.set)  # behind whatever the news has woken

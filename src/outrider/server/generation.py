@@ -1,9 +1,7 @@
 """All engine requests of one HTTP request, and what their choices have gained so far.
 
 A reader that is slow does not make anything pile up: what it has not taken yet is merged, so it
-never holds more than the output itself, in one piece per choice. The same merging keeps the server
-cheap under load: what sending takes, the engine lacks, so the more sequences there are, the
-longer a stream collects before it sends. First and last tokens never wait.
+never holds more than the output itself, in one piece per choice.
 """
 
 from __future__ import annotations
@@ -96,9 +94,7 @@ class Generation:
         self._pending: dict[int, Delta] = {}
         self._error: Exception | None = None
         self._news = asyncio.Event()
-        self._silent_until_s = 0.0  # for a stream: collect, do not send
-        self._alarm: asyncio.TimerHandle | None = None  # set where something was held back
-        self._last_s: dict[int, float] = {}  # per choice
+        self._last_s: dict[int, float] = {}  # when each choice last gained something
         self._admission = service.admitted(ask.num_choices)
         self._leave: list[Callable[[], None]] = []
 
@@ -127,8 +123,6 @@ class Generation:
     def __exit__(self, *exception: Any) -> None:
         for leave in self._leave:
             leave()
-        if self._alarm is not None:
-            self._alarm.cancel()
         unfinished = sum(result is None for result in self.results)
         if unfinished:
             self._service.metrics.count_finished([self.ending] * unfinished)
@@ -157,7 +151,6 @@ class Generation:
             self._news.clear()
             pending, self._pending = self._pending, {}
             if pending:
-                self._silent_until_s = monotonic() + self._service.frame_interval_s
                 yield list(pending.values())
 
     def _is_done(self) -> bool:
@@ -165,22 +158,30 @@ class Generation:
             raise self._error
         return None not in self.results
 
-    def _take(self, prompt_index: int, item: Item) -> None:
-        if isinstance(item, StepEvent):
-            self._take_event(prompt_index * self.ask.params.n + item.sample_index, item)
-            return
-        if isinstance(item, Result):
-            self._take_result(prompt_index, item)
-        else:
-            self._error = item
-        self._announce()
+    def _take(self, prompt_index: int, items: list[Item]) -> None:
+        gained: dict[int, int] = {}  # tokens by choice
+        for item in items:
+            if isinstance(item, StepEvent):
+                index = prompt_index * self.ask.params.n + item.sample_index
+                gained[index] = gained.get(index, 0) + len(item.tokens)
+                self._take_event(index, item)
+                continue
+            if isinstance(item, Result):
+                self._take_result(prompt_index, item)
+            else:
+                self._error = item
+            self._news.set()
+        now = monotonic()
+        for index, num_tokens in gained.items():
+            self.num_completion_tokens += num_tokens
+            if index in self._last_s:
+                self._service.metrics.count_pace(now - self._last_s[index], num_tokens)
+            self._last_s[index] = now
+        if self._streamed:
+            self._news.set()
 
     def _take_event(self, index: int, event: StepEvent) -> None:
-        now = monotonic()
-        last = self._last_s.get(index)
-        self._last_s[index] = now
-        self._service.metrics.count_step(event, None if last is None else now - last)
-        self.num_completion_tokens += len(event.tokens)
+        self._service.metrics.count_step(event)
         if self.drafting is not None:
             self.drafting.add(event)
         if self._streamed:
@@ -188,17 +189,6 @@ class Generation:
             if delta is None:
                 delta = self._pending[index] = Delta(index)
             delta.add(event)
-            if last is None or now >= self._silent_until_s:
-                self._announce()
-            elif self._alarm is None:
-                loop = asyncio.get_running_loop()
-                self._alarm = loop.call_later(self._silent_until_s - now, self._announce)
-
-    def _announce(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        self._news.set()
 
     def _take_result(self, prompt_index: int, result: Result) -> None:
         self.results[prompt_index] = result

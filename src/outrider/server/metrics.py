@@ -81,12 +81,14 @@ class Metrics:
         """Whose queue and KV the gauges show."""
         self._engine = engine
 
-    def count_step(self, event: StepEvent, gap_s: float | None) -> None:
-        """One sequence's step; `gap_s` since its last one, None for the first."""
-        num_tokens = len(event.tokens)
-        self.num_generation_tokens += num_tokens
-        if gap_s is not None and num_tokens:
-            self._histograms["inter_token_latency_seconds"].add(gap_s / num_tokens, num_tokens)
+    def count_pace(self, seconds: float, num_tokens: int) -> None:
+        """A sequence gained so many tokens since it last gained any."""
+        if num_tokens:
+            self._histograms["inter_token_latency_seconds"].add(seconds / num_tokens, num_tokens)
+
+    def count_step(self, event: StepEvent) -> None:
+        """One sequence's step."""
+        self.num_generation_tokens += len(event.tokens)
         if event.draft_tokens:
             num_accepted = len(event.path)
             self.num_drafts += 1

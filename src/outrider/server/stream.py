@@ -15,7 +15,6 @@ import json
 import secrets
 import string
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
 from typing import Any
 
 from starlette.responses import Response
@@ -177,12 +176,23 @@ class EventStream(Response):
         self._first = first
         self._rest = rest
         self._send_timeout_s = send_timeout_s
+        self._num_sent = 0
+        self._is_sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send_all(send))
         leaving = asyncio.create_task(disconnected(receive))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            while True:
+                num_sent = self._num_sent
+                ended, _ = await asyncio.wait(
+                    {sending, leaving},
+                    timeout=self._send_timeout_s,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                # A write only waits while the client has left a buffer full behind.
+                if ended or (self._is_sending and self._num_sent == num_sent):
+                    break
         finally:
             for task in (sending, leaving):
                 task.cancel()
@@ -193,16 +203,16 @@ class EventStream(Response):
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        async with aclosing(self._rest) as rest:
-            body = self._first
-            while True:
-                # A write only waits while the client has left a buffer full behind.
-                async with asyncio.timeout(self._send_timeout_s):
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-                try:
-                    body = await anext(rest)
-                except StopAsyncIteration:
-                    break
+        body = self._first
+        while True:
+            self._is_sending = True
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            self._is_sending = False
+            self._num_sent += 1
+            try:
+                body = await anext(self._rest)
+            except StopAsyncIteration:
+                break
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

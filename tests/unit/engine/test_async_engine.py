@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from outrider.engine.async_engine import AsyncEngine
+from outrider.engine import async_engine
+from outrider.engine.async_engine import AsyncEngine, Item
 from outrider.engine.build import EngineConfig, build
-from outrider.engine.engine import Engine
+from outrider.engine.engine import Engine, Result
 from outrider.errors import EngineError, RequestError
+from outrider.events import StepEvent, StepReport
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
 
@@ -64,6 +67,54 @@ def test_a_stream_delivers_every_event(sync: Engine) -> None:
             return [t async for e in engine.stream(PROMPT, params=PARAMS) for t in e.tokens]
 
     assert asyncio.run(main()) == expected(sync, PROMPT)
+
+
+def test_news_is_gathered_but_for_the_first_and_the_last(
+    sync: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_engine, "MAX_GATHER_S", 60.0)
+    monkeypatch.setattr(async_engine, "GATHER_S", 60.0)
+    heard: list[list[Item]] = []
+
+    async def main() -> None:
+        async with running(sync) as engine:
+            done = asyncio.Event()
+
+            def deliver(items: list[Item]) -> None:
+                heard.append(items)
+                if isinstance(items[-1], Result):
+                    done.set()
+
+            # Somebody else's first news opens the minute in which the rest is gathered.
+            await engine.generate(PROMPT, params=PARAMS)
+            engine.submit(PROMPT, deliver, params=PARAMS)
+            await done.wait()
+
+    asyncio.run(main())
+    first, rest = heard
+    assert [type(item) for item in first] == [StepEvent]
+    assert isinstance(rest[-1], Result)
+    events = [*first, *rest[:-1]]
+    assert sum(len(e.tokens) for e in events if isinstance(e, StepEvent)) == 30
+
+
+def test_a_loop_that_does_not_listen_holds_nobody_up(
+    sync: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[StepReport] = []
+    monkeypatch.setattr(sync, "observers", [reports.append])
+
+    async def main() -> int:
+        async with running(sync) as engine:
+            task = asyncio.create_task(engine.generate(PROMPT, params=PARAMS))
+            await asyncio.sleep(0)  # submitted; now the loop is busy with something else
+            until = time.monotonic() + 5.0
+            while not any(event.finish_reason for report in reports for event in report.events):
+                assert time.monotonic() < until, "the engine waits for a loop that is busy"
+                time.sleep(0.001)
+            return len((await task).tokens)
+
+    assert asyncio.run(main()) == 30
 
 
 def test_samples_that_end_in_the_same_step_all_tell_so(sync: Engine) -> None:
