@@ -20,7 +20,7 @@ from outrider.errors import ConfigError, RequestError
 from outrider.events import StepEvent
 from outrider.grammar import Grammar, GrammarVocabulary
 from outrider.sampling import LogitEdits, SamplingParams
-from outrider.testing import write_tiny_llama
+from outrider.testing import write_tiny_head, write_tiny_llama
 
 pytest.importorskip("llguidance")
 
@@ -35,6 +35,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+HEADS: dict[str, dict[str, Any]] = {"medusa": {}, "eagle3": {"draft_vocab_size": 150}, "dflash": {}}
+
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
@@ -43,7 +45,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     draft = write_tiny_llama(
         folder / "draft", vocab_size=320, num_tokens=300, sharpness=1.5, num_layers=1
     )
-    return build(EngineConfig(model=str(target), draft_model=str(draft), threads=1))
+    heads = {
+        kind: {"head": str(write_tiny_head(folder / kind, kind, vocab_size=320, **more))}
+        for kind, more in HEADS.items()
+    }
+    return build(
+        EngineConfig(model=str(target), draft_model=str(draft), proposer_options=heads, threads=1)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +106,29 @@ def test_the_output_is_plain_decodings_and_satisfies_the_grammar(
             assert text in ("yes", "no", 'may"be', "né")
         if name != "lark":
             assert plain.completions[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("proposer", ["draft-tree", "medusa", "eagle3", "dflash"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_trees_and_heads_under_a_grammar(
+    engine: Engine, vocabulary: GrammarVocabulary, proposer: str, temperature: float
+) -> None:
+    """Their drafts know nothing of the grammar: every node is judged by it all the same."""
+    num_drafted = num_accepted = 0
+    for pattern in ("[a-f]{10,30}", "(ab|cd|[0-9]x){4,9}-[0-9]{2}"):
+        grammar = Grammar.regex(vocabulary, pattern)
+        for seed in range(4):
+            options: dict[str, Any] = {"seed": seed, "temperature": temperature, "max_tokens": 40}
+            plain, _ = run(engine, grammar, Speculation(), **options)
+            speculation = Speculation(proposer=proposer, num_draft_tokens=6)
+            result, events = run(engine, grammar, speculation, **options)
+            assert result.tokens == plain.tokens, (pattern, seed)
+            assert re.fullmatch(pattern, result.text)
+            drafts = [event for event in events if event.source == proposer]
+            num_drafted += len(drafts)
+            num_accepted += sum(len(event.path) for event in drafts)
+    assert num_drafted > 20
+    assert num_accepted > 0 or proposer != "draft-tree", "a run in which nothing was ever accepted"
 
 
 @pytest.mark.parametrize("rule", ["coupled", "token", "block", "tree"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.contracts import Proposal, SequenceView
+from outrider.contracts import Draw, Proposal, SequenceView
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
@@ -115,6 +115,24 @@ def test_a_lossy_pair_is_refused(engine: Engine) -> None:
     with pytest.raises(LossyPairing):
         engine.add(PROMPT, speculation=Speculation(proposer="scripted", verifier="token"))
     assert not engine.has_work
+
+
+@pytest.mark.parametrize("draw", [Draw.COUPLED, Draw.DETERMINISTIC])
+def test_the_first_token_waits_for_no_model_that_drafts(engine: Engine, draw: Draw) -> None:
+    """It would have to read the prompt too. A look-up need not; nor need those who go on."""
+    scripted(engine, lambda view, budget: Proposal([1, 2, 3], draw=draw)).draws = frozenset({draw})
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    drafted: list[list[int]] = []
+    ids = []
+    for prompt in (PROMPT, [*PROMPT, 3]):
+        ids.append(engine.add(prompt, params))
+        report = engine.step()
+        assert report is not None
+        drafted.append([len(event.draft_tokens) for event in report.events])
+    at_once = 3 if draw is Draw.DETERMINISTIC else 0
+    assert drafted == [[at_once], [3, at_once]]
+    for _ in engine.run(ids):
+        pass
 
 
 # --- finish conditions inside a block ------------------------------------------------------
