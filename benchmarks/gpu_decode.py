@@ -147,12 +147,12 @@ def layout(context: int, width: int, page: int = 16) -> StepBatch:
     )
 
 
-SHAPES = {  # name: outputs, inputs, gated, norm
-    "qkv": (6144, 4096, False, True),
-    "o": (4096, 4096, False, False),
-    "gate-up": (14336, 4096, True, True),
-    "down": (4096, 14336, False, False),
-    "head": (128256, 4096, False, True),
+SHAPES = {  # name: outputs, inputs, gated
+    "qkv": (6144, 4096, False),
+    "o": (4096, 4096, False),
+    "gate-up": (14336, 4096, True),
+    "down": (4096, 14336, False),
+    "head": (128256, 4096, False),
 }
 
 
@@ -169,9 +169,7 @@ def weights_of(model: CudaDecoder, name: str) -> list[torch.Tensor]:
 
 
 def apply(ops: Any, name: str, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    gated, norm = SHAPES[name][2:]
-    ones = torch.ones(x.shape[1], dtype=x.dtype, device=x.device) if norm else None
-    ops.linear(x, weight, out, norm_K=ones, eps=1e-5, gated=gated, add=name in ("o", "down"))
+    ops.linear(x, weight, out, gated=SHAPES[name][2], add=name in ("o", "down"))
 
 
 def correct(bench: Bench) -> None:
@@ -180,7 +178,7 @@ def correct(bench: Bench) -> None:
     model = bench.model("8B")
     ops = TritonOps(DEVICE, tiles=bench.tiles)
     ops.reserve(64, 32, 128, 4096, 128256)
-    for name, (outputs, inputs, _, _) in SHAPES.items():
+    for name, (outputs, inputs, _) in SHAPES.items():
         weight = weights_of(model, name)[0]
         x = torch.randn(16, inputs, device=DEVICE).bfloat16()
         dtype = torch.float32 if name == "head" else torch.bfloat16
@@ -221,17 +219,20 @@ def correct(bench: Bench) -> None:
         assert worst < 1e-2
 
 
-CANDIDATES = {
-    "qkv": [(16, 256, 1, 4, 4), (32, 256, 1, 4, 4), (32, 128, 1, 4, 6), (16, 512, 1, 4, 4),
-            (16, 512, 1, 8, 3), (32, 512, 1, 8, 3), (64, 128, 1, 4, 5), (16, 1024, 1, 8, 3)],
-    "o": [(16, 256, 1, 4, 4), (16, 512, 1, 4, 4), (32, 256, 2, 4, 4), (32, 512, 2, 4, 3),
-          (32, 256, 4, 4, 4), (16, 512, 2, 4, 4), (64, 256, 4, 4, 4), (16, 1024, 1, 8, 3)],
-    "gate-up": [(16, 256, 1, 4, 4), (32, 256, 1, 4, 3), (32, 256, 1, 4, 4), (32, 128, 1, 4, 6),
-                (16, 512, 1, 4, 3), (64, 128, 1, 4, 4), (64, 128, 1, 8, 4), (32, 128, 1, 4, 4)],
-    "down": [(16, 256, 1, 4, 4), (16, 512, 1, 4, 4), (32, 256, 2, 4, 4), (32, 512, 2, 4, 3),
-             (32, 256, 4, 4, 4), (16, 512, 2, 4, 4), (64, 256, 4, 4, 4), (64, 256, 7, 4, 4)],
-    "head": [(32, 256, 1, 4, 4), (64, 256, 1, 4, 4), (64, 128, 1, 4, 6), (128, 128, 1, 4, 4),
-             (128, 128, 1, 8, 4), (64, 256, 1, 8, 4), (32, 512, 1, 4, 3)],
+CANDIDATES = {  # rows, inputs, split, warps, stages
+    "qkv": [(32, 512, 1, 4, 3), (32, 512, 2, 4, 3), (16, 512, 1, 4, 4), (64, 256, 1, 4, 4),
+            (64, 256, 2, 4, 4), (64, 512, 2, 4, 3), (32, 256, 1, 4, 5), (64, 512, 1, 4, 3),
+            (128, 256, 4, 4, 3), (32, 1024, 2, 4, 2)],
+    "o": [(32, 512, 2, 4, 3), (32, 512, 1, 4, 3), (16, 512, 1, 4, 4), (64, 512, 2, 4, 3),
+          (64, 512, 4, 4, 3), (128, 256, 4, 4, 3), (32, 1024, 2, 4, 2), (32, 512, 4, 4, 2),
+          (32, 512, 2, 8, 3), (16, 1024, 1, 4, 3)],
+    "gate-up": [(64, 128, 1, 4, 4), (64, 256, 1, 4, 3), (32, 256, 1, 4, 4), (32, 512, 1, 4, 2),
+                (32, 512, 1, 4, 3), (128, 128, 1, 4, 3), (128, 128, 1, 8, 3), (16, 512, 1, 4, 3)],
+    "down": [(32, 512, 2, 4, 3), (32, 512, 1, 4, 3), (64, 512, 2, 4, 3), (64, 512, 4, 4, 3),
+             (128, 256, 4, 4, 3), (32, 1024, 2, 4, 2), (32, 512, 4, 4, 2), (64, 256, 2, 4, 4),
+             (32, 512, 7, 4, 3), (64, 512, 7, 4, 3)],
+    "head": [(64, 256, 1, 4, 4), (128, 128, 1, 4, 4), (32, 512, 1, 4, 3), (64, 512, 1, 4, 3),
+             (128, 256, 1, 4, 3), (128, 256, 1, 8, 3), (64, 256, 1, 4, 3)],
 }  # fmt: skip
 
 
@@ -245,23 +246,21 @@ def products(
     x: torch.Tensor,
     weights: list[torch.Tensor],
     out: torch.Tensor,
-    norm: torch.Tensor | None,
     gated: bool,
 ) -> None:
     for weight in weights:
-        ops.linear(x, weight, out, norm_K=norm, eps=1e-5, gated=gated)
+        ops.linear(x, weight, out, gated=gated)
 
 
 def tune(bench: Bench) -> None:
     """The fastest tiles for each product, then prefetching and overlap for whole passes."""
     rows = bench.tables.setdefault("Products of an 8B layer, 5 tokens", [])
     model = bench.model("8B")
-    for name, (outputs, inputs, gated, norm) in SHAPES.items():
+    for name, (outputs, inputs, gated) in SHAPES.items():
         weights = weights_of(model, name)
         x = torch.randn(5, inputs, device=DEVICE).bfloat16()
         dtype = torch.float32 if name == "head" else torch.bfloat16
         out = torch.zeros(5, outputs, device=DEVICE, dtype=dtype)
-        ones = torch.ones(inputs, device=DEVICE, dtype=torch.bfloat16) if norm else None
         key = (outputs, inputs, gated)
         best: tuple[float, Tiles] | None = None
         library = timed(graph_of(partial(library_products, x, weights))) / len(weights)
@@ -271,9 +270,9 @@ def tune(bench: Bench) -> None:
             ops.reserve(16, 32, 128, 4096, 128256)
 
             try:
-                ms = timed(
-                    graph_of(partial(products, ops, x, weights, out, ones, gated)), 8, 3
-                ) / len(weights)
+                ms = timed(graph_of(partial(products, ops, x, weights, out, gated)), 8, 3) / len(
+                    weights
+                )
             except Exception as error:
                 say(name, candidate, "failed:", str(error).splitlines()[0][:100])
                 continue

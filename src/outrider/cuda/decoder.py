@@ -113,6 +113,7 @@ class CudaDecoder(TorchDecoder):
 
         num_heads = config.num_heads + 2 * config.num_kv_heads
         self._x = room(config.hidden_size)
+        self._normed = room(config.hidden_size)
         self._qkv = room(num_heads * config.head_dim)
         self._attended = room(config.num_heads, config.head_dim)
         self._inner = room(config.intermediate_size)
@@ -203,28 +204,21 @@ class CudaDecoder(TorchDecoder):
         config, ops, page = self.config, self.ops, self._block_size
         num_tokens = where.num_sequences * where.width
         x, qkv, inner = (b[:num_tokens] for b in (self._x, self._qkv, self._inner))
-        attended = self._attended[:num_tokens]
+        attended, normed = self._attended[:num_tokens], self._normed[:num_tokens]
         heads = qkv.view(num_tokens, -1, config.head_dim)
         eps = config.norm_eps
         torch.index_select(self.embedding_VH, 0, where.tokens_T, out=x)
         for layer, store in zip(self.layers[:exit_layer], self._store, strict=False):
-            ops.linear(
-                x, layer.qkv, qkv, bias_N=layer.qkv_bias, norm_K=layer.attention_norm_H, eps=eps
-            )
+            ops.norm(x, layer.attention_norm_H, eps, normed)
+            ops.linear(normed, layer.qkv, qkv, bias_N=layer.qkv_bias)
             ops.rope(heads, layer.q_norm_D, layer.k_norm_D, eps, self._turns, where, store)
             ops.attend(heads, store, where, page, attended)
             ops.linear(attended.flatten(1), layer.o.t(), x, bias_N=layer.o_bias, add=True)
-            ops.linear(
-                x,
-                layer.gate_up,
-                inner,
-                bias_N=layer.gate_up_bias,
-                norm_K=layer.mlp_norm_H,
-                eps=eps,
-                gated=True,
-            )
+            ops.norm(x, layer.mlp_norm_H, eps, normed)
+            ops.linear(normed, layer.gate_up, inner, bias_N=layer.gate_up_bias, gated=True)
             ops.linear(inner, layer.down.t(), x, bias_N=layer.down_bias, add=True)
-        ops.linear(x, self.head_VH, self._logits[:num_tokens], norm_K=self.norm_H, eps=eps)
+        ops.norm(x, self.norm_H, eps, normed)
+        ops.linear(normed, self.head_VH, self._logits[:num_tokens])
 
     def draw(self, num_rows: int) -> None:
         """A token for every row of the pass, with the temperatures and keys of the inputs."""
@@ -271,7 +265,7 @@ class CudaDecoder(TorchDecoder):
             graph.replay()
             return
         run()
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" or not isinstance(self.ops, TritonOps):
             return
         started = time.perf_counter()
         graph = torch.cuda.CUDAGraph()

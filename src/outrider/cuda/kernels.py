@@ -30,16 +30,11 @@ def _enter(PDL: tl.constexpr):
 
 @triton.jit
 def _finish_linear(
-    acc, up, square, bias, out, rows, columns, T, N, K, eps,
-    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr,
+    acc, up, bias, out, rows, columns, T, N,
+    GATED: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """What follows the sums: the norm's factor, bias, SwiGLU, residual; then the store."""
+    """What follows the sums: bias, SwiGLU, residual; then the store."""
     inside = (rows < T)[:, None] & (columns < N)[None, :]
-    if NORM:
-        scale = tl.rsqrt(square / K + eps)
-        acc *= scale[:, None]
-        if GATED:
-            up *= scale[:, None]
     if BIAS:
         acc += tl.load(bias + columns, columns < N, 0.0).to(tl.float32)[None, :]
         if GATED:
@@ -54,16 +49,15 @@ def _finish_linear(
 
 @triton.jit(do_not_specialize=["T"])  # one program for all widths: the same bits
 def linear_kernel(
-    x, norm, weight, bias, out, partial, arrived, T, N, K, eps,
-    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr,
+    x, weight, bias, out, partial, arrived, T, N, K,
+    GATED: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
     EVEN: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out[t, n] (+)= sum_k f(x)[t, k] weight[n, k], every weight read once for all rows.
+    """out[t, n] (+)= sum_k x[t, k] weight[n, k], every weight read once for all rows.
 
-    NORM: f is RMSNorm, whose factor is applied to the finished sum, so that the squares are
-    summed on the way. GATED: weight holds gates, then ups. SPLIT programs share a tile's k; the
-    last to arrive adds their parts in order.
+    GATED: weight holds gates, then ups. SPLIT programs share a tile's k; the last to arrive adds
+    their parts in order.
     """
     tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -75,7 +69,6 @@ def linear_kernel(
     # 64-bit: a head of 128k rows by 16k columns has more weights than 2^31.
     at_weight = weight + columns.to(tl.int64)[:, None] * K
     if PDL:
-        gdc_launch_dependents()
         if PREFETCH > 0:
             lines = first + tl.arange(0, PREFETCH) * LINE
             wanted = at_weight + tl.where(lines < last, lines, first)[None, :]
@@ -91,7 +84,6 @@ def linear_kernel(
 
     acc = tl.zeros((BT, BN), tl.float32)
     up = tl.zeros((BT, BN), tl.float32)
-    square = tl.zeros((BT,), tl.float32)
     for start in range(first, last, BK):
         k = start + tl.arange(0, BK)
         if EVEN:
@@ -101,11 +93,6 @@ def linear_kernel(
             a = tl.load(x + rows[:, None] * K + k[None, :], (rows < T)[:, None] & (k < last), 0.0)
             keep = (columns < N)[:, None] & (k < last)[None, :]
             w = tl.load(at_weight + k[None, :], keep, 0.0)
-        if NORM:
-            wide = a.to(tl.float32)
-            square += tl.sum(wide * wide, 1)
-            factor = tl.load(norm + k, k < last, 0.0).to(tl.float32)
-            a = (wide * factor[None, :]).to(a.dtype)
         acc = tl.dot(a, tl.trans(w), acc, input_precision=PRECISION)
         if GATED:
             if EVEN:
@@ -115,13 +102,13 @@ def linear_kernel(
             else:
                 w = tl.load(at_weight + N.to(tl.int64) * K + k[None, :], keep, 0.0)
             up = tl.dot(a, tl.trans(w), up, input_precision=PRECISION)
+    if PDL:
+        gdc_launch_dependents()  # not before: programs that wait would crowd a few processors
 
     if SPLIT == 1:
-        _finish_linear(
-            acc, up, square, bias, out, rows, columns, T, N, K, eps, NORM, GATED, ADD, BIAS
-        )
+        _finish_linear(acc, up, bias, out, rows, columns, T, N, GATED, ADD, BIAS)
     else:
-        tl.static_assert(not (NORM or GATED), "only plain products are split")
+        tl.static_assert(not GATED, "only plain products are split")
         area = tl.arange(0, BT)[:, None] * BN + tl.arange(0, BN)[None, :]
         part = partial + tile * SPLIT * BT * BN + area
         tl.store(part + split * BT * BN, acc)
@@ -131,10 +118,20 @@ def linear_kernel(
             acc = tl.zeros((BT, BN), tl.float32)
             for i in range(SPLIT):
                 acc += tl.load(part + i * BT * BN, cache_modifier=".cg")
-            _finish_linear(
-                acc, up, square, bias, out, rows, columns, T, N, K, eps, NORM, GATED, ADD, BIAS
-            )
+            _finish_linear(acc, up, bias, out, rows, columns, T, N, GATED, ADD, BIAS)
             tl.store(arrived + tile, 0)
+
+
+@triton.jit
+def norm_kernel(x, norm, out, H, eps, BH: tl.constexpr, PDL: tl.constexpr):
+    """RMSNorm of one row."""
+    _enter(PDL)
+    row = tl.program_id(0).to(tl.int64) * H
+    h = tl.arange(0, BH)
+    wide = tl.load(x + row + h, h < H, 0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide) / H + eps)
+    factor = tl.load(norm + h, h < H, 0.0).to(tl.float32)
+    tl.store(out + row + h, (wide * scale * factor).to(out.dtype.element_ty), h < H)
 
 
 @triton.jit

@@ -56,12 +56,16 @@ class Ops(Protocol):
         out_TN: torch.Tensor,
         *,
         bias_N: torch.Tensor | None = None,
-        norm_K: torch.Tensor | None = None,
-        eps: float = 0.0,
         gated: bool = False,
         add: bool = False,
     ) -> None:
-        """out (+)= x W' + b; with a norm of x before, with silu(gate) * up after."""
+        """out (+)= x W' + b, or silu(gate) * up of it."""
+        ...
+
+    def norm(
+        self, x_TH: torch.Tensor, norm_H: torch.Tensor, eps: float, out_TH: torch.Tensor
+    ) -> None:
+        """RMSNorm."""
         ...
 
     def rope(
@@ -153,18 +157,19 @@ class TorchOps:
         out_TN: torch.Tensor,
         *,
         bias_N: torch.Tensor | None = None,
-        norm_K: torch.Tensor | None = None,
-        eps: float = 0.0,
         gated: bool = False,
         add: bool = False,
     ) -> None:
-        if norm_K is not None:
-            x_TK = F.rms_norm(x_TK, norm_K.shape, norm_K, eps)
         y = F.linear(x_TK, weight_NK, bias_N)
         if gated:
             gate, up = y.chunk(2, dim=-1)
             y = F.silu(gate) * up
         out_TN.copy_(out_TN + y if add else y)
+
+    def norm(
+        self, x_TH: torch.Tensor, norm_H: torch.Tensor, eps: float, out_TH: torch.Tensor
+    ) -> None:
+        out_TH.copy_(F.rms_norm(x_TH, norm_H.shape, norm_H, eps))
 
     def rope(
         self,
@@ -327,8 +332,6 @@ class TritonOps:
         out_TN: torch.Tensor,
         *,
         bias_N: torch.Tensor | None = None,
-        norm_K: torch.Tensor | None = None,
-        eps: float = 0.0,
         gated: bool = False,
         add: bool = False,
     ) -> None:
@@ -337,13 +340,12 @@ class TritonOps:
         tiles = self.tiles.get((num_outputs, num_inputs, gated))
         if tiles is None:
             tiles = usual_tiles(num_outputs, num_inputs, gated)
-        split = 1 if norm_K is not None or gated else tiles.split
+        split = 1 if gated else tiles.split
         num_tiles = -(-num_outputs // tiles.rows)
         block = max(16, 1 << (num_tokens - 1).bit_length())
         even = num_outputs % tiles.rows == 0 and num_inputs % (tiles.inputs * split) == 0
         self.kernels.linear_kernel[(num_tiles, split)](
             x_TK,
-            norm_K if norm_K is not None else x_TK,
             weight_NK,
             bias_N if bias_N is not None else x_TK,
             out_TN,
@@ -352,8 +354,6 @@ class TritonOps:
             num_tokens,
             num_outputs,
             num_inputs,
-            eps,
-            NORM=norm_K is not None,
             GATED=gated,
             ADD=add,
             BIAS=bias_N is not None,
@@ -365,6 +365,14 @@ class TritonOps:
             PREFETCH=self.prefetch if self.pdl else 0,
             PRECISION="ieee" if x_TK.dtype == torch.float32 else "tf32",
             **self._options(num_warps=tiles.warps, num_stages=tiles.stages if block == 16 else 3),
+        )
+
+    def norm(
+        self, x_TH: torch.Tensor, norm_H: torch.Tensor, eps: float, out_TH: torch.Tensor
+    ) -> None:
+        num_tokens, hidden = x_TH.shape
+        self.kernels.norm_kernel[(num_tokens,)](
+            x_TH, norm_H, out_TH, hidden, eps, BH=_power(hidden), **self._options(num_warps=8)
         )
 
     def rope(

@@ -56,7 +56,7 @@ def test_product(random: torch.Generator, num_tokens: int, dtype: torch.dtype) -
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(48, 64), (30, 50)])
-def test_product_of_a_norm(
+def test_norm_and_product(
     random: torch.Generator,
     num_tokens: int,
     gated: bool,
@@ -67,25 +67,25 @@ def test_product_of_a_norm(
     ops = TritonOps(DEVICE)
     x = normal(random, num_tokens, num_inputs, dtype=dtype)
     norm = normal(random, num_inputs, dtype=dtype)
+    normed = torch.full_like(x, torch.nan)
+    ops.norm(x, norm, 1e-5, normed)
+    close(normed, torch.nn.functional.rms_norm(x.double(), norm.shape, norm.double(), 1e-5), dtype)
     weight = normal(random, num_outputs * (1 + gated), num_inputs, dtype=dtype)
     out = torch.full((num_tokens, num_outputs), torch.nan, dtype=dtype, device=DEVICE)
-    ops.linear(x, weight, out, norm_K=norm, eps=1e-5, gated=gated)
+    ops.linear(normed, weight, out, gated=gated)
     exact = torch.empty_like(out, dtype=torch.float64)
-    TorchOps().linear(
-        x.double(), weight.double(), exact, norm_K=norm.double(), eps=1e-5, gated=gated
-    )
+    TorchOps().linear(normed.double(), weight.double(), exact, gated=gated)
     close(out, exact, dtype)
 
 
 def test_a_row_does_not_depend_on_its_neighbours(random: torch.Generator) -> None:
     ops = TritonOps(DEVICE)
     x, weight = normal(random, 16, 64), normal(random, 32, 64)
-    norm = normal(random, 64)
     whole = torch.empty(16, 32, device=DEVICE)
-    ops.linear(x, weight, whole, norm_K=norm, eps=1e-5)
+    ops.linear(x, weight, whole)
     for num_tokens in range(1, 16):
         part = torch.empty(num_tokens, 32, device=DEVICE)
-        ops.linear(x[:num_tokens], weight, part, norm_K=norm, eps=1e-5)
+        ops.linear(x[:num_tokens], weight, part)
         assert torch.equal(part, whole[:num_tokens])
 
 
