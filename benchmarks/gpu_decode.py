@@ -1,6 +1,6 @@
 """The GPU engine measured on a random 8B model: passes, cycles, plain and speculative decoding.
 
-    python benchmarks/gpu_decode.py [--only correct,tune,passes,cycles,decode,batches,transformers]
+    python benchmarks/gpu_decode.py [--only correct,tune,passes,parts,cycles,decode,batches,transformers]
 
 Needs one CUDA device of 80 GB. Every section stands for itself: one that fails is reported and the
 others go on; the result file is written anew after each.
@@ -33,7 +33,7 @@ from outrider.cuda.ops import Pass, Tiles, TorchOps, TritonOps
 
 DEVICE = torch.device("cuda")
 FULL_LAYERS, EPSILON, SHARPNESS, NUM_DRAFTS = 3, 0.05, 4.0, 4
-SECTIONS = ("correct", "tune", "passes", "cycles", "decode", "batches", "transformers")
+SECTIONS = ("correct", "tune", "passes", "parts", "cycles", "decode", "batches", "transformers")
 STARTED = time.monotonic()
 
 
@@ -57,7 +57,7 @@ def timed(run: Callable[[], object], count: int = 20, rounds: int = 5) -> float:
     return statistics.median(times)
 
 
-def graph_of(run: Callable[[], None]) -> Callable[[], None]:
+def graph_of(run: Callable[[], object]) -> Callable[[], None]:
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -294,6 +294,7 @@ def tune(bench: Bench) -> None:
         {"pdl": True, "prefetch": 4},
         {"pdl": True, "prefetch": 16},
         {"pdl": True, "prefetch": 4, "key_block": 32},
+        {"pdl": False, "key_block": 32},
     ):
         bench.options = options
         try:
@@ -316,6 +317,30 @@ def pass_ms(bench: Bench, model: CudaDecoder, context: int, width: int) -> float
     model.forward(batch)
     (graph,) = model._graphs.values()
     return timed(graph.replay)
+
+
+def parts(bench: Bench) -> None:
+    """What lies between the products: each operation of all layers by itself."""
+    rows = bench.tables.setdefault("Between the products, one token, all layers", [])
+    model = bench.model("8B")
+    for context in (512, 4096):
+        pass_ms(bench, model, context, 1)
+        where, ops, store = model.inputs.at(1, 1), model.ops, model._store
+        assert store is not None
+        heads = model._qkv[:1].view(1, -1, 128)
+        one, x, normed = model._attended[:1], model._x[:1], model._normed[:1]
+        runs = {
+            "norms": lambda: [ops.norm(x, model.norm_H, 1e-5, normed) for _ in range(65)],
+            "rope, store": lambda: [
+                ops.rope(heads, None, None, 1e-5, model._turns, where, layer) for layer in store
+            ],
+            "attention": lambda: [ops.attend(heads, layer, where, 16, one) for layer in store],
+            "draw": lambda: model.draw(1),
+        }
+        for name, run in runs.items():
+            ms = timed(graph_of(run))
+            rows.append({"context": context, "operation": name, "ms": ms})
+            say(rows[-1])
 
 
 def copy_rate() -> float:
@@ -501,7 +526,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     bench = Bench(given.seconds)
     functions = {
-        "correct": correct, "tune": tune, "passes": passes, "cycles": cycles, "decode": decode,
+        "correct": correct, "tune": tune, "passes": passes, "parts": parts, "cycles": cycles, "decode": decode,
         "batches": batches, "transformers": transformers_rates,
     }  # fmt: skip
     for name in given.only.split(","):
