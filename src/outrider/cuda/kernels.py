@@ -5,8 +5,8 @@ of a row's additions depends on how many rows there are or how long the others a
 verifying pass is therefore bit for bit what a plain step computes, as long as both take the same
 tile sizes.
 
-PDL (programmatic dependent launch): a kernel is started while the one before it still runs, waits
-in `gdc_wait` for its results, and has asked for its first weights before that.
+PDL (programmatic dependent launch): a kernel is started while the one before it still runs, and
+waits in `gdc_wait` for its results.
 
 Shape legend: T tokens, N outputs, K inputs of a matmul; S sequences, M tokens of each, G query
 heads per key/value head, D head size; V vocabulary.
@@ -17,8 +17,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-LINE = tl.constexpr(64)  # 16-bit numbers in one line of the cache
 
 
 @triton.jit
@@ -52,7 +50,7 @@ def linear_kernel(
     x, weight, bias, out, partial, arrived, T, N, K,
     GATED: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
-    EVEN: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out[t, n] (+)= sum_k x[t, k] weight[n, k], every weight read once for all rows.
 
@@ -69,17 +67,6 @@ def linear_kernel(
     # 64-bit: a head of 128k rows by 16k columns has more weights than 2^31.
     at_weight = weight + columns.to(tl.int64)[:, None] * K
     if PDL:
-        if PREFETCH > 0:
-            lines = first + tl.arange(0, PREFETCH) * LINE
-            wanted = at_weight + tl.where(lines < last, lines, first)[None, :]
-            tl.inline_asm_elementwise(
-                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [wanted], tl.int32, False, 1
-            )
-            if GATED:
-                tl.inline_asm_elementwise(
-                    "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-                    "=r,l", [wanted + N.to(tl.int64) * K], tl.int32, False, 1,
-                )  # fmt: skip
         gdc_wait()
 
     acc = tl.zeros((BT, BN), tl.float32)

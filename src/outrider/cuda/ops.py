@@ -297,8 +297,8 @@ class TritonOps:
         self.kernels: Any = kernels
         self.pdl = device.type == "cuda" if pdl is None else pdl
         self.tiles = dict(tiles or {})
-        self.prefetch = 4  # lines of each weight row asked for before the inputs are there
-        self.key_block = 64
+        self.key_block = 32
+        self.programs = 128  # of attention, at least
         self.device = device
         self._sums = torch.empty(0, device=device)
         self._tops = torch.empty(0, device=device)
@@ -315,7 +315,7 @@ class TritonOps:
         draws = num_tokens * -(-vocabulary // PARTS_OF_DRAW)
         self._sums = _grown(self._sums, parts * (dim + 1))
         self._tops = _grown(self._tops, parts)
-        self._parts = _grown(self._parts, 8 * max(16, _power(num_tokens)) * hidden)
+        self._parts = _grown(self._parts, 4 * max(16, _power(num_tokens)) * (hidden + 128))
         self._best = _grown(self._best, draws)
         self._found = _grown(self._found, draws)
 
@@ -343,6 +343,9 @@ class TritonOps:
         split = 1 if gated else tiles.split
         num_tiles = -(-num_outputs // tiles.rows)
         block = max(16, 1 << (num_tokens - 1).bit_length())
+        assert split == 1 or split * num_tiles * tiles.rows * block <= len(self._parts), (
+            "reserve first"
+        )
         even = num_outputs % tiles.rows == 0 and num_inputs % (tiles.inputs * split) == 0
         self.kernels.linear_kernel[(num_tiles, split)](
             x_TK,
@@ -362,7 +365,6 @@ class TritonOps:
             BK=tiles.inputs,
             SPLIT=split,
             EVEN=even,
-            PREFETCH=self.prefetch if self.pdl else 0,
             PRECISION="ieee" if x_TK.dtype == torch.float32 else "tf32",
             **self._options(num_warps=tiles.warps, num_stages=tiles.stages if block == 16 else 3),
         )
@@ -417,9 +419,10 @@ class TritonOps:
         num_kv = store_2PKD.shape[2]
         group = num_queries // num_kv
         # By the batch, never by the width: a row's sums must not depend on its neighbours.
-        splits = max(1, min(64, _power(128 // (where.num_sequences * num_kv) or 1)))
+        splits = max(1, min(64, _power(self.programs // (where.num_sequences * num_kv) or 1)))
         if self.device.type == "cpu":
             splits = min(splits, 4)
+        assert num_tokens * num_queries * splits * (dim + 1) <= len(self._sums), "reserve first"
         self.kernels.attend_kernel[(where.num_sequences, num_kv, splits)](
             qkv_THD,
             store_2PKD[0],
@@ -467,6 +470,7 @@ class TritonOps:
         num_draws = len(logits_TV) // every
         block = min(PARTS_OF_DRAW, _power(num_tokens))
         parts = -(-num_tokens // block)
+        assert num_draws * parts <= len(self._best), "reserve first"
         self.kernels.draw_kernel[(num_draws, parts)](
             logits_TV,
             temperature_R,
@@ -542,12 +546,20 @@ class TritonOps:
 
 
 def usual_tiles(num_outputs: int, num_inputs: int, gated: bool) -> Tiles:
-    """A choice for any shape: enough programs to fill the chip, each with a long run of inputs."""
+    """About one program per processor of an H200, where the shape has that many.
+
+    Found by `benchmarks/gpu_decode.py`; larger tiles lose less than many programs do.
+    """
     inputs = min(256, max(16, _power(num_inputs // 2)))
-    if gated or num_outputs > 16384:
-        return Tiles(32 if gated else 64, inputs)
-    split = 1 if num_outputs > 4096 or num_inputs < 2048 else 2
-    return Tiles(16 if num_outputs <= 1024 else 32, inputs, split)
+    if gated:
+        return Tiles(128, min(128, inputs), stages=3)
+    if num_outputs > 16384:
+        return Tiles(128, inputs, stages=3)
+    if num_outputs > 5000:
+        return Tiles(64, inputs)
+    if num_inputs <= 4096:
+        return Tiles(64 if num_outputs > 2048 else 32, min(512, 2 * inputs), 2, stages=3)
+    return Tiles(64 if num_outputs > 2048 else 32, inputs, 2)
 
 
 def _grown(buffer: torch.Tensor, size: int) -> torch.Tensor:

@@ -65,6 +65,7 @@ def test_norm_and_product(
     num_inputs: int,
 ) -> None:
     ops = TritonOps(DEVICE)
+    ops.reserve(num_tokens, 1, 16, num_outputs, 16)
     x = normal(random, num_tokens, num_inputs, dtype=dtype)
     norm = normal(random, num_inputs, dtype=dtype)
     normed = torch.full_like(x, torch.nan)
@@ -80,6 +81,7 @@ def test_norm_and_product(
 
 def test_a_row_does_not_depend_on_its_neighbours(random: torch.Generator) -> None:
     ops = TritonOps(DEVICE)
+    ops.reserve(16, 1, 16, 32, 16)
     x, weight = normal(random, 16, 64), normal(random, 32, 64)
     whole = torch.empty(16, 32, device=DEVICE)
     ops.linear(x, weight, whole)
