@@ -7,6 +7,8 @@
 #   make clients    LM_EVAL=PYTHON VLLM=PYTHON: their clients against our server
 #   make soak       20 minutes of mixed load on the server: memory and files must stay flat
 #   make vllm-test  the vLLM backend with vLLM's CPU build, in .venv-vllm/ (make vllm sets it up)
+#   make docs       the documentation as a site, in site/
+#   make docs-test  every command and block of code of the documentation, run; links; spelling
 #   make reference  regenerate docs/reference  make clean / distclean  caches / also .venv
 #
 # PYTHON=python3.12 chooses the interpreter. TORCH=torch==2.13.0 takes whatever build your package
@@ -26,7 +28,7 @@ LIBRARY := src/outrider/native/_outrider.so
 NATIVE_SOURCES := $(wildcard src/outrider/native/*.cpp src/outrider/native/*.h \
 	src/outrider/native/build.py)
 
-.PHONY: demo test lint typecheck unit soak load clients vllm vllm-test reference clean distclean sanitize
+.PHONY: demo test lint typecheck unit soak load clients vllm vllm-test docs docs-test demo-picture reference clean distclean sanitize
 
 demo: $(NATIVE)
 	@$(BIN)/outrider demo
@@ -61,8 +63,25 @@ sanitize: $(INSTALLED)
 	@bash tests/sanitize.sh
 
 reference: $(INSTALLED)
-	@$(BIN)/python docs/make_cli_reference.py
-	@$(BIN)/python docs/make_vllm_tables.py
+	@$(BIN)/python docs/tools/reference.py
+	@$(BIN)/python docs/tools/drawings.py
+	@$(BIN)/python docs/tools/figures.py
+
+# The picture of the README: measures, so run it on a quiet machine.
+demo-picture: $(NATIVE)
+	@$(BIN)/python docs/tools/demo_picture.py
+
+DOCS := $(VENV)/.docs
+$(DOCS): $(INSTALLED)
+	@$(PIP) install -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html"
+
+docs-test: $(NATIVE) docs
+	@OUTRIDER_DOCS=all $(BIN)/python -m pytest tests/docs
 
 # vLLM in an environment of its own. Its CPU torch does not fit the vision and audio packages that
 # come along, which break imports. Outrider is there for its proposers, without dependencies.
@@ -108,7 +127,7 @@ $(NATIVE): $(INSTALLED) $(NATIVE_SOURCES)
 	@touch $@
 
 clean:
-	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	@rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean

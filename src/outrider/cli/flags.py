@@ -5,6 +5,7 @@ Names follow vLLM and mlx-lm where these agree; `outrider.cli.app.ALIASES` accep
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,13 +19,29 @@ MACHINE = "Machine"
 OUTPUT = "Output"
 
 
+PROPOSERS = (
+    *("cascade", "cross-vocab", "dflash", "draft-model", "draft-tree", "eagle3", "early-exit"),
+    *("hybrid", "lookahead", "medusa", "ngram", "prediction", "quantized", "suffix"),
+)
+BUNDLED = ("bundled", "bundled:draft", "bundled:eagle3", "bundled:medusa", "bundled:dflash")
+
+
+def among(*names: str) -> Callable[[str], list[str]]:
+    """For the shell's completion: the names that begin as typed. Must not import torch."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+
 def option(panel: str, help: str, *names: str, metavar: str | None = None, **more: Any) -> Any:
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, **more)
 
 
 Model = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="Target: a folder, a hub name, or 'bundled'."),
+    typer.Argument(
+        metavar="MODEL",
+        help="Target: a folder, a hub name, or 'bundled'.",
+        autocompletion=among("bundled"),
+    ),
 ]
 
 Prompt = Annotated[
@@ -60,6 +77,7 @@ DraftModel = Annotated[
         "--draft-model",
         metavar="MODEL",
         show_default="the bundled target's own draft",
+        autocompletion=among(*BUNDLED),
     ),
 ]
 Proposer = Annotated[
@@ -70,6 +88,7 @@ Proposer = Annotated[
         "--proposer",
         metavar="NAME",
         show_default="draft-model where there is one, else ngram",
+        autocompletion=among(*PROPOSERS),
     ),
 ]
 
@@ -101,6 +120,7 @@ Verifier = Annotated[
         "Acceptance rule: coupled, token, block, tree. All are exact.",
         "--verifier",
         metavar="NAME",
+        autocompletion=among("coupled", "token", "block", "tree"),
     ),
 ]
 
@@ -144,10 +164,24 @@ IgnoreEos = Annotated[bool, option(STOPPING, "Go on after the end-of-text token.
 
 Device = Annotated[str, option(MACHINE, "cpu, cuda or cuda:N.", "--device", metavar="NAME")]
 Dtype = Annotated[
-    str, option(MACHINE, "auto, float32, bfloat16 or float16.", "--dtype", metavar="NAME")
+    str,
+    option(
+        MACHINE,
+        "auto, float32, bfloat16 or float16.",
+        "--dtype",
+        metavar="NAME",
+        autocompletion=among("auto", "float32", "bfloat16", "float16"),
+    ),
 ]
 Backend = Annotated[
-    str, option(MACHINE, "auto, native, torch or transformers.", "--backend", metavar="NAME")
+    str,
+    option(
+        MACHINE,
+        "auto, native, torch or transformers.",
+        "--backend",
+        metavar="NAME",
+        autocompletion=among("auto", "native", "torch", "transformers"),
+    ),
 ]
 Threads = Annotated[
     int | None,

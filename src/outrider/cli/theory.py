@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
 from rich.table import Table
 
 from outrider.cli.console import print_json, stdout
+from outrider.cli.flags import OUTPUT, Json, option
 from outrider.theory import (
     VerifyCost,
     best_num_draft_tokens,
@@ -23,34 +23,33 @@ from outrider.theory import (
 
 EXAMPLE = "Example: outrider theory --alpha 0.7 --num-draft-tokens 4 --cost 0.1"
 
+PAIR = "Pair and machine"
 MOST = 64  # drafts per cycle that are considered
 Row = dict[str, float | None]
 
 
 def theory(
     alpha: Annotated[
-        float,
-        typer.Option("--alpha", "-a", help="Acceptance probability of a draft.", metavar="P"),
+        float, option(PAIR, "Acceptance probability of a draft.", "--alpha", "-a", metavar="P")
     ] = 0.7,
     num_draft_tokens: Annotated[
-        int, typer.Option("--num-draft-tokens", "-k", help="Drafts per cycle.", metavar="K")
+        int, option(PAIR, "Drafts per cycle.", "--num-draft-tokens", "-k", metavar="K")
     ] = 4,
     cost: Annotated[
-        float, typer.Option("--cost", "-c", help="One draft step in target steps.", metavar="C")
+        float, option(PAIR, "One draft step in target steps.", "--cost", "-c", metavar="C")
     ] = 0.1,
     verify_cost: Annotated[
         float,
-        typer.Option(
+        option(
+            PAIR,
+            "What each draft adds to the target's pass, in target steps: v(K) = 1 + V K.",
             "--verify-cost",
-            help="What each draft adds to the target's pass, in target steps: v(K) = 1 + V K.",
             metavar="V",
         ),
     ] = 0.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object as the last line.")
-    ] = False,
+    as_json: Json = False,
     show_claims: Annotated[
-        bool, typer.Option("--claims", help="Common claims beside the numbers that decide them.")
+        bool, option(OUTPUT, "Common claims beside the numbers that decide them.", "--claims")
     ] = False,
 ) -> None:
     """Expected tokens, speedup, break-even and the best K, from the formulas."""

@@ -11,15 +11,15 @@ from outrider import __version__
 # extra -> the modules it brings
 OPTIONAL_PARTS = {
     "server": ("fastapi", "uvicorn", "prometheus_client"),
-    "train": ("datasketch",),
     "plots": ("matplotlib",),
     "grammar": ("llguidance",),
+    "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "vllm": ("vllm",),
 }
 
 
 def version_text() -> str:
-    present = [name for name, modules in OPTIONAL_PARTS.items() if all(map(find_spec, modules))]
+    present = [name for name, modules in OPTIONAL_PARTS.items() if all(map(_is_there, modules))]
     absent = [name for name in OPTIONAL_PARTS if name not in present]
     lines = [
         f"outrider {__version__}",
@@ -31,6 +31,13 @@ def version_text() -> str:
     if absent:
         lines[-1] += f"; not installed: {', '.join(absent)} (pip install 'outrider[NAME]')"
     return "\n".join(lines)
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # a package around it is missing
+        return False
 
 
 def _version_of(package: str) -> str:

@@ -1,4 +1,4 @@
-"""What only a real process can show: speed of the help, signals and pipes, the frozen flags."""
+"""What only a real process can show: speed of the help, signals and pipes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from .calling import Command
 
-ROOT = Path(__file__).parents[3]
 OUTRIDER = [sys.executable, "-m", "outrider"]
 
 
@@ -47,13 +45,6 @@ def test_quick_answers_do_not_load_torch(args: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_reference_page_is_up_to_date() -> None:
-    """The flags are frozen: change them on purpose, then run `make reference`."""
-    script = ROOT / "docs" / "make_cli_reference.py"
-    done = subprocess.run([sys.executable, str(script), "--check"], check=False)
-    assert done.returncode == 0, "docs/reference/cli.md is out of date: run `make reference`"
 
 
 def test_a_reader_that_leaves(pair: list[str]) -> None:

@@ -1,19 +1,15 @@
-"""Writes docs/reference/cli.md from the commands themselves; `--check` only compares.
+"""docs/reference/cli.md, from the commands themselves: part of `reference.py`.
 
-A test compares too, so a flag cannot appear, vanish or change its default unnoticed.
+A test compares, so a flag cannot appear, vanish or change its default unnoticed.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import typer
 
 from outrider.cli.app import ALIASES, app
-
-PAGE = Path(__file__).parent / "reference" / "cli.md"
 
 
 def reference() -> str:
@@ -59,16 +55,3 @@ def _row(param: Any) -> str:
     shown = "" if default is None or default is False or default == () else str(default)
     cells = (names, shown, getattr(param, "help", "") or "")
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def main() -> int:
-    text = reference()
-    if "--check" in sys.argv:
-        return int(not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text)
-    PAGE.parent.mkdir(parents=True, exist_ok=True)
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

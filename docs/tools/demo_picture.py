@@ -1,6 +1,6 @@
 """Draws docs/demo.svg: the last picture of `outrider demo`, for the README.
 
-    python docs/make_demo_svg.py [MODEL] [--draft-model MODEL]
+    python docs/tools/demo_picture.py [MODEL] [--draft-model MODEL]
 
 It runs the demo's own races on this machine and renders the demo's own view, so the picture cannot
 show anything the command does not. Run it on a quiet machine.
@@ -22,7 +22,7 @@ from outrider.llm import LLM
 from outrider.origins import spelling
 from outrider.sampling import SamplingParams
 
-PICTURE = Path(__file__).parent / "demo.svg"
+PICTURE = Path(__file__).parents[1] / "demo.svg"
 
 
 def main() -> None:
@@ -31,9 +31,7 @@ def main() -> None:
     parser.add_argument("--draft-model")
     parser.add_argument("--output", type=Path, default=PICTURE)
     options = parser.parse_args()
-    llm = LLM(
-        options.model, draft_model=options.draft_model, max_sequences=2, prefix_caching=False
-    )
+    llm = LLM(options.model, draft_model=options.draft_model, max_sequences=2, prefix_caching=False)
     console = Console(
         record=True, file=io.StringIO(), width=104, height=34, force_terminal=True, highlight=False
     )

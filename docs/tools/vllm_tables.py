@@ -1,4 +1,4 @@
-"""Writes the tables of docs/how-to/run-on-vllm.md from the mapping itself; a test compares."""
+"""The tables of docs/how-to/run-on-vllm.md, from the mapping itself: part of `reference.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from outrider.integrations.vllm.mapping import OPTIONS, PROPOSERS, on_cpu_build
 
-PAGE = Path(__file__).parent / "how-to" / "run-on-vllm.md"
+PAGE = Path(__file__).parents[1] / "how-to" / "run-on-vllm.md"
 
 
 def tables() -> dict[str, list[str]]:
@@ -29,7 +29,3 @@ def page(text: str) -> str:
         _, _, after = rest.partition(end)
         text = before + start + "\n".join(lines) + "\n" + end + after
     return text
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text()))

@@ -1,0 +1,105 @@
+"""Draws docs/plots/*.svg from committed result files; `--check` compares without writing."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PLOTS = ROOT / "docs" / "plots"
+sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).parent)]
+
+from results import RESULTS, load  # noqa: E402
+
+from outrider.plots import pictures  # noqa: E402
+from outrider.plots.style import COLOURS, figure, legend, plain_line  # noqa: E402
+
+Draw = Callable[[Path], None]
+
+
+def from_bench(name: str, draw: Callable[[list[Any], Path], None]) -> Draw:
+    """A picture of a file that `outrider bench` wrote."""
+    return lambda path: draw(load(name)["rows"], path)
+
+
+def verify_cost(path: Path) -> None:
+    """A pass over M tokens in passes over one: the curve that decides everything."""
+    with figure(path, "What a pass over M tokens costs (one sequence)") as axes:
+        colour = iter(COLOURS)
+        for name, weights in (
+            ("native-25M-160M", ("float32", "bfloat16", "int8")),
+            ("native-700M", ("bfloat16", "int8")),
+        ):
+            for row in load(name)["tables"]["Verifying M tokens in one step"]:
+                if row["weights"] not in weights or row["model"] == "160M":
+                    continue
+                keys = [key for key in row if key.startswith("verify(")]
+                places = [1, *(int(key.split("(")[1].split(")")[0]) for key in keys)]
+                values = [1.0, *(row[key] for key in keys)]
+                label = f"{row['model']} {row['weights']}, CPU"
+                axes.plot(places, values, "o-", color=next(colour), label=label)
+        for places, values, label in gpu_curves():
+            axes.plot(places, values, "s--", color=next(colour), label=label)
+        plain_line(axes)
+        axes.plot(
+            [1, 17], [1, 17], ":", color="#808488", linewidth=1, label="if nothing were shared"
+        )
+        axes.set_xlabel("tokens verified in one pass, M")
+        axes.set_ylabel("time, in passes over one token")
+        axes.set_ylim(0, 6)
+        axes.set_xlim(0.5, 17.5)
+        legend(axes)
+
+
+def gpu_curves() -> list[tuple[list[int], list[float], str]]:
+    """Curves of result files named gpu-*.json that have a `verify cost` table, if there are any."""
+    found = []
+    for file in sorted(RESULTS.glob("gpu*.json")):
+        tables = json.loads(file.read_text(encoding="utf-8")).get("tables", {})
+        for row in tables.get("Verifying M tokens in one step", []):
+            keys = [key for key in row if key.startswith("verify(")]
+            places = [1, *(int(key.split("(")[1].split(")")[0]) for key in keys)]
+            label = f"{row['model']} {row.get('weights', '')}, GPU".replace(" ,", ",")
+            found.append((places, [1.0, *(float(row[key]) for key in keys)], label))
+    return found
+
+
+FIGURES: dict[str, Draw] = {
+    "verify-cost": verify_cost,
+    "speedup-by-k": from_bench("speedup-by-k", pictures.speedup_by_k),
+    "auto-by-batch": from_bench("auto-by-batch", pictures.speedup_by_batch),
+    "speedup-by-workload": from_bench("auto-by-workload", pictures.speedup_by_workload),
+    "acceptance-by-position": from_bench("speedup-by-k", pictures.acceptance_by_position),
+}
+
+
+def draw_all(folder: Path) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for name, draw in FIGURES.items():
+        path = folder / f"{name}.svg"
+        draw(path)
+        lines = [line.rstrip() for line in path.read_text(encoding="utf-8").splitlines()]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        drawn.append(path)
+    return drawn
+
+
+def stale() -> list[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        return [
+            path.name
+            for path in draw_all(Path(folder))
+            if not (PLOTS / path.name).is_file()
+            or (PLOTS / path.name).read_bytes() != path.read_bytes()
+        ]
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        sys.exit("out of date: " + ", ".join(stale()) if stale() else 0)
+    draw_all(PLOTS)

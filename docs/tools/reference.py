@@ -1,0 +1,518 @@
+"""Writes everything under docs/ and in the README that follows from code or from result files.
+
+    python docs/tools/reference.py            writes (`make reference`)
+    python docs/tools/reference.py --check    names what is out of date, exit code 1
+
+A page is either generated as a whole or holds generated parts between `<!-- generated: NAME -->`
+and `<!-- end -->`. A test compares all of them, so nothing can change unnoticed.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).parent)]
+
+import cli_reference  # noqa: E402
+import results  # noqa: E402
+import typer  # noqa: E402
+import vllm_tables  # noqa: E402
+
+from outrider.cli.app import app  # noqa: E402
+
+GENERATED = "Generated from the code by `make reference`; a test compares it."
+
+
+def cell(text: object) -> str:
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def table(head: list[str], rows: list[list[object]]) -> list[str]:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return [*lines, *("| " + " | ".join(map(cell, row)) + " |" for row in rows)]
+
+
+# --- dataclasses ----------------------------------------------------------------------------------
+
+
+def comments_of(kind: type) -> dict[str, str]:
+    """Field -> the comment beside it in the source."""
+    lines = textwrap.dedent(inspect.getsource(kind)).splitlines()
+    definition = ast.parse("\n".join(lines)).body[0]
+    assert isinstance(definition, ast.ClassDef)
+    found = {}
+    for node in definition.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            rest = lines[(node.end_lineno or 1) - 1].encode()[node.end_col_offset or 0 :].decode()
+            found[node.target.id] = rest.partition("#")[2].strip()
+    return found
+
+
+def default_of(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return f"`{field.default!r}`"
+    if field.default_factory is not dataclasses.MISSING:
+        return f"`{field.default_factory()!r}`"
+    return "required"
+
+
+def helps() -> dict[str, str]:
+    """Parameter -> what the command line's help says of it."""
+    root = typer.main.get_command(app)
+    found: dict[str, str] = {}
+    for name in ("serve", "generate"):
+        for param in root.commands[name].params:  # type: ignore[attr-defined]
+            found[str(param.name)] = str(getattr(param, "help", "") or "")
+    return found
+
+
+def fields_table(kind: type, meanings: Mapping[str, str] = {}) -> list[str]:
+    comments = comments_of(kind)
+    rows: list[list[object]] = [
+        [
+            f"`{field.name}`",
+            f"`{_type(field.type)}`",
+            default_of(field),
+            comments.get(field.name) or meanings.get(field.name) or "",
+        ]
+        for field in dataclasses.fields(kind)
+        if not field.name.startswith("_")
+    ]
+    head = ["field", "type", "default", "meaning"]
+    if not any(row[3] for row in rows):  # the text above says it
+        head, rows = head[:3], [row[:3] for row in rows]
+    return table(head, rows)
+
+
+def _type(annotation: object) -> str:
+    return str(annotation).replace("dataclasses.", "")
+
+
+def described(kind: type, meanings: Mapping[str, str] = {}) -> list[str]:
+    return ["", f"## {kind.__name__}", "", doc(kind), "", *fields_table(kind, meanings)]
+
+
+def doc(thing: object) -> str:
+    return inspect.cleandoc(getattr(thing, "__doc__", None) or "")
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+def configuration() -> str:
+    from outrider.engine.build import EngineConfig
+    from outrider.engine.request import Speculation
+    from outrider.registry import _PROPOSERS
+    from outrider.sampling import SamplingParams
+    from outrider.server.config import ServerConfig
+
+    lines = ["# Configuration", "", GENERATED, ""]
+    lines += [
+        "In Python these are frozen dataclasses; `LLM(model, **fields)` takes the fields of",
+        "`EngineConfig`. On the command line each field is an option of the same name",
+        "([command line](cli.md)). A wrong value costs one line that says what to do.",
+    ]
+    for kind in (EngineConfig, SamplingParams, Speculation, ServerConfig):
+        lines += described(kind, helps() | MORE)
+    lines += [
+        "",
+        "## Options of the proposers",
+        "",
+        "`EngineConfig(proposer_options={NAME: {OPTION: VALUE}})`, for instance",
+        '`LLM("bundled", proposer_options={"ngram": {"max_n": 3}})`. An option that a proposer',
+        "does not have is an error.",
+    ]
+    for name, place in sorted(_PROPOSERS.items()):
+        module = import_module(place.partition(":")[0])
+        for config in configs_of(module):
+            said = config.__doc__ or ""
+            generic = said.startswith(f"{config.__name__}(")  # dataclass wrote it
+            lines += ["", f"### {name}", "", "" if generic else doc(config), ""]
+            lines += fields_table(config)
+    lines += ["", "## Environment variables", "", *table(["variable", "meaning"], VARIABLES)]
+    return tidy(lines)
+
+
+def configs_of(module: ModuleType) -> list[type]:
+    return [
+        thing
+        for name, thing in vars(module).items()
+        if inspect.isclass(thing)
+        and thing.__module__ == module.__name__
+        and name.endswith("Config")
+        and dataclasses.is_dataclass(thing)
+    ]
+
+
+MORE = {
+    "model": "target: a folder, a hub name, or `bundled`",
+    "block_size": "slots of a KV block",
+    "prefix_caching": "reuse the K/V of shared prefixes",
+    "max_sequences": "sequences decoded at once",
+    "max_step_tokens": "most tokens of a pass without drafts: prompts are cut to fit",
+    "logit_bias": "token id to a number that is added to its logit",
+    "banned_ids": "ids that never come",
+    "stop": "texts to stop before",
+    "stop_ids": "ids to stop at",
+    "body_timeout_s": "a request's body must arrive within",
+    "max_body_bytes": "of a request",
+    "max_header_bytes": "of a request",
+    "host": "address to listen on",
+    "port": "0: any free one",
+}
+VARIABLES: list[list[object]] = [
+    ["`OUTRIDER_API_KEY`", "the server's only key, and the key of `chat` and `prove --endpoint`"],
+    ["`OUTRIDER_CACHE`", "where measured costs are kept; else the user's cache folder"],
+    ["`OUTRIDER_DEBUG`", "not empty: tracebacks, as with `--debug`"],
+    ["`OUTRIDER_NATIVE_LIBRARY`", "another build of the native kernels"],
+    ["`OUTRIDER_VLLM`", "the `vllm` program of another environment"],
+    ["`CXX`", "the compiler that builds the native kernels"],
+]
+
+
+MEANINGS = {
+    "generation_tokens": "Tokens emitted.",
+    "kv_cache_usage_perc": "Share of KV blocks in use, 0 to 1.",
+    "num_preemptions": "Sequences whose K/V was dropped for lack of room, to be computed again.",
+    "num_requests_running": "Sequences in the batch.",
+    "num_requests_waiting": "Sequences in the queue.",
+    "prompt_tokens": "Tokens of prompts of finished requests.",
+    "prompt_tokens_cached": "Those found in the prefix cache.",
+    "request_success": "Requests that ended, by reason.",
+    "spec_decode_num_accepted_tokens": "Drafted tokens that were kept.",
+    "spec_decode_num_accepted_tokens_per_pos": "The same, by position in the draft (from 0).",
+    "spec_decode_num_draft_tokens": "Drafted tokens.",
+    "spec_decode_num_drafts": "Steps of a sequence with at least one draft.",
+}
+
+
+def metrics() -> str:
+    from outrider.server.metrics import Metrics
+
+    gathered = Metrics("model")
+    gathered.accepted_at = [0]
+    rows: list[list[object]] = []
+    for family in sorted(gathered.collect(), key=lambda family: family.name):
+        suffix = {"counter": "_total", "histogram": "_bucket, _sum, _count"}.get(family.type, "")
+        labels = sorted({name for sample in family.samples for name in sample.labels} - {"le"})
+        name = family.name + suffix if family.type == "counter" else family.name
+        shown = f"`{name}`" + (f" (`{suffix}`)" if family.type == "histogram" else "")
+        meaning = MEANINGS.get(family.name.removeprefix("vllm:"), family.documentation)
+        rows.append([shown, family.type, ", ".join(f"`{x}`" for x in labels), meaning])
+    lines = ["# Metrics", "", GENERATED, ""]
+    lines += [
+        "`GET /metrics` is a page for Prometheus. The names are vLLM's, so dashboards and load",
+        "generators made for vLLM read them. `deploy/grafana.json` is a dashboard of ours.",
+        "",
+        *table(["name", "type", "labels", "meaning"], rows),
+        "",
+        "## Figures that follow",
+        "",
+        *table(
+            ["figure", "how"],
+            [
+                [
+                    "acceptance rate",
+                    "`rate(vllm:spec_decode_num_accepted_tokens_total)` / "
+                    "`rate(vllm:spec_decode_num_draft_tokens_total)`",
+                ],
+                [
+                    "acceptance length, with the correction or bonus token",
+                    "1 + `rate(vllm:spec_decode_num_accepted_tokens_total)` / "
+                    "`rate(vllm:spec_decode_num_drafts_total)`",
+                ],
+                [
+                    "share of prompt tokens found in the prefix cache",
+                    "`rate(vllm:prompt_tokens_cached_total)` / `rate(vllm:prompt_tokens_total)`",
+                ],
+            ],
+        ),
+    ]
+    return tidy(lines)
+
+
+def events() -> str:
+    from outrider import events as module
+    from outrider.statistics import SpeculationStats
+
+    lines = ["# Events", "", GENERATED, ""]
+    lines += [
+        "Every step of the engine reports one `StepReport`. Streams, statistics, metrics, the live",
+        "page and traces all read it; there is no second source of figures. `LLM.stream` yields",
+        "`StepEvent`s, `Engine.run` yields whole `StepReport`s.",
+    ]
+    for kind in (module.StepReport, module.StepEvent, module.StepTiming, module.TokenLogprob):
+        lines += described(kind)
+    lines += [*described(SpeculationStats), "", "Figures computed from them:", ""]
+    properties: list[list[object]] = [
+        [f"`{name}`", doc(value)]
+        for name, value in vars(SpeculationStats).items()
+        if isinstance(value, property)
+    ]
+    return tidy([*lines, *table(["property", "meaning"], properties)])
+
+
+def python_api() -> str:
+    import outrider
+
+    lines = ["# Python API", "", GENERATED, ""]
+    lines += [
+        "These names are public: `from outrider import ...`. They are imported on first use.",
+        "Records and configurations have pages of their own: [events](events.md),",
+        "[configuration](configuration.md).",
+    ]
+    for name in outrider.__all__:
+        thing = getattr(outrider, name)
+        lines += ["", f"## {name}", ""]
+        if not inspect.isclass(thing):
+            lines += ["```text", f"{name}{_signature(thing)}", "```", "", doc(thing)]
+            continue
+        own = "" if dataclasses.is_dataclass(thing) else _signature(thing.__init__)
+        lines += ["```text", f"class {name}{own}", "```", ""]
+        if not (thing.__doc__ or "").startswith(f"{name}("):
+            lines += [doc(thing)]
+        for member, value in vars(thing).items():
+            if member.startswith("_"):
+                continue
+            if inspect.isfunction(value):
+                lines += ["", f"### {name}.{member}", ""]
+                lines += ["```text", f"{member}{_signature(value)}", "```", "", doc(value)]
+            elif isinstance(value, property) and doc(value):
+                lines += ["", f"`{name}.{member}`: {doc(value)}"]
+    lines += ["", "## Exceptions", "", "```text", exceptions(), "```"]
+    return tidy(lines)
+
+
+def _signature(function: Callable[..., object]) -> str:
+    text = re.sub(r"(: |-> )(['\"])(.*?)\2", r"\1\3", str(inspect.signature(function)))
+    text = re.sub(r"\(self(, )?", "(", text)
+    if len(text) < 80:
+        return text
+    inner = re.sub(r", (?=[\w*]+[:,=)]|\*)", ",\n    ", text[1:].replace("\n", ""))
+    return "(\n    " + inner.replace(") -> ", "\n) -> ") if ") -> " in inner else text
+
+
+def exceptions() -> str:
+    from outrider import errors
+
+    tree = (errors.__doc__ or "").split("\n\n")[1]
+    return textwrap.dedent(tree)
+
+
+# --- HTTP -----------------------------------------------------------------------------------------
+
+ROUTES = {
+    "/health": "200 when ready, else 503; needs no key",
+    "/version": "version",
+    "/metrics": "figures for Prometheus ([names](metrics.md))",
+    "/v1/models": "the model, with `max_model_len`",
+    "/v1/models/{model}": "the same, by name",
+    "/v1/completions": "prompts as text, token ids, or lists of either",
+    "/v1/chat/completions": "messages of text, framed by the model's chat template",
+    "/tokenize": "`{prompt}` or `{messages}` to `{count, tokens}`",
+    "/detokenize": "`{tokens}` to `{prompt}`",
+}
+FIELDS = {
+    "model": "the served name; left out: any",
+    "prompt": "a text, token ids, or a list of either",
+    "messages": "of text, each with `role` and `content`",
+    "max_tokens": "left out: 16, chat: the rest of the context; with `echo` also 0",
+    "max_completion_tokens": "OpenAI's newer name for it",
+    "min_tokens": "fewest tokens",
+    "temperature": "0 is greedy; left out: 1",
+    "top_p": "keep the smallest set of that mass",
+    "top_k": "keep that many; -1 or 0: all",
+    "min_p": "keep what has that share of the top probability",
+    "presence_penalty": "against tokens already produced",
+    "frequency_penalty": "the same, per occurrence",
+    "repetition_penalty": "against tokens of prompt and output",
+    "logit_bias": "token id to a number that is added to its logit",
+    "seed": "the same tokens with and without speculation, alone and in a batch; left out: random",
+    "n": "completions",
+    "stop": "texts to stop before",
+    "stop_token_ids": "ids to stop at",
+    "ignore_eos": "go on after the end-of-text token",
+    "stream": "server-sent events",
+    "stream_options": "see below",
+    "speculation": "see below; left out: the server's own setting",
+    "response_format": "`text`, `json_object` or `json_schema`",
+    "structured_outputs": "one of `json`, `regex`, `choice`, `grammar`, `json_object`",
+    "cache_salt": "separates this request's cached prefixes from others'",
+    "echo": "the prompt before the completion",
+    "logprobs": "completions: that many alternatives; chat: whether",
+    "top_logprobs": "that many alternatives",
+    "prediction": "OpenAI's guess of the output, to draft from",
+    "add_generation_prompt": "open the assistant's turn",
+    "continue_final_message": "go on with the last message instead",
+    "suffix": "only empty",
+    "best_of": "only equal to `n`",
+    "modalities": "only text",
+    "tools": "only none",
+    "tool_choice": "accepted, without tools to choose from",
+    "parallel_tool_calls": "accepted, without tools to call",
+    "proposer": "who drafts: the server's default one or one of `--proposers`",
+    "num_draft_tokens": "drafted per step; `auto`: what pays",
+    "verifier": "`coupled`, `token`, `block` or `tree`; a pair that is not exact is refused",
+    "off": "plain decoding",
+    "metrics": "adds `metrics.speculative_decoding` to the reply or its last chunk",
+    "include_usage": "a last chunk without choices, with `usage`",
+    "continuous_usage_stats": "`usage` in every chunk",
+    "include_obfuscation": "pad frames; left out: the server's own setting",
+}
+BOOKKEEPING = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+
+
+def openapi() -> dict[str, Any]:
+    from outrider.server.app import make_app
+    from outrider.server.config import ServerConfig
+    from outrider.server.service import Service
+
+    def load() -> Any:
+        raise AssertionError("nothing is loaded to read a schema")
+
+    guard = make_app(Service(ServerConfig(), load))
+    app = next(value for value in vars(guard).values() if hasattr(value, "openapi"))
+    schema: dict[str, Any] = app.openapi()
+    return schema
+
+
+def http_routes() -> list[str]:
+    rows: list[list[object]] = []
+    for path, methods in openapi()["paths"].items():
+        for method in methods:
+            rows.append([f"`{method.upper()} {path}`", ROUTES.get(path, "")])
+            assert path in ROUTES or path.startswith("/live"), f"what is {path}?"
+    rows.append(["`GET /live`", "a page that shows every step ([how](../how-to/watch-it-live.md))"])
+    rows = [row for row in rows if row[1]]
+    return table(["route", "what"], [*rows, ["`GET /openapi.json`", "all this, for machines"]])
+
+
+def http_fields(name: str, without: str = "") -> Callable[[], list[str]]:
+    def make() -> list[str]:
+        schemas = openapi()["components"]["schemas"]
+        skip = BOOKKEEPING | set(schemas[without]["properties"] if without else ())
+        rows: list[list[object]] = []
+        for field, schema in schemas[name]["properties"].items():
+            if field in skip:
+                continue
+            default = schema.get("default")
+            rows.append(
+                [
+                    f"`{field}`",
+                    _range(schema),
+                    "" if default in (None, False) else f"`{default!r}`",
+                    FIELDS[field],
+                ]
+            )
+        return table(["field", "type", "default", "meaning"], rows)
+
+    return make
+
+
+def _range(schema: dict[str, Any]) -> str:
+    """A JSON schema in a few words."""
+    if "anyOf" in schema:
+        parts = [_range(part) for part in schema["anyOf"] if part.get("type") != "null"]
+        return " or ".join(dict.fromkeys(parts))
+    if "$ref" in schema:
+        return "object"
+    if "const" in schema:
+        return f"`{schema['const']!r}`"
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    kind = schema.get("type", "any")
+    if kind == "array":
+        most = f", at most {schema['maxItems']}" if "maxItems" in schema else ""
+        return f"list of {_range(schema['items'])}{most}" if schema.get("items") else "list"
+    low, high = schema.get("minimum"), schema.get("maximum")
+    above = schema.get("exclusiveMinimum")
+    left = f"({above:g}" if above is not None else None if low is None else f"[{_short(low)}"
+    if left is not None or high is not None:
+        return f"{kind} {left or '('}, {_short(high)}]"
+    return str(kind)
+
+
+def _short(value: float | None) -> str:
+    if value is None:
+        return ""
+    for bits in (31, 63):
+        if abs(value) >= (1 << bits) - 1 and abs(value) <= 1 << bits:
+            return f"-2^{bits}" if value < 0 else f"2^{bits} - 1"
+    return f"{value:g}"
+
+
+# --- all of it ------------------------------------------------------------------------------------
+
+WHOLE: dict[str, Callable[[], str]] = {
+    "docs/reference/cli.md": cli_reference.reference,
+    "docs/reference/configuration.md": configuration,
+    "docs/reference/metrics.md": metrics,
+    "docs/reference/events.md": events,
+    "docs/reference/python-api.md": python_api,
+}
+PARTS: dict[str, dict[str, Callable[[], list[str]]]] = {
+    "docs/reference/http-api.md": {
+        "routes": http_routes,
+        "completions": http_fields("CompletionBody"),
+        "chat": http_fields("ChatBody", without="CompletionBody"),
+        "speculation": http_fields("SpeculationBody"),
+        "stream options": http_fields("StreamOptions"),
+    },
+    **results.PARTS,
+}
+
+
+def tidy(lines: list[str]) -> str:
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
+    return text.strip() + "\n"
+
+
+def fill(text: str, parts: dict[str, Callable[[], list[str]]]) -> str:
+    """`text` with its generated parts made anew."""
+    for name, make in parts.items():
+        start = f"<!-- generated: {name} -->\n"
+        assert start in text, f"no place for {name!r}"
+        before, _, rest = text.partition(start)
+        _, end, after = rest.partition("<!-- end -->")
+        assert end, f"no end of {name!r}"
+        text = f"{before}{start}\n" + "\n".join(make()) + f"\n\n{end}{after}"
+    return text
+
+
+def wanted() -> dict[Path, str]:
+    """Every page that is generated or has generated parts, as it should be."""
+    pages = {ROOT / name: make() for name, make in WHOLE.items()}
+    for name, parts in PARTS.items():
+        pages[ROOT / name] = fill((ROOT / name).read_text(encoding="utf-8"), parts)
+    page = vllm_tables.PAGE
+    pages[page] = vllm_tables.page(page.read_text(encoding="utf-8"))
+    return pages
+
+
+def main() -> int:
+    stale = []
+    for page, text in wanted().items():
+        if not page.is_file() or page.read_text(encoding="utf-8") != text:
+            stale.append(str(page.relative_to(ROOT)))
+            if "--check" not in sys.argv:
+                page.write_text(text, encoding="utf-8")
+    if "--check" in sys.argv and stale:
+        print("out of date, run `make reference`:", ", ".join(stale))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
