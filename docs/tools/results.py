@@ -33,9 +33,9 @@ def headline() -> list[str]:
     return [
         *lines,
         "",
-        f"Tokens per second, {about['machine']}, {about['date'][:10]}; one run for all:",
-        "[benchmarks/results/peers.md](benchmarks/results/peers.md)"
-        " says how, with versions and the command.",
+        f"Tokens per second in one run on {about['machine']}, {about['date'][:10]}.",
+        "[benchmarks/results/peers.md](benchmarks/results/peers.md) has the models, texts,",
+        "versions and the command.",
     ]
 
 

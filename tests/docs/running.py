@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -51,6 +52,8 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.names.clear()
+        gc.collect()
         for server in self.servers:
             server.terminate()
         for server in self.servers:

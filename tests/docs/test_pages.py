@@ -27,10 +27,11 @@ def label(page: Path) -> str:
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=label)
 def test_what_the_page_shows_is_what_happens(page: Path, tmp_path: Path) -> None:
-    with Session(tmp_path, slow=EVERYTHING) as session, warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        for block in blocks(page):
-            session.run(block)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # a reader's script closes nothing
+        with Session(tmp_path, slow=EVERYTHING) as session:
+            for block in blocks(page):
+                session.run(block)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=label)
