@@ -78,6 +78,13 @@ def helps() -> dict[str, str]:
     return found
 
 
+def as_note(sentence: str) -> str:
+    """The help's "Most tokens." as a comment would say it."""
+    if ". " in sentence or not sentence.endswith("."):
+        return sentence
+    return sentence[0].lower() + sentence[1:-1]
+
+
 def fields_table(kind: type, meanings: Mapping[str, str] = {}) -> list[str]:
     comments = comments_of(kind)
     rows: list[list[object]] = [
@@ -85,7 +92,7 @@ def fields_table(kind: type, meanings: Mapping[str, str] = {}) -> list[str]:
             f"`{field.name}`",
             f"`{_type(field.type)}`",
             default_of(field),
-            comments.get(field.name) or meanings.get(field.name) or "",
+            comments.get(field.name) or as_note(meanings.get(field.name, "")),
         ]
         for field in dataclasses.fields(kind)
         if not field.name.startswith("_")

@@ -251,7 +251,10 @@ def options() -> dict[str, set[str]]:
         for param in command.params:
             found[path] |= {*param.opts, *param.secondary_opts}
         for name, child in getattr(command, "commands", {}).items():
-            visit(f"{path} {name}".strip(), child)
+            below = f"{path} {name}".strip()
+            visit(below, child)
+            if path:  # "outrider bench --out" speaks of what the group's commands know
+                found[path] |= found[below]
 
     visit("", typer.main.get_command(app))
     return found
