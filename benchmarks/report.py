@@ -32,11 +32,21 @@ def provenance() -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "-s", "src") else ""),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *map(_anywhere, sys.argv)]),
         "machine": f"{cpu}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers", "numpy")},
     }
+
+
+def _anywhere(argument: str) -> str:
+    """An argument without the folders of one machine."""
+    path = Path(argument)
+    if not path.is_absolute():
+        return argument
+    if path.is_relative_to(RESULTS.parents[1]):
+        return str(path.relative_to(RESULTS.parents[1]))
+    return str(Path("...", *path.parts[-3:]))
 
 
 def write(name: str, title: str, tables: dict[str, list[dict[str, Any]]], notes: str = "") -> None:
