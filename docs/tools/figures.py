@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -13,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PLOTS = ROOT / "docs" / "plots"
 sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).parent)]
 
-from results import RESULTS, load  # noqa: E402
+from results import gpu_passes, load  # noqa: E402
 
 from outrider.plots import pictures  # noqa: E402
 from outrider.plots.style import COLOURS, figure, legend, plain_line  # noqa: E402
@@ -42,8 +41,10 @@ def verify_cost(path: Path) -> None:
                 values = [1.0, *(row[key] for key in keys)]
                 label = f"{row['model']} {row['weights']}, CPU"
                 axes.plot(places, values, "o-", color=next(colour), label=label)
-        for places, values, label in gpu_curves():
-            axes.plot(places, values, "s--", color=next(colour), label=label)
+        if passes := gpu_passes():
+            values = [row["ms"] / passes[0]["ms"] for row in passes]
+            places = [int(row["tokens"]) for row in passes]
+            axes.plot(places, values, "s--", color=next(colour), label="8B bfloat16, GPU")
         plain_line(axes)
         axes.plot(
             [1, 17], [1, 17], ":", color="#808488", linewidth=1, label="if nothing were shared"
@@ -53,19 +54,6 @@ def verify_cost(path: Path) -> None:
         axes.set_ylim(0, 6)
         axes.set_xlim(0.5, 17.5)
         legend(axes)
-
-
-def gpu_curves() -> list[tuple[list[int], list[float], str]]:
-    """Curves of result files named gpu-*.json that have a `verify cost` table, if there are any."""
-    found = []
-    for file in sorted(RESULTS.glob("gpu*.json")):
-        tables = json.loads(file.read_text(encoding="utf-8")).get("tables", {})
-        for row in tables.get("Verifying M tokens in one step", []):
-            keys = [key for key in row if key.startswith("verify(")]
-            places = [1, *(int(key.split("(")[1].split(")")[0]) for key in keys)]
-            label = f"{row['model']} {row.get('weights', '')}, GPU".replace(" ,", ",")
-            found.append((places, [1.0, *(float(row[key]) for key in keys)], label))
-    return found
 
 
 FIGURES: dict[str, Draw] = {

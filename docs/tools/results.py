@@ -111,8 +111,28 @@ def verify_cost() -> list[str]:
     return lines
 
 
+def gpu_passes() -> list[dict[str, float]]:
+    """Passes of one sequence on a GPU, from one token on, if that was measured."""
+    if not (RESULTS / "gpu-decode.json").exists():
+        return []
+    rows = load("gpu-decode")["tables"].get("Passes", [])
+    return [row for row in rows if row["context"] == 512]
+
+
+def verify_cost_gpu() -> list[str]:
+    rows = gpu_passes()
+    if not rows:
+        return ["No result of a GPU is committed yet: `benchmarks/gpu_decode.py` makes one."]
+    shown = "; ".join(f"{row['tokens']:g} tokens {row['ms'] / rows[0]['ms']:.2f}" for row in rows)
+    machine = load("gpu-decode")["provenance"].get("gpu", "one GPU")
+    return [
+        f"The same for a model of 8 billion parameters on {machine}, in passes over one token: "
+        f"{shown} ([gpu-decode.md](../../benchmarks/results/gpu-decode.md))."
+    ]
+
+
 PARTS: dict[str, dict[str, Callable[[], list[str]]]] = {
     "README.md": {"times": times, "headline": headline},
     "docs/how-to/choose-a-proposer.md": {"proposers": proposers, "winners": winners},
-    "docs/explanation/memory-bound.md": {"verify cost": verify_cost},
+    "docs/explanation/memory-bound.md": {"verify cost": verify_cost, "gpu": verify_cost_gpu},
 }
