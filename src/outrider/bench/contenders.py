@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Protocol
 
 from outrider.bench.workloads import Prompt
+from outrider.contracts import Controller
+from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.engine.engine import Engine
+from outrider.engine.request import Sequence as Sequence_
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError
+from outrider.events import StepReport
 from outrider.sampling import SamplingParams
 from outrider.statistics import SpeculationStats
 
@@ -48,39 +54,129 @@ class Contender(Protocol):
 
 
 class Ours:
-    """One way of speculating (or none) on an engine that all our contenders share."""
+    """One way of speculating (or none) on an engine that all our contenders share.
 
-    def __init__(self, name: str, engine: Engine, speculation: Speculation) -> None:
+    Whoever adapts has a controller of its own (None: the engine's): it learns from its own steps.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        speculation: Speculation,
+        controller: Controller | None = None,
+    ) -> None:
         self.name = name
         self.engine = engine
         self.speculation = speculation
+        self.controller = controller or engine.parts.controller
         exact = speculation.verifier == "coupled"
         self.reference = PLAIN if exact and speculation.proposer is not None else None
 
+    def start(self, jobs: Sequence[Job]) -> Lane:
+        """Decodes up to every prompt's first token; the rest is for the caller to drive."""
+        return Lane(self, jobs)
+
     def run(self, jobs: Sequence[Job]) -> Run:
-        engine = self.engine
-        ids = [
-            engine.add(
-                job.prompt, job.params, speculation=self.speculation, prediction=job.prediction
-            )
-            for job in jobs
-        ]
-        waiting = set(ids)
-        stats = SpeculationStats()
-        steps: list[tuple[int, float]] = []
-        started = perf_counter()
-        for report in engine.run(ids):
-            if waiting:
-                waiting -= {event.request_id for event in report.events}
-                started = perf_counter()
-            else:
-                stats.add_report(report)
-                timing = report.timing
-                took = timing.draft_s + timing.verify_s + timing.other_s
-                steps.append((timing.num_tokens, took))
-        seconds = perf_counter() - started
-        outputs = [engine.collect(request_id).tokens for request_id in ids]
-        return Run(outputs, seconds, stats.num_tokens, stats, steps)
+        return race([self.start(jobs)])[0]
+
+
+class Lane:
+    """A group of requests that moves when it is told to; meanwhile the engine serves other lanes.
+
+    Its sequences keep their place in the KV cache, but are scheduled in its own steps only.
+    """
+
+    def __init__(self, contender: Ours, jobs: Sequence[Job]) -> None:
+        self._contender = contender
+        self._engine = engine = contender.engine
+        self._running: list[Sequence_] = []
+        self._waiting: deque[Sequence_] = deque()
+        self._stats = SpeculationStats()
+        self._steps: list[tuple[int, float]] = []
+        self._most_tokens = sum(job.params.max_tokens for job in jobs)
+        with self._on_stage():
+            self._ids = [
+                engine.add(
+                    job.prompt,
+                    job.params,
+                    speculation=contender.speculation,
+                    prediction=job.prediction,
+                )
+                for job in jobs
+            ]
+        waiting = set(self._ids)
+        while waiting:
+            report, _ = self._step()
+            waiting -= {event.request_id for event in report.events}
+        self._num_before = sum(len(s.output) for s in self._running)
+
+    @property
+    def is_finished(self) -> bool:
+        return not self._running and not self._waiting
+
+    @property
+    def progress(self) -> float:
+        """The share of its tokens that is there."""
+        return (self._num_before + self._stats.num_tokens) / self._most_tokens
+
+    def step(self) -> None:
+        report, took = self._step()
+        self._stats.add_report(report)
+        self._steps.append((report.timing.num_tokens, took))
+
+    def finish(self) -> Run:
+        outputs = [self._engine.collect(request_id).tokens for request_id in self._ids]
+        seconds = sum(took for _, took in self._steps)
+        return Run(outputs, seconds, self._stats.num_tokens, self._stats, self._steps)
+
+    def _step(self) -> tuple[StepReport, float]:
+        with self._on_stage():
+            started = perf_counter()
+            report = self._engine.step()
+            took = perf_counter() - started
+        assert report is not None
+        for failure in report.failures.values():
+            raise failure
+        return report, took
+
+    @contextmanager
+    def _on_stage(self) -> Iterator[None]:
+        parts = self._engine.parts
+        scheduler = parts.scheduler
+        before = scheduler.running, scheduler.waiting, parts.controller
+        scheduler.running, scheduler.waiting = self._running, self._waiting
+        parts.controller = self._contender.controller
+        try:
+            yield
+        finally:
+            self._running, self._waiting = scheduler.running, scheduler.waiting
+            scheduler.running, scheduler.waiting, parts.controller = before
+
+
+def race(lanes: Sequence[Lane]) -> list[Run]:
+    """Whoever is furthest behind moves next: a busy moment of the machine then falls on all.
+
+    Seconds are those of a lane's own steps.
+    """
+    moving = list(lanes)
+    while moving := [lane for lane in moving if not lane.is_finished]:
+        min(moving, key=lambda lane: lane.progress).step()
+    return [lane.finish() for lane in lanes]
+
+
+def fit_together(contenders: Sequence[Contender], jobs: Sequence[Job]) -> bool:
+    """Whether all can decode these jobs at once: one engine, and room for everybody's K/V."""
+    engines = {id(c.engine) if isinstance(c, Ours) else None for c in contenders}
+    if len(engines) != 1 or None in engines:
+        return False
+    [engine] = {id(c.engine): c.engine for c in contenders if isinstance(c, Ours)}.values()
+    kv = engine.parts.kv
+    num_blocks = sum(
+        2 + (len(job.prompt) + job.params.max_tokens + MAX_AUTO_DRAFT_TOKENS) // kv.block_size
+        for job in jobs
+    )
+    return num_blocks * len(contenders) <= kv.num_blocks
 
 
 def plain(engine: Engine) -> Ours:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from outrider.bench.contenders import PLAIN, Contender, Job, Ours, Run
+from outrider.bench.contenders import PLAIN, Contender, Job, Ours, Run, fit_together, race
 from outrider.bench.statistics import Estimate, estimate
 from outrider.engine.request import Request, Speculation
 from outrider.prove.checks import near_tie
@@ -76,6 +76,8 @@ def measure(
 ) -> dict[str, Record]:
     """Everybody decodes every group of `batch` jobs, `repeats` times, the order turning.
 
+    Contenders of one engine do so at the same time, step by step: see `race`.
+
     A first round that is not counted warms up caches, threads and what adapts itself.
     """
     groups = [jobs[i : i + batch] for i in range(0, len(jobs), batch)]
@@ -85,14 +87,21 @@ def measure(
         order = [*contenders[turn:], *contenders[:turn]]
         runs: dict[str, list[Run]] = {contender.name: [] for contender in contenders}
         for number, group in enumerate(groups):
-            for contender in order:
-                tell(f"{contender.name}, round {repeat + 1}, group {number + 1} of {len(groups)}")
-                runs[contender.name].append(contender.run(group))
+            tell(f"round {repeat + 1}, group {number + 1} of {len(groups)}")
+            for contender, run in zip(order, _run(order, group), strict=True):
+                runs[contender.name].append(run)
         if repeat >= 0:
             for record in records.values():
                 _count(record, runs[record.contender.name])
             _compare(records, runs, jobs)
     return records
+
+
+def _run(contenders: Sequence[Contender], jobs: Sequence[Job]) -> list[Run]:
+    """All at once, step by step in turns, where that is possible; else one after the other."""
+    if fit_together(contenders, jobs):
+        return race([c.start(jobs) for c in contenders if isinstance(c, Ours)])
+    return [contender.run(jobs) for contender in contenders]
 
 
 def _sum(a: SpeculationStats | None, b: SpeculationStats | None) -> SpeculationStats | None:

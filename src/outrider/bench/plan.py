@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from outrider.bench.contenders import Contender, Ours, plain
 from outrider.bench.synthetic import add_synthetic
+from outrider.contracts import Controller
 from outrider.control import NumDraftTokens
+from outrider.control.adaptive import AdaptiveController
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError
@@ -56,8 +58,16 @@ def ours(
             if count == 0:
                 continue
             wish = Speculation(proposer=real, num_draft_tokens=count, verifier=verifier)
-            contenders.append(Ours(f"{real} K={count}", engine, wish))
+            contenders.append(Ours(f"{real} K={count}", engine, wish, _controller(engine, count)))
     return contenders
+
+
+def _controller(engine: Engine, count: NumDraftTokens) -> Controller | None:
+    """One that learns from this contender's steps alone; prices start from the same measurement."""
+    own = engine.parts.controller
+    if count != "auto" or not isinstance(own, AdaptiveController):
+        return None
+    return AdaptiveController(measure=own.measure)
 
 
 def _synthetic(engine: Engine, name: str) -> str:

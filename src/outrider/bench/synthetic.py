@@ -5,7 +5,9 @@ at depth k by a wrong one with probability 1 - alpha_k. What is accepted is then
 and whatever the engine's speed lacks against the formula is the engine's own doing.
 
 With a real proposer underneath, that one drafts too and its tokens are thrown away: the drafts cost
-what they cost, and are worth what was prescribed.
+what they cost, and are worth what was prescribed. It must not notice: were it shown the output, it
+would find its own tokens refused and read the others anew, which a drafter with this acceptance
+does not. So it drafts for a text of its own, in which as many of its tokens stand as were accepted.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from random import Random
+from typing import Any, cast
 
 from outrider.contracts import Draw, Needs, Observation, Proposal, Proposer, SequenceView
 from outrider.engine.engine import Engine
@@ -39,10 +42,14 @@ class SyntheticProposer:
         self._num_tokens = num_tokens
         self._beneath = beneath
         self._random = Random(seed)
+        self._shadows: dict[int, _Shadow] = {}
 
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
         if self._beneath is not None:
-            self._beneath.propose(views, budgets)
+            shadows = [self._shadows.setdefault(v.id, _Shadow(v)) for v in views]
+            drafts = self._beneath.propose(cast("list[SequenceView]", shadows), budgets)
+            for shadow, draft in zip(shadows, drafts, strict=True):
+                shadow.draft = draft
         return [
             Proposal(self._draft(view, budget), source=self.name)
             for view, budget in zip(views, budgets, strict=True)
@@ -58,12 +65,37 @@ class SyntheticProposer:
         return tokens
 
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
-        if self._beneath is not None:
-            self._beneath.observe(views, seen)
+        if self._beneath is None:
+            return
+        known = [(self._shadows[v.id], o) for v, o in zip(views, seen, strict=True)
+                 if v.id in self._shadows]  # fmt: skip
+        told = [Observation(shadow.follow(), o.verdict, start=o.start) for shadow, o in known]
+        self._beneath.observe(cast("list[SequenceView]", [shadow for shadow, _ in known]), told)
 
     def release(self, sequence_id: int) -> None:
         if self._beneath is not None:
+            self._shadows.pop(sequence_id, None)
             self._beneath.release(sequence_id)
+
+
+class _Shadow:
+    """A sequence as the proposer beneath sees it: as long as the real one, of its own tokens."""
+
+    def __init__(self, view: SequenceView) -> None:
+        self._view = view
+        self.tokens = list(view.tokens)
+        self.draft = Proposal()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._view, name)
+
+    def follow(self) -> Proposal:
+        """Grows by what the real one grew by, its own draft first; returns that draft."""
+        draft, self.draft = self.draft, Proposal()
+        before, real = len(self.tokens), self._view.tokens
+        self.tokens += draft.tokens[: len(real) - before - 1]
+        self.tokens += real[len(self.tokens) :]
+        return draft
 
 
 class WithSynthetic(Mapping[str, Proposer]):

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bench.contenders import PLAIN, Ours, make_jobs, plain
+from outrider.bench.contenders import (
+    PLAIN,
+    Lane,
+    Ours,
+    Run,
+    fit_together,
+    make_jobs,
+    plain,
+    race,
+)
 from outrider.bench.formula import BareCosts
 from outrider.bench.measure import measure, row
 from outrider.bench.plan import needs_outputs, ours, read_counts, read_numbers
@@ -133,8 +142,13 @@ def test_everybody_decodes_everything_and_is_compared(engine: Engine) -> None:
 class Liar(Ours):
     """Somebody whose output is not plain decoding's."""
 
-    def run(self, jobs):  # type: ignore[no-untyped-def]
-        found = super().run(jobs)
+    def start(self, jobs):  # type: ignore[no-untyped-def]
+        return LyingLane(self, jobs)
+
+
+class LyingLane(Lane):
+    def finish(self) -> Run:
+        found = super().finish()
         found.outputs[0][3] = (found.outputs[0][3] + 1) % 90
         return found
 
@@ -144,6 +158,19 @@ def test_a_wrong_output_is_noticed(engine: Engine) -> None:
     records = measure([plain(engine), liar], make_jobs(engine, PROMPTS[:1], 12), repeats=1)
     assert not records["liar"].is_exact
     assert records["liar"].differences == ["differs from plain at token 3"]
+
+
+def test_lanes_take_turns_and_change_nothing(engine: Engine) -> None:
+    contenders = [plain(engine), *ours(engine, ["draft-model"], [3, "auto"])[1:]]
+    jobs = make_jobs(engine, PROMPTS, 24)
+    alone = [contender.run(jobs).outputs for contender in contenders]  # type: ignore[attr-defined]
+    assert fit_together(contenders, jobs)
+    runs = race([c.start(jobs) for c in contenders if isinstance(c, Ours)])
+    assert [run.outputs for run in runs] == alone
+    assert all(run.seconds == sum(took for _, took in run.steps) for run in runs)
+    assert not engine.has_work
+    assert engine.parts.kv.usage == 0
+    assert not fit_together(contenders, jobs * 1000)
 
 
 def test_prompts_of_one_length(engine: Engine) -> None:
