@@ -3,6 +3,7 @@
 #   make demo       plain and speculative decoding side by side, on the bundled models
 #   make test       ruff, mypy --strict and every test: what CI runs
 #   make unit       only the fast tests        make lint / typecheck   one check
+#   make figures    measure the controller, the doctor and the engine; draw docs/plots: 12 minutes
 #   make load       concurrent streams against the server; VLLM=PYTHON: and against vLLM
 #   make clients    LM_EVAL=PYTHON VLLM=PYTHON: their clients against our server
 #   make soak       20 minutes of mixed load on the server: memory and files must stay flat
@@ -28,7 +29,7 @@ LIBRARY := src/outrider/native/_outrider.so
 NATIVE_SOURCES := $(wildcard src/outrider/native/*.cpp src/outrider/native/*.h \
 	src/outrider/native/build.py)
 
-.PHONY: demo test lint typecheck unit soak load clients vllm vllm-test docs docs-test demo-picture reference clean distclean sanitize
+.PHONY: demo test lint typecheck unit figures soak load clients vllm vllm-test docs docs-test demo-picture reference clean distclean sanitize
 
 demo: $(NATIVE)
 	@$(BIN)/outrider demo
@@ -47,6 +48,9 @@ typecheck: $(INSTALLED)
 
 unit: $(NATIVE)
 	@$(BIN)/python -m pytest tests/unit
+
+figures: $(NATIVE)
+	@$(BIN)/python benchmarks/figures.py $(if $(ONLY),--only $(ONLY))
 
 load: $(NATIVE)
 	@$(BIN)/python benchmarks/serve_load.py $(if $(VLLM),--vllm $(VLLM)) --write

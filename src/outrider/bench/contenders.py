@@ -93,7 +93,7 @@ class Lane:
         self._running: list[Sequence_] = []
         self._waiting: deque[Sequence_] = deque()
         self._stats = SpeculationStats()
-        self._steps: list[tuple[int, float]] = []
+        self.steps: list[tuple[int, float]] = []  # (tokens of the pass, seconds)
         self._most_tokens = sum(job.params.max_tokens for job in jobs)
         with self._on_stage():
             self._ids = [
@@ -120,15 +120,16 @@ class Lane:
         """The share of its tokens that is there."""
         return (self._num_before + self._stats.num_tokens) / self._most_tokens
 
-    def step(self) -> None:
+    def step(self) -> StepReport:
         report, took = self._step()
         self._stats.add_report(report)
-        self._steps.append((report.timing.num_tokens, took))
+        self.steps.append((report.timing.num_tokens, took))
+        return report
 
     def finish(self) -> Run:
         outputs = [self._engine.collect(request_id).tokens for request_id in self._ids]
-        seconds = sum(took for _, took in self._steps)
-        return Run(outputs, seconds, self._stats.num_tokens, self._stats, self._steps)
+        seconds = sum(took for _, took in self.steps)
+        return Run(outputs, seconds, self._stats.num_tokens, self._stats, self.steps)
 
     def _step(self) -> tuple[StepReport, float]:
         with self._on_stage():
@@ -154,14 +155,21 @@ class Lane:
             scheduler.running, scheduler.waiting, parts.controller = before
 
 
-def race(lanes: Sequence[Lane]) -> list[Run]:
-    """Whoever is furthest behind moves next: a busy moment of the machine then falls on all.
+def take_turns(lanes: Sequence[Lane]) -> Iterator[tuple[Lane, StepReport]]:
+    """Steps all lanes to their ends, whoever is furthest behind first.
 
-    Seconds are those of a lane's own steps.
+    A busy moment of the machine then falls on all of them.
     """
     moving = list(lanes)
     while moving := [lane for lane in moving if not lane.is_finished]:
-        min(moving, key=lambda lane: lane.progress).step()
+        lane = min(moving, key=lambda lane: lane.progress)
+        yield lane, lane.step()
+
+
+def race(lanes: Sequence[Lane]) -> list[Run]:
+    """Seconds are those of a lane's own steps."""
+    for _ in take_turns(lanes):
+        pass
     return [lane.finish() for lane in lanes]
 
 

@@ -25,6 +25,7 @@ COLUMNS = (
     "tokens_per_s",
     "speedup",
     "undisturbed_speedup",
+    "of_best_fixed",
     "formula",
     "efficiency",
     "acceptance_length",
@@ -39,7 +40,8 @@ NOTES = (
     "Speedups are ratios to plain decoding in the same engine and repeat, medians with 95 % "
     "intervals; the clock starts at the first token. `undisturbed speedup`: the same where a step "
     "that took 1.3 times the median over as many tokens counts as that median, for machines that "
-    "are shared. Acceptance lengths count the correction or bonus token. `identical`: outputs "
+    "are shared. `of best fixed`: K = auto's undisturbed speedup over that of the best K in the "
+    "run. Acceptance lengths count the correction or bonus token. `identical`: outputs "
     "equal to plain decoding's, token by token, in all repeats."
 )
 
@@ -79,7 +81,17 @@ def decode(
 
 
 def rows_of(records: dict[str, Record], **labels: Any) -> list[Row]:
-    return [row(record, records[PLAIN], **labels) | _k(record) for record in records.values()]
+    rows = [row(record, records[PLAIN], **labels) | _k(record) for record in records.values()]
+    for entry in rows:
+        fixed = [
+            other["undisturbed_speedup"]
+            for other in rows
+            if other.get("proposer") == entry.get("proposer")
+            and isinstance(other.get("num_draft_tokens"), int)
+        ]
+        if entry.get("num_draft_tokens") == "auto" and fixed:
+            entry["of_best_fixed"] = entry["undisturbed_speedup"] / max(fixed)
+    return rows
 
 
 def _k(record: Record) -> Row:

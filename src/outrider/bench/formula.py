@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
 from time import perf_counter
 
@@ -47,42 +48,71 @@ class BareCosts:
         return self._known[num_drafts]
 
     def _measure(self, num_drafts: int) -> tuple[float, float]:
-        parts = self._engine.parts
         took: defaultdict[str, list[float]] = defaultdict(list)
-        view = self._engine.make_sequence(
+        with BareCycle(self._engine, self._proposer, num_drafts, self._context) as bare:
+            for _ in range(NUM_ROUNDS):
+                took["plain"].append(bare.plain_s())
+                took["cycle"].append(bare.cycle_s())
+        return median(took["plain"][1:]), median(took["cycle"][1:])
+
+
+class BareCycle:
+    """Calls of the models as a step makes them, timed one by one; a context manager."""
+
+    def __init__(self, engine: Engine, proposer: str, num_drafts: int, context: int) -> None:
+        self._parts = engine.parts
+        self._num_drafts = num_drafts
+        self._context = context
+        self._proposer = engine.parts.proposers[proposer]
+        self._make = partial(
+            engine.make_sequence,
             Request(
                 id="bare costs",
-                prompt=[1 + i % 50 for i in range(self._context)],
+                prompt=[1 + i % 50 for i in range(context)],
                 params=SamplingParams(ignore_eos=True, max_tokens=1024),
-                speculation=Speculation(proposer=self._proposer, num_draft_tokens=num_drafts),
+                speculation=Speculation(proposer=proposer, num_draft_tokens=num_drafts),
                 seed=0,
                 prediction=[1] * 1024,
                 salt="bare costs",
             ),
             0,
         )
-        proposer = parts.proposers[self._proposer]
-        last = parts.scheduler.max_positions - num_drafts - 1
-        assert parts.kv.reserve(_ID, self._context + num_drafts + 1)
-        try:
-            for _ in range(NUM_ROUNDS):
-                if len(view.tokens) >= last:  # a small context: what there is must do
-                    break
-                took["plain"].append(self._pass_s(0))
-                started = perf_counter()
-                proposal = proposer.propose([view], [num_drafts])[0]
-                drafted = perf_counter() - started
-                took["cycle"].append(drafted + self._pass_s(num_drafts))
-                # As after a full accept: a draft the proposer has not been fed, and the bonus.
-                view.tokens += [*proposal.tokens, 1]
-                proposer.observe([view], [Observation(proposal, Verdict([], view.tokens[-1]))])
-        finally:
-            parts.kv.free(_ID)
-            proposer.release(view.id)
-        return median(took["plain"][1:]), median(took["cycle"][1:])
+        self._view = self._make()
+
+    def __enter__(self) -> BareCycle:
+        assert self._parts.kv.reserve(_ID, self._context + self._num_drafts + 1)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._parts.kv.free(_ID)
+        self._proposer.release(self._view.id)
+
+    def plain_s(self) -> float:
+        """A pass over one token."""
+        return self._pass_s(0)
+
+    def cycle_s(self) -> float:
+        """A draft, and the pass that verifies it."""
+        last = min(2 * self._context, self._parts.scheduler.max_positions) - self._num_drafts - 1
+        if len(self._view.tokens) >= last:  # starts anew; reading the text is not what is timed
+            self._proposer.release(self._view.id)
+            self._view = self._make()
+            self._draft()
+        drafted_s = self._draft()
+        return drafted_s + self._pass_s(self._num_drafts)
+
+    def _draft(self) -> float:
+        view = self._view
+        started = perf_counter()
+        proposal = self._proposer.propose([view], [self._num_drafts])[0]
+        seconds = perf_counter() - started
+        # As after a full accept: a draft the proposer has not been fed, and the bonus.
+        view.tokens += [*proposal.tokens, 1]
+        self._proposer.observe([view], [Observation(proposal, Verdict([], view.tokens[-1]))])
+        return seconds
 
     def _pass_s(self, num_drafts: int) -> float:
-        parts = self._engine.parts
+        parts = self._parts
         batch = pack([Slice([1], self._context, parts.kv.table(_ID), Proposal([1] * num_drafts))])
         started = perf_counter()
         parts.target.forward(batch).logits_RV[0, 0].item()

@@ -366,6 +366,7 @@ SHOWN = {
     "contender": "contender",
     "tokens_per_s": "tokens/s",
     "speedup": "speedup",
+    "of_best_fixed": "of best K",
     "formula": "formula",
     "efficiency": "efficiency",
     "acceptance_length": "acceptance",

@@ -30,17 +30,26 @@ from outrider.control.allocation import Source, Step, Track
 from outrider.control.cost import Costs, batch_bucket, context_bucket
 from outrider.events import StepTiming
 
-HYSTERESIS = 0.04  # what a new choice must win by just after the last one ...
-PATIENCE = 50  # ... and half of it this many steps later: small advantages that last count too
+HYSTERESIS = 0.04  # what turning on or off must win by just after a change; other changes a fourth
+PATIENCE = 50  # half of it this many steps later: small advantages that last count too
 PROBE_SHARE = 0.015  # of all time that may go into finding out whether to speculate again
 PROBE_TOKENS = 2
 GOOD = 0.8  # acceptance; where it would not pay, nothing is probed ...
 PRICE_CHECKS = 12  # ... once a proposer's price has been checked this often
+FIRST_STRAY = 8  # steps with drafts: then one in which all are a little longer or shorter, ...
+MOST_BETWEEN = 32  # ... and the next after one more, until so many lie between
+MOST_STRAYING = 4  # sequences: beyond, a stray costs too much, and widths vary without it
+STRAYS = (1, -1, 2, -2)  # by these in turn: prices of neighbours must be known to be compared
 PLAIN_EVERY = 100  # steps without a plain one ...
 PLAIN_BELOW = 1.5  # ... while speculation is estimated to win by less than this factor
 DECIDE_EVERY = 4  # steps of an unchanged batch: estimates move slowly, deciding takes time
-MOST_REST = 16  # the same for a large batch in which nobody drafts: nothing is learnt then
+MOST_REST = 16  # the same where the last decisions changed nothing, or nobody drafts
 SMOOTHING = 0.1  # of the small constant times
+
+
+# (its sequences, [(track, budget, nodes drafted, nodes accepted, is a tree)], probed, its time)
+Draft = tuple[Track, int, int, list[int], bool]
+News = tuple[int, list[Draft], bool, StepTiming]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +77,21 @@ class AdaptiveController:
         self._tracks: dict[int, Track] = {}
         self._asked: list[tuple[int, Track, int]] = []  # (index of the view, track, budget)
         self._bucket = 0
-        self._age = 0  # steps since the last decision, and whom it was about
+        self._age = 0  # steps since the last decision, ...
+        self._every = DECIDE_EVERY  # ... how many there may be, and whom it was about
         self._tracks_then: list[Track] = []
         self._start_then = 0
         self._rest = 0  # steps in which nobody drafts and nothing has to be decided ...
         self._resting: list[int] = []  # ... for these sequences
-        self._num_rested = 0  # of them
         self._undrafted_s = 0.0  # what the step would have taken without our drafts
         self._probed = False
+        self._news: list[News] = []  # steps not learnt from yet
         self._purse_s = 0.0
         self._probe_s = 0.0  # what a probe really took lately
         self._since_plain = 0
         self._since_change = 0
+        self._until_stray = FIRST_STRAY
+        self._num_strays = 0
 
     def prepare(self, proposer: str) -> None:
         """Measures now rather than at the first request."""
@@ -90,6 +102,7 @@ class AdaptiveController:
 
     def explain(self, view: ControlledView) -> Choice | None:
         """Between two steps: the reasons of the last decision. None where there was none."""
+        self._learn()
         track = self._tracks.get(view.id)
         asked = next((k for _, other, k in self._asked if other is track), None)
         if view.id in self._resting:
@@ -103,6 +116,7 @@ class AdaptiveController:
 
     def plain_step_s(self, view: ControlledView) -> float | None:
         """What a pass without drafts takes for this sequence alone; None until it is known."""
+        self._learn()
         costs = self.costs
         if costs.verify.is_guess:
             return None
@@ -111,7 +125,7 @@ class AdaptiveController:
     # --- before the draft ---------------------------------------------------------------------
 
     def budget(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> list[int]:
-        self._asked.clear()
+        self._asked = []
         if self._rest > 0:
             self._rest -= 1
             if num_tokens == len(views) and [view.id for view in views] == self._resting:
@@ -126,13 +140,17 @@ class AdaptiveController:
         start = num_tokens + sum(limits) - sum([limits[i] for i in mine])
         self._age += 1
         self._probed = False
-        if self._age < DECIDE_EVERY and tracks == self._tracks_then and start == self._start_then:
-            chosen = [track.stray(m) for track, m in zip(tracks, most, strict=True)]
+        same = tracks == self._tracks_then and start == self._start_then
+        if same and self._age < self._every:
+            chosen = self._stray(tracks, most)
         else:
+            self._every = min(2 * self._every, MOST_REST) if same else DECIDE_EVERY
             self._age, self._tracks_then, self._start_then = 0, tracks, start
             chosen = self._decide(views, tracks, most, start, num_tokens > len(views))
-            if len(mine) == len(views) and not any(chosen):
-                self._rest = max(DECIDE_EVERY, min(2 * len(tracks), MOST_REST)) - 1
+            is_off = self.costs.verify.is_guess or not any(track.budget for track in tracks)
+            if is_off and len(mine) == len(views) and not any(chosen):
+                idle = min(track.idle for track in tracks)
+                self._rest = min(max(DECIDE_EVERY, 2 * len(tracks), idle // 8), MOST_REST) - 1
                 self._resting = [view.id for view in views]
         for i, track, k in zip(mine, tracks, chosen, strict=True):
             budgets[i] = k
@@ -141,12 +159,17 @@ class AdaptiveController:
 
     def _wake(self) -> None:
         """Ends a rest: what was not counted sequence by sequence is counted now."""
+        if not self._resting:
+            return
+        num_rested = sum(not drafts for _, drafts, _, _ in self._news)
+        self._learn()
         for sequence_id in self._resting:
             track = self._tracks.get(sequence_id)
             if track is not None:
-                track.rested(self._num_rested)
-        self._rest = self._num_rested = 0
+                track.rested(num_rested)
+        self._rest = 0
         self._resting = []
+        self._age = MOST_REST  # decides at once
 
     def _decide(
         self,
@@ -156,26 +179,39 @@ class AdaptiveController:
         start: int,
         prefilling: bool,
     ) -> list[int]:
+        self._learn()
         step = Step(self.costs, views, tracks, start, sum(most))
         self._bucket, self._undrafted_s = step.bucket, step.undrafted_s
         chosen, rate = step.best(most)
         if all(track.budget >= 0 for track in tracks):
             kept = [min(track.budget, limit) for track, limit in zip(tracks, most, strict=True)]
+            turns = any((a == 0) != (b == 0) for a, b in zip(kept, chosen, strict=True))
             patience = HYSTERESIS * PATIENCE / (PATIENCE + self._since_change)
-            if kept == chosen or rate < (1.0 + patience) * step.rate(kept):
+            needed = 1.0 + (patience if turns else patience / 4)
+            if kept == chosen or rate < needed * step.rate(kept):
                 chosen = kept
-                self._since_change += DECIDE_EVERY
+                self._since_change += self._every
             else:
-                self._since_change = 0
+                self._since_change, self._every = 0, DECIDE_EVERY
         for track, k in zip(tracks, chosen, strict=True):
             track.budget = k
         stale = self._since_plain >= PLAIN_EVERY and rate * step.plain_s < PLAIN_BELOW * len(views)
         if stale or self.costs.verify.is_guess:
             return [0] * len(tracks)
-        chosen = [track.stray(m) for track, m in zip(tracks, most, strict=True)]
+        chosen = self._stray(tracks, most)
         if not prefilling:  # beside which a probe's own cost could not be told
             self._probe(step, chosen, most)
         return chosen
+
+    def _stray(self, tracks: list[Track], most: list[int]) -> list[int]:
+        """The standing choices; now and then their neighbours."""
+        offset = 0
+        self._until_stray -= 1
+        if self._until_stray <= 0 and len(tracks) <= MOST_STRAYING:
+            offset = STRAYS[self._num_strays % len(STRAYS)]
+            self._until_stray = min(FIRST_STRAY + self._num_strays, MOST_BETWEEN)
+            self._num_strays += 1
+        return [track.near(m, offset) for track, m in zip(tracks, most, strict=True)]
 
     def _track(self, view: ControlledView) -> Track:
         track = self._tracks.get(view.id)
@@ -220,59 +256,67 @@ class AdaptiveController:
         verdicts: Seq[Verdict],
         timing: StepTiming,
     ) -> None:
-        if not self._asked:
-            if self._resting:
-                self._num_rested += 1
-                self._learn_costs(len(views), 0, timing)
-                self._settle(timing)
-            return
-        longest = num_drafting = num_late = 0
-        source: Source | None = None
-        mixed = len(self._asked) < len(views)
-        for i, track, k in self._asked:
-            if k == 0:
-                track.rested(1)
-                continue
-            proposal = proposals[i]
-            mixed = mixed or (source is not None and source is not track.source)
-            source = track.source
-            longest = max(longest, k)
-            num_drafting += 1
-            num_late += track.idle > 0
-            track.idle = 0
-            track.survival.observe(
-                k, len(proposal.tokens), verdicts[i].path, proposal.parents is not None
-            )
-        num_nodes = sum([len(proposal.tokens) for proposal in proposals])
-        self._learn_costs(len(views), num_nodes, timing)
-        if source is not None and not mixed:
-            bucket = batch_bucket(num_drafting)
-            drafting_s = timing.draft_s - self.costs.plan_s
-            # A drafter that has to catch up first takes longer than the table is about.
-            late = 8 * num_late > num_drafting
-            if not late or drafting_s < self.costs.draft_s(source.name, bucket, longest):
-                table = self.costs.draft(source.name)
-                table.refresh(bucket, longest, drafting_s / self.costs.verify.scale)
-        self._settle(timing)
+        """Only notes what happened: between two passes every line of code is cold."""
+        asked = self._asked
+        if asked or self._resting:
+            drafts = [
+                (track, k, len(proposals[i]), verdicts[i].path, proposals[i].parents is not None)
+                for i, track, k in asked
+            ]
+            self._news.append((len(views), drafts, self._probed, timing))
 
-    def _learn_costs(self, num_sequences: int, num_nodes: int, timing: StepTiming) -> None:
+    def _learn(self) -> None:
+        """From the steps since the last decision."""
+        news, self._news = self._news, []
+        for num_sequences, drafts, probed, timing in news:
+            num_nodes = timing.num_tokens - num_sequences  # if nobody prefilled
+            longest = total = num_drafting = num_late = 0
+            source: Source | None = None
+            mixed = 0 < len(drafts) < num_sequences
+            for track, k, num_drafted, path, is_tree in drafts:
+                if k == 0:
+                    track.rested(1)
+                    continue
+                mixed = mixed or (source is not None and source is not track.source)
+                source = track.source
+                longest = max(longest, k)
+                total += k
+                num_drafting += 1
+                num_late += track.idle > 0
+                track.idle = 0
+                track.survival.observe(k, num_drafted, path, is_tree)
+                num_nodes -= num_drafted
+            self._learn_costs(num_nodes == 0, longest, num_sequences, timing)
+            # The table is about drafts of one length.
+            if source is not None and not mixed and 4 * total >= 3 * longest * num_drafting:
+                bucket = batch_bucket(num_drafting)
+                drafting_s = timing.draft_s - self.costs.plan_s
+                # A drafter that has to catch up first takes longer than the table is about.
+                late = 8 * num_late > num_drafting
+                if not late or drafting_s < self.costs.draft_s(source.name, bucket, longest):
+                    self.costs.learn_draft(source.name, bucket, longest, drafting_s)
+            self._settle(timing, probed)
+
+    def _learn_costs(
+        self, is_known: bool, longest: int, num_sequences: int, timing: StepTiming
+    ) -> None:
+        """`is_known`: the pass held nothing but sequences and drafts of ours."""
         costs = self.costs
-        if timing.num_tokens == num_sequences + num_nodes:  # nobody prefilled
+        if is_known:
             costs.verify.refresh(self._bucket, timing.num_tokens, timing.verify_s)
-        other_s = timing.other_s + costs.plan_s
-        costs.overhead_s += SMOOTHING * (other_s - costs.overhead_s)
-        if num_nodes:
+        costs.overhead_s += SMOOTHING * (timing.other_s + costs.plan_s - costs.overhead_s)
+        if timing.num_tokens > num_sequences:
             self._since_plain += 1
         else:
             self._since_plain = 0
-            if not any(k for _, _, k in self._asked):
+            if longest == 0:
                 costs.plan_s += SMOOTHING * (timing.draft_s - costs.plan_s)
 
-    def _settle(self, timing: StepTiming) -> None:
+    def _settle(self, timing: StepTiming, probed: bool) -> None:
         """Fills the purse, and takes from it what a probe really cost."""
         total_s = timing.draft_s + timing.verify_s + timing.other_s
         self._purse_s += PROBE_SHARE * total_s
-        if self._probed:
+        if probed:
             extra_s = max(0.0, total_s - self._undrafted_s)
             self._purse_s -= extra_s
             self._probe_s += 0.5 * (extra_s - self._probe_s)

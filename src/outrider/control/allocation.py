@@ -10,7 +10,6 @@ from outrider.control.cost import Costs, batch_bucket, context_bucket
 from outrider.control.survival import OWN_DECAY, Prior, Survival
 
 BENEFIT_OF_DOUBT = 1.02  # plain decoding wins below this advantage: its price is the surest
-STRAY_EVERY = 32  # drafts of a sequence: then one that is a little longer or shorter
 FADE_STEPS = 16  # how often a sequence that is off comes closer to the prior
 LEAST_SURVIVAL = 0.02  # nodes below it pay nowhere
 
@@ -41,14 +40,13 @@ class Source:
 class Track:
     """One sequence."""
 
-    __slots__ = ("budget", "idle", "num_drafts", "source", "survival")
+    __slots__ = ("budget", "idle", "source", "survival")
 
     def __init__(self, source: Source, temperature: float = 0.0) -> None:
         self.source = source
         self.survival = Survival(source.prior(temperature))
         self.budget = -1  # the last choice; -1: none yet
         self.idle = 1  # steps since its last draft: its drafter has to catch up
-        self.num_drafts = 0
 
     def rested(self, num_steps: int) -> None:
         """Steps without a draft: old evidence fades, and the prior counts for more."""
@@ -57,15 +55,10 @@ class Track:
         for _ in range(self.idle // FADE_STEPS - before):
             self.survival.fade(OWN_DECAY**FADE_STEPS)
 
-    def stray(self, limit: int) -> int:
-        """Mostly the last choice; now and then a neighbour, the longer and the shorter in turn."""
+    def near(self, limit: int, offset: int) -> int:
+        """The last choice or, where it is to draft, a neighbour of it."""
         k = min(self.budget, limit)
-        self.num_drafts += 1
-        if k == 0 or self.num_drafts % STRAY_EVERY:
-            return k
-        step = 1 + k // 8
-        longer = self.num_drafts % (2 * STRAY_EVERY) == 0
-        return min(k + step, limit) if longer else k - step
+        return max(1, min(k + offset * (1 + k // 8), limit)) if k and offset else k
 
 
 class Step:

@@ -1,20 +1,20 @@
 """What a step costs on this machine: t_verify[tokens, context] and t_draft[batch, K], in seconds.
 
 Tables start from a measurement (`outrider.engine.calibrate`) or, without one, from a guess of the
-usual shape, and follow what the engine's own steps take. A step teaches two things at once: how
-fast the machine is now (one factor, which moves fast: machines slow down and recover as a whole)
-and what its own cell costs. Drafts are priced in units of that factor, so that the price of what
-is not done at the moment follows the machine too.
+usual shape, and follow what the engine's own steps take. A step teaches two things: how fast the
+machine is now (one factor, which moves fast: machines slow down and recover as a whole) and what
+the measurement left out at this count. That much is added to the counts around, too: with straight
+lines between counts that steps have visited, and beyond them as a constant where steps take longer
+than was measured (what an engine does around its passes depends little on their width), as a
+factor where they take less (the measurement then met a busy moment). Drafts are priced in units of
+the machine's speed, so that the price of what is not done at the moment follows it too.
 
 Clocks only ever err upwards: a busy moment makes a step dear, nothing makes it cheap. So a step
-counts as at most a little dearer than expected, and prices settle near the median of steps. And
-where a measured table is much too dear it was itself measured in a busy moment: then the first few
-steps overrule it, and what no step has visited yet becomes cheaper with them.
+counts as at most a little off what is expected, and prices settle near the median of steps.
 
-Contexts and batch sizes fall into buckets that double. Counts (tokens of a pass, drafts per
-sequence) have a knot each up to eight, so a cliff between four and five stays a cliff, and then
-eight per doubling, with straight lines between: what a further token costs is a difference of two
-noisy numbers, and must not be taken over a distance of one where there are fifty.
+Contexts and batch sizes fall into buckets that double; one that no step has visited borrows from
+the next that was. Counts (tokens of a pass, drafts per sequence) are told apart up to eight, so a
+cliff between four and five stays a cliff, and then eight per doubling.
 """
 
 from __future__ import annotations
@@ -29,14 +29,12 @@ NUM_CONTEXT_BUCKETS = 10  # up to 256k
 NUM_BATCH_BUCKETS = 11  # up to 1024
 NUM_KNOWN = 100  # steps that make a guess as good as a measurement
 KNOTS = [*range(8), *(n << e for e in range(9) for n in range(8, 16)), 8192]
-LOCAL_RATE = 0.03  # of a knot's error that one step corrects
-SCALE_RATE = 0.05  # of the whole table's, once it is known
-RISE = 0.8  # the same for steps that took longer, in these terms ...
-MOST_RISE = 1.3  # ... and as if by this factor at most
-TOO_DEAR = 0.75  # below this part of what the table says, a cell's first steps ...
-NEW_VISITS = 12  # ... as many ...
-MEASURED_WEIGHT = 3  # ... overrule it: it counts like this many of them
-MOST_ERROR = 2.0  # of a step, either way
+LOCAL_RATE = 0.015  # of what a visited count is off by that one step corrects, in the long run
+SCALE_RATE = 0.08  # the same of the whole table, where a count is known
+MEASURED_WEIGHT = 3  # of the measurement, in steps
+KNOWN_VISITS = 16  # steps that make a count known
+MOST_ERROR = 0.15  # of a step at a known count, relative: what is further off is no evidence
+FIRST_ERROR = 0.5  # the same at first
 
 # A guess until something is measured: verification nearly free, a draft a tenth of a pass.
 GUESS_PASS_S = 1e-3
@@ -60,13 +58,15 @@ def batch_bucket(batch: int) -> int:
 class CostTable:
     """Seconds per (bucket, count): `scale * row(bucket, most)[count]`."""
 
-    __slots__ = ("_num_seen", "_rows", "_visits", "scale")
+    __slots__ = ("_drawn", "_fixes", "_num_seen", "_rows", "_visits", "scale")
 
     def __init__(self, rows: Sequence[Sequence[float]], *, measured: bool) -> None:
         """Every row has at least two cells, from count 0 on. A guess's scale is learnt at once."""
         self._rows = [list(row) for row in rows]
         self._num_seen = NUM_KNOWN if measured else 0
-        self._visits = [[0] * len(KNOTS) for _ in rows]
+        self._fixes: list[dict[int, float]] = [{} for _ in rows]  # by knot: what is added there
+        self._visits: list[dict[int, int]] = [{} for _ in rows]
+        self._drawn: list[list[float]] = [[] for _ in rows]  # `row`; empty: to be drawn anew
         self.scale = 1.0
 
     @property
@@ -77,97 +77,91 @@ class CostTable:
     @property
     def rows(self) -> list[list[float]]:
         """The table as it stands now, scale included."""
-        return [[self.scale * cell for cell in row] for row in self._rows]
+        return [
+            [self.scale * cell for cell in self.row(bucket, len(row) - 1)]
+            for bucket, row in enumerate(self._rows)
+        ]
 
     def row(self, bucket: int, most: int) -> list[float]:
         """Unscaled cells 0..most at least; beyond what is known the last slope goes on.
 
         Valid until the next `row` or `refresh`; not to be changed.
         """
-        row = self._rows[bucket]
-        if len(row) <= most:
-            last, middle = len(row) - 1, len(row) // 2
-            slope = max(0.0, (row[last] - row[middle]) / (last - middle)) if middle < last else 0.0
-            end = KNOTS[bisect_left(KNOTS, min(most, KNOTS[-1]))]
-            row += [row[last] + slope * i for i in range(1, max(most, end) + 1 - last)]
-        return row
+        drawn = self._drawn[bucket]
+        if len(drawn) <= most:
+            base = self._base(bucket, most)
+            drawn = self._drawn[bucket] = self._fixed(bucket, base)
+            if self._visits[bucket]:  # what was visited often counts for more
+                visits = self._visits[bucket]
+                weights = [visits.get(n, 0) + 0.5 for n in range(len(drawn))]
+                drawn[1:] = rising(drawn[1:], weights[1:])
+        return drawn
 
     def seconds(self, bucket: int, count: int) -> float:
         return self.scale * self.row(bucket, count)[count]
 
-    def refresh(self, bucket: int, count: int, seconds: float) -> None:
-        """Moves the scale and the knots around `count` towards what a step of this kind took."""
-        right = bisect_left(KNOTS, min(count, KNOTS[-1]))
-        row = self.row(bucket, KNOTS[right])
-        said = self.scale * row[count]
-        if said <= 0.0 or seconds <= 0.0:
+    def refresh(self, bucket: int, count: int, seconds: float, *, speed: bool = True) -> None:
+        """Learns from a step that took so long; `speed`: also how fast the machine is now."""
+        cell = self.row(bucket, count)[count]
+        if cell <= 0.0 or seconds <= 0.0:
             return
         self._num_seen += 1
         if self._num_seen == 1:  # only the shape was guessed
-            self.scale = seconds / row[count]
+            self.scale = seconds / cell
             return
-        is_new = self._num_seen < NUM_KNOWN
-        error = min(max(seconds / said, 1.0 / MOST_ERROR), MOST_ERROR)
-        slowly = 1.0
-        if error > 1.0 and not is_new:
-            error, slowly = min(error, MOST_RISE), RISE
+        knot = _knot(count)
         visits = self._visits[bucket]
-        left = right if count >= KNOTS[right] else right - 1
-        num_visits = min(visits[left], visits[right])
-        rate = slowly * LOCAL_RATE
-        if error < TOO_DEAR and num_visits < NEW_VISITS:
-            rate = 1.0 / (MEASURED_WEIGHT + num_visits)
-            self._carry_along(row, visits, 1.0 + (error - 1.0) * rate, (left, right))
-        else:  # the machine's speed, and this cell
-            self.scale *= 1.0 + (error - 1.0) * max(slowly * SCALE_RATE, 1.0 / self._num_seen)
-            if is_new:
-                rate = 1.0 / (MEASURED_WEIGHT + num_visits)
-        step = (error - 1.0) * rate
-        if left == right:
-            visits[right] += 1
-            self._bend(row, right, row[count] * (1.0 + step))
-            return
-        low, high = KNOTS[left], KNOTS[right]
-        share = (count - low) / (high - low)
-        visits[left if share < 0.5 else right] += 1
-        self._bend(row, left, row[low] * (1.0 + step * (1.0 - share)))
-        self._bend(row, right, row[high] * (1.0 + step * share))
+        seen = visits.get(knot, 0)
+        most = MOST_ERROR if seen >= KNOWN_VISITS else FIRST_ERROR
+        error = min(max(seconds / (self.scale * cell) - 1.0, -most), most)
+        is_new = self._num_seen < NUM_KNOWN
+        if is_new or (speed and seen >= KNOWN_VISITS):
+            self.scale *= 1.0 + error * max(SCALE_RATE, 1.0 / self._num_seen)
+        visits[knot] = seen + 1
+        fixes = self._fixes[bucket]
+        fix = fixes[knot] if knot in fixes else cell - self._base(bucket, count)[count]
+        fixes[knot] = fix + error * cell * max(LOCAL_RATE, 1.0 / (MEASURED_WEIGHT + seen))
+        self._drawn = [[] for _ in self._rows]
 
-    def _carry_along(
-        self, row: list[float], visits: list[int], factor: float, but: tuple[int, int]
-    ) -> None:
-        """Prices the unvisited knots anew, as far as visited ones leave room, and redraws all."""
-        knots = [k for k in range(len(KNOTS)) if KNOTS[k] < len(row)]
-        for k in knots:
-            if not visits[k] and k not in but:
-                row[KNOTS[k]] *= factor
-        for k in reversed(knots[1:]):  # what was visited stands; the others give way to it
-            if not visits[k - 1] and row[KNOTS[k - 1]] > row[KNOTS[k]]:
-                row[KNOTS[k - 1]] = row[KNOTS[k]]
-        for k in knots[1:]:
-            row[KNOTS[k]] = max(row[KNOTS[k]], row[KNOTS[k - 1]])
-        self._redraw(row, knots)
+    def _base(self, bucket: int, most: int) -> list[float]:
+        """What was measured or guessed."""
+        row = self._rows[bucket]
+        if len(row) <= most:
+            last, middle = len(row) - 1, len(row) // 2
+            slope = max(0.0, (row[last] - row[middle]) / (last - middle)) if middle < last else 0.0
+            row += [row[last] + slope * i for i in range(1, most + 1 - last)]
+        return row
 
-    def _bend(self, row: list[float], knot: int, seconds: float) -> None:
-        """Sets a knot, pushes along neighbours that would make the row fall, redraws the lines."""
-        first = last = knot
-        row[KNOTS[knot]] = seconds
-        while first > 1 and row[KNOTS[first - 1]] > seconds:
-            first -= 1
-            row[KNOTS[first]] = seconds
-        while last + 1 < len(KNOTS) and KNOTS[last + 1] < len(row):
-            if row[KNOTS[last + 1]] >= seconds:
-                break
-            last += 1
-            row[KNOTS[last]] = seconds
-        self._redraw(row, range(max(0, first - 1), min(last + 2, len(KNOTS))))
+    def _fixed(self, bucket: int, base: list[float]) -> list[float]:
+        """The same with what steps have added to it. No drafts go on costing nothing."""
+        fixes = self._nearest_fixes(bucket)
+        places = sorted(n for n in fixes if n < len(base))
+        if not places:
+            return list(base)
+        first, last = places[0], places[-1]
+        row = [base[0] if base[0] == 0.0 else _beyond(base, first, fixes[first], 0)]
+        row += [_beyond(base, first, fixes[first], n) for n in range(1, first)]
+        for left, right in pairwise(places):
+            slope = (fixes[right] - fixes[left]) / (right - left)
+            row += [base[n] + fixes[left] + slope * (n - left) for n in range(left, right)]
+        return row + [_beyond(base, last, fixes[last], n) for n in range(last, len(base))]
 
-    def _redraw(self, row: list[float], knots: Sequence[int]) -> None:
-        """Straight lines between these neighbouring knots."""
-        for left, right in pairwise(KNOTS[knots[0] : knots[-1] + 1]):
-            if right - left > 1 and right < len(row):
-                slope = (row[right] - row[left]) / (right - left)
-                row[left + 1 : right] = [row[left] + slope * i for i in range(1, right - left)]
+    def _nearest_fixes(self, bucket: int) -> dict[int, float]:
+        visited = [b for b, fixes in enumerate(self._fixes) if fixes]
+        nearest = min(visited, key=lambda b: abs(b - bucket), default=bucket)
+        return self._fixes[nearest]
+
+
+def _knot(count: int) -> int:
+    """The nearest count that is told apart."""
+    right = bisect_left(KNOTS, min(count, KNOTS[-1]))
+    left = max(0, right - 1)
+    return KNOTS[left] if count - KNOTS[left] < KNOTS[right] - count else KNOTS[right]
+
+
+def _beyond(base: list[float], place: int, fix: float, n: int) -> float:
+    """Cell `n`, on the far side of the last visited `place`."""
+    return base[n] + fix if fix >= 0.0 else base[n] * (1.0 + fix / base[place])
 
 
 @dataclass(slots=True)
@@ -200,6 +194,11 @@ class Costs:
     def draft_s(self, proposer: str, bucket: int, num_drafts: int) -> float:
         """What a batch of this bucket takes to draft, at the machine's present speed."""
         return self.verify.scale * self.draft(proposer).seconds(bucket, num_drafts)
+
+    def learn_draft(self, proposer: str, bucket: int, num_drafts: int, seconds: float) -> None:
+        """From a batch of this bucket that took so long to draft."""
+        table = self.draft(proposer)
+        table.refresh(bucket, num_drafts, seconds / self.verify.scale, speed=False)
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -252,7 +251,7 @@ def draft_table(points: Mapping[int, Mapping[int, float]], most: int) -> CostTab
     rows = {}
     for batch, seconds in points.items():
         row = [0.0] + [between(seconds, k) for k in range(1, most + 1)]
-        rows[batch] = [max(row[: k + 1]) for k in range(most + 1)]
+        rows[batch] = rising(row)
     sizes = [2**bucket for bucket in range(NUM_BATCH_BUCKETS)]
     return CostTable(
         [
@@ -265,8 +264,21 @@ def draft_table(points: Mapping[int, Mapping[int, float]], most: int) -> CostTab
 
 def interpolate(points: Mapping[int, float]) -> list[float]:
     """Cells 0..max from measured counts, never falling: a wider pass does not cost less."""
-    row = [between(points, n) for n in range(max(points) + 1)]
-    return [max(row[: n + 1]) for n in range(len(row))]
+    counts = sorted(points)
+    known = dict(zip(counts, rising([points[n] for n in counts]), strict=True))
+    return [between(known, n) for n in range(counts[-1] + 1)]
+
+
+def rising(values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
+    """The nearest values that never fall: neighbours that do become their mean."""
+    pools: list[tuple[float, float, int]] = []  # (weighted sum, weight, how many)
+    for value, weight in zip(values, weights or [1.0] * len(values), strict=True):
+        total, mass, size = value * weight, weight, 1
+        while pools and pools[-1][0] * mass > total * pools[-1][1]:
+            more, heavier, number = pools.pop()
+            total, mass, size = total + more, mass + heavier, size + number
+        pools.append((total, mass, size))
+    return [total / mass for total, mass, size in pools for _ in range(size)]
 
 
 def between(points: Mapping[int, float], x: float) -> float:

@@ -1,19 +1,21 @@
 """Measures what the advice rests on, with the engine's own steps on the user's own prompts.
 
 Costs: a step's seconds by the tokens of its pass, by batch size and by draft length. Worth: how far
-drafts survive. Every kind of step is visited in turn, several times, and medians are kept.
+drafts survive. All kinds of steps take turns, so that a busy moment of the machine falls on all,
+and medians are kept.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from outrider.bench.contenders import Job
+from outrider.bench.contenders import Job, Ours, fit_together, take_turns
 from outrider.bench.measure import Tell
 from outrider.control.cost import between
+from outrider.control.fixed import FixedController
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.statistics import SpeculationStats
@@ -24,6 +26,8 @@ ROUNDS = 3
 TIMED_TOKENS = 32
 SURVIVAL_TOKENS = 96
 DEEPEST = 12
+
+Kind = tuple[str, int]  # proposer and draft length; ("", 0) is plain decoding
 
 
 @dataclass(slots=True)
@@ -89,17 +93,18 @@ def measure_curves(
         tell(f"costs, round {turn} of {ROUNDS}")
         for batch in BATCHES:
             group = [_timed(jobs[i % len(jobs)], i) for i in range(max(batch, min(3, len(jobs))))]
-            for name, count in [("", 0), *((n, k) for n in proposers for k in COUNTS[batch])]:
-                steps = _steps(engine, group, batch, name or None, count)
+            kinds = [("", 0), *((n, k) for n in proposers for k in COUNTS[batch])]
+            for (name, count), drafted_s, verify_s, other_s, num_tokens in _steps(
+                engine, group, batch, kinds
+            ):
                 if turn == 0:  # warms up
                     continue
-                for drafted_s, verify_s, other_s, num_tokens in steps:
-                    verify[num_tokens].append(verify_s)
-                    if count == 0:
-                        overhead[batch].append(drafted_s + other_s)
-                    else:
-                        planning = median(overhead[batch]) - other_s if overhead[batch] else 0.0
-                        draft[name][batch, count].append(max(0.0, drafted_s - max(0.0, planning)))
+                verify[num_tokens].append(verify_s)
+                if count == 0:
+                    overhead[batch].append(drafted_s + other_s)
+                else:
+                    planning = median(overhead[batch]) - other_s if overhead[batch] else 0.0
+                    draft[name][batch, count].append(max(0.0, drafted_s - max(0.0, planning)))
     widths = {n: median(s) for n, s in verify.items() if len(s) >= ROUNDS}
     return Curves(
         widths,
@@ -121,25 +126,32 @@ def _timed(job: Job, index: int) -> Job:
 
 
 def _steps(
-    engine: Engine, jobs: Sequence[Job], batch: int, proposer: str | None, count: int
-) -> list[tuple[float, float, float, int]]:
-    """(draft, verify, other, tokens) of the steps in which the whole batch decoded."""
-    found = []
-    wish = Speculation(proposer=proposer, num_draft_tokens=count)
+    engine: Engine, jobs: Sequence[Job], batch: int, kinds: Sequence[Kind]
+) -> Iterator[tuple[Kind, float, float, float, int]]:
+    """(kind, draft, verify, other, tokens) of the steps in which a whole batch decoded."""
     for start in range(0, len(jobs) - batch + 1, batch):
-        ids = [
-            engine.add(job.prompt, job.params, speculation=wish, prediction=job.prediction)
-            for job in jobs[start : start + batch]
+        group = jobs[start : start + batch]
+        contenders = [
+            Ours(
+                f"{name} {count}",
+                engine,
+                Speculation(proposer=name or None, num_draft_tokens=count),
+                FixedController(),
+            )
+            for name, count in kinds
         ]
-        for report in engine.run(ids):
-            t = report.timing
-            drafted = sum(len(event.draft_tokens) for event in report.events)
-            whole = len(report.events) == batch and t.num_tokens == batch + drafted
-            if whole and all(event.step > 2 for event in report.events):
-                found.append((t.draft_s, t.verify_s, t.other_s, t.num_tokens))
-        for request_id in ids:
-            engine.collect(request_id)
-    return found
+        together = fit_together(contenders, group)
+        everybody = range(len(kinds))
+        for some in [everybody] if together else [[i] for i in everybody]:
+            lanes = {contenders[i].start(group): kinds[i] for i in some}
+            for lane, report in take_turns(list(lanes)):
+                t = report.timing
+                drafted = sum(len(event.draft_tokens) for event in report.events)
+                whole = len(report.events) == batch and t.num_tokens == batch + drafted
+                if whole and all(event.step > 2 for event in report.events):
+                    yield lanes[lane], t.draft_s, t.verify_s, t.other_s, t.num_tokens
+            for lane in lanes:
+                lane.finish()
 
 
 def _worth(engine: Engine, jobs: Sequence[Job], proposer: str) -> Worth:

@@ -1,8 +1,9 @@
 """Measures what a pass and a draft cost on this machine: under two seconds, once.
 
 The target runs over sequences that exist only as reserved KV slots (what lies in them does not
-matter to the clock), the proposer drafts for made-up texts. A proposer that cannot draft without
-a real step behind it is left to what the first steps will show.
+matter to the clock), the proposer drafts for made-up texts, and between two drafts the target has
+a pass, as in a real step: it leaves nothing of the drafter in the processor's caches. A proposer
+that cannot draft without a real step behind it is left to what the first steps will show.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ FEW_WIDTHS = (1, 9)  # of the longer contexts
 CONTEXTS = (64, 1024, 4096)
 BATCHES = (1, 4, 16)
 DRAFTS = (1, 4, 12)
-NUM_ROUNDS = 5
-DISTURBED = 1.15  # the two fastest runs of a kind are further apart: figures not worth keeping
+NUM_ROUNDS = 10
+DISTURBED = 1.25  # the median of a kind's runs over its fastest: figures not worth keeping
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 2] * 6  # repeats itself: look-up finds something
 
 Clocked = defaultdict[tuple[int, int], list[float]]
@@ -94,16 +95,14 @@ class Calibration:
                 seconds[context, width].append(self._pass_s(context, width))
         finally:
             kv.free(_ID)
-        return verify_table(self._fastest(seconds))
+        return verify_table(self._medians(seconds))
 
-    def _fastest(self, seconds: Clocked) -> dict[int, dict[int, float]]:
-        """Of each kind's runs; how far the two fastest are apart tells of a busy machine."""
+    def _medians(self, seconds: Clocked) -> dict[int, dict[int, float]]:
+        """Of each kind's runs; how far they are from the fastest tells of a busy machine."""
         points: dict[int, dict[int, float]] = {}
         for (first, second), took in seconds.items():
-            took.sort()
-            points.setdefault(first, {})[second] = took[0]
-            if len(took) > 1:
-                self._disturbances.append(took[1] / took[0])
+            points.setdefault(first, {})[second] = median(took)
+            self._disturbances.append(median(took) / min(took))
         return points
 
     @property
@@ -126,6 +125,7 @@ class Calibration:
         seconds: Clocked = defaultdict(list)
         views: list[Sequence] = []
         deadline = perf_counter() + DRAFT_S
+        between = self.parts.kv.reserve(_ID, CONTEXTS[0] + 1)
         try:
             for batch in BATCHES:
                 if seconds and perf_counter() > deadline:
@@ -133,14 +133,17 @@ class Calibration:
                 views += [self._view(name, i) for i in range(len(views), batch)]
                 self._draft_s(name, views, 1)  # reads the prompts
                 for _, k in _rounds([(batch, k) for k in DRAFTS], DRAFT_S / len(BATCHES)):
+                    if between:
+                        self._pass_s(CONTEXTS[0], 1)
                     seconds[batch, k].append(self._draft_s(name, views, k))
         except Exception as error:  # drafts are optional, also for a measurement
             logger.debug("%s is not measured beforehand: %s", name, error)
             return None
         finally:
+            self.parts.kv.free(_ID)
             for view in views:
                 proposer.release(view.id)
-        return draft_table(self._fastest(seconds), MAX_AUTO_DRAFT_TOKENS)
+        return draft_table(self._medians(seconds), MAX_AUTO_DRAFT_TOKENS)
 
     def _draft_s(self, name: str, views: list[Sequence], k: int) -> float:
         proposer = self.parts.proposers[name]

@@ -11,6 +11,7 @@ from outrider.plots.style import COLOURS, INK, figure, legend, plain_line
 Row = dict[str, Any]
 Draw = Callable[[list[Row], Path], None]
 PLAIN = "plain"
+LEAST_JUDGED = 12  # drafts: a share of fewer says nothing
 
 
 def _contenders(rows: Sequence[Row]) -> list[str]:
@@ -82,9 +83,14 @@ def acceptance_by_position(rows: list[Row], path: Path) -> None:
     with figure(path, f"Acceptance by draft position, {deepest}") as axes:
         for colour, row in zip(COLOURS, _of(drafting, deepest), strict=False):
             given, reached = row["conditional_acceptance"], row["unconditional_acceptance"]
-            places = range(1, len(given) + 1)
-            axes.plot(places, given, "o-", color=colour, label=row["workload"])
-            axes.plot(places, reached, "o:", color=colour, markersize=3)
+            known = [
+                (place, share)
+                for place, share in enumerate(given, 1)
+                if sum(row["accepted_lengths"][place - 1 :]) >= LEAST_JUDGED
+            ]
+            places, shares = zip(*known, strict=True) if known else ((), ())
+            axes.plot(places, shares, "o-", color=colour, label=row["workload"])
+            axes.plot(range(1, len(reached) + 1), reached, "o:", color=colour, markersize=3)
         axes.set_xlabel("position in the draft")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel("share accepted")

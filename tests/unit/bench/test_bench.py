@@ -17,6 +17,7 @@ from outrider.bench.contenders import (
     plain,
     race,
 )
+from outrider.bench.decode import rows_of
 from outrider.bench.formula import BareCosts
 from outrider.bench.measure import measure, row
 from outrider.bench.plan import needs_outputs, ours, read_counts, read_numbers
@@ -158,6 +159,15 @@ def test_a_wrong_output_is_noticed(engine: Engine) -> None:
     records = measure([plain(engine), liar], make_jobs(engine, PROMPTS[:1], 12), repeats=1)
     assert not records["liar"].is_exact
     assert records["liar"].differences == ["differs from plain at token 3"]
+
+
+def test_auto_is_compared_with_the_best_fixed_k(engine: Engine) -> None:
+    contenders = ours(engine, ["draft-model"], [1, 2, "auto"])
+    rows = rows_of(measure(contenders, make_jobs(engine, PROMPTS[:1], 12), repeats=1))
+    *fixed, auto = rows
+    best = max(entry["undisturbed_speedup"] for entry in fixed[1:])
+    assert auto["of_best_fixed"] == pytest.approx(auto["undisturbed_speedup"] / best)
+    assert all("of_best_fixed" not in entry for entry in fixed)
 
 
 def test_lanes_take_turns_and_change_nothing(engine: Engine) -> None:

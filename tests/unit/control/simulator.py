@@ -46,6 +46,8 @@ class Machine:
     draft: float = 0.1
     draft_batch: float = 0.005  # added to a draft step by every further sequence
     overhead: float = 0.02
+    around_draft: float = 0.0  # what an engine does around calls, and no measurement of them shows
+    around_verify: float = 0.0
     noise: float = 0.05  # standard deviation of every clock reading, relative
 
     def verify_s(self, num_tokens: int) -> float:
@@ -169,8 +171,10 @@ def _judge(alpha: float, num_nodes: int, tree: bool, random: Random) -> tuple[Pr
 def _timing(machine: Machine, budgets: Sequence[int], drafted: Sequence[int]) -> StepTiming:
     num_tokens = len(budgets) + sum(drafted)
     return StepTiming(
-        draft_s=machine.draft_s(budgets) + 0.2 * machine.overhead,
-        verify_s=machine.verify_s(num_tokens),
+        draft_s=machine.draft_s(budgets)
+        + machine.around_draft * (max(budgets) > 0)
+        + 0.2 * machine.overhead,
+        verify_s=machine.verify_s(num_tokens) + machine.around_verify,
         other_s=0.8 * machine.overhead,
         num_sequences=len(budgets),
         num_tokens=num_tokens,

@@ -1,0 +1,125 @@
+"""Every figure of the controller, the doctor and the engine, and their pictures: one command.
+
+    python benchmarks/figures.py [--quick] [--only NAME,...]
+
+Runs the measurements below one after the other (about ten minutes on two quiet cores; --quick: a
+few prompts each, into a folder that is not committed), writes benchmarks/results/NAME.json and
+NAME.md, then draws docs/plots from all results there are, also those that other recipes left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+
+from outrider.bench.report import read_result
+from outrider.plots.pictures import PICTURES
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path("benchmarks/results")
+PLOTS = ROOT / "docs/plots"
+CLI = ["-m", "outrider"]
+DECODE = [*CLI, "bench", "decode"]
+SWEEP = [*CLI, "bench", "sweep"]
+KINDS = "mixed,code,prose,edit,json,summary,hot,long"
+
+# name -> command, and what makes it short
+RECIPES: dict[str, tuple[list[str], list[str]]] = {
+    "auto-by-workload": (
+        [*DECODE, "-w", KINDS, "-k", "2,3,4,6,8,auto", "-n", "7", "-m", "64", "-r", "3",
+         "--title", "K = auto against every fixed K"],
+        ["-w", "mixed,code", "-n", "2", "-m", "32", "-r", "1"],
+    ),
+    "auto-by-batch": (
+        [*SWEEP, "--axis", "batch", "--values", "1,2,4,8,16,32", "-k", "4,auto", "-n", "8",
+         "-m", "64", "-r", "4", "--title", "K = auto against plain decoding, by batch size"],
+        ["--values", "1,8", "-n", "2", "-m", "32", "-r", "1"],
+    ),
+    "junk": (
+        [*SWEEP, "--axis", "batch", "--values", "1,8", "--proposers", "synthetic:0@draft-model",
+         "-k", "auto", "-n", "8", "-m", "128", "-r", "4",
+         "--title", "A drafter that is never right, K = auto"],
+        ["-n", "2", "-m", "32", "-r", "1"],
+    ),
+    "efficiency": (["benchmarks/efficiency.py"], ["--prompts", "1", "--tokens", "48"]),
+    "speedup-by-k": (
+        [*SWEEP, "--axis", "k", "-k", "1,2,3,4,6,8,12,auto", "-n", "6", "-m", "64", "-r", "4",
+         "--title", "Speedup by draft length"],
+        ["-n", "2", "-m", "32", "-r", "1"],
+    ),
+    "temperature": (
+        [*SWEEP, "--axis", "temperature", "--values", "0,0.3,0.6,0.8,1,1.3", "-k", "4,auto",
+         "-n", "6", "-m", "64", "-r", "2", "--title", "Acceptance and speedup by temperature"],
+        ["--values", "0,1", "-n", "2", "-m", "32", "-r", "1"],
+    ),
+    "doctor-prediction": (["benchmarks/doctor_check.py"], ["--workloads", "code", "--quick"]),
+    "serve-front": (
+        ["benchmarks/serve_front.py"],
+        ["--clients", "1,4", "--prompts", "4", "--tokens", "16"],
+    ),
+}  # fmt: skip
+
+# picture in docs/plots -> result and the picture's name there
+DRAWN = {
+    "speedup-by-workload": ("auto-by-workload", "speedup"),
+    "acceptance-by-workload": ("auto-by-workload", "acceptance"),
+    "acceptance-by-position": ("auto-by-workload", "positions"),
+    "accepted-lengths": ("auto-by-workload", "lengths"),
+    "time-split": ("auto-by-workload", "time"),
+    "auto-by-batch": ("auto-by-batch", "speedup"),
+    "speedup-by-k": ("speedup-by-k", "speedup"),
+    "efficiency": ("efficiency", "speedup"),
+    "acceptance-by-temperature": ("temperature", "acceptance"),
+    "throughput-latency": ("serve-front", "front"),
+}
+
+
+def measure(name: str, folder: Path, quick: bool) -> bool:
+    command, short = RECIPES[name]
+    out = ["-o", f"{folder / name}"]
+    started = perf_counter()
+    done = subprocess.run(
+        [sys.executable, *command, *(short if quick else []), *out], cwd=ROOT, check=False
+    )
+    print(f"{name}: {perf_counter() - started:.0f} s, exit code {done.returncode}", flush=True)
+    return done.returncode == 0
+
+
+def draw(folder: Path, plots: Path) -> None:
+    plots.mkdir(parents=True, exist_ok=True)
+    for picture, (name, kind) in DRAWN.items():
+        path = ROOT / folder / f"{name}.json"
+        if not path.exists():
+            print(f"{picture}: there is no {path.name}")
+            continue
+        record = read_result(path)
+        for suffix in (".png", ".svg"):
+            PICTURES[record["kind"]][kind](record["rows"], plots / f"{picture}{suffix}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="try everything out; keep nothing")
+    parser.add_argument("--only", default=",".join(RECIPES), help="these; 'none': draw only")
+    options = parser.parse_args()
+    names = [name for name in options.only.split(",") if name != "none"]
+    for name in names:
+        if name not in RECIPES:
+            parser.error(f"there is no {name!r}: {', '.join(RECIPES)}")
+    if not options.quick:
+        failed = [name for name in names if not measure(name, RESULTS, quick=False)]
+        draw(RESULTS, PLOTS)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            failed = [name for name in names if not measure(name, Path(folder), quick=True)]
+            draw(Path(folder), Path(folder) / "plots")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
