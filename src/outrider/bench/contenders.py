@@ -36,7 +36,8 @@ class Job:
 class Run:
     """One timed decoding of a group of prompts, all at once.
 
-    The clock starts when every prompt has its first token: what is measured is decoding.
+    The clock starts when every prompt has been read, by the target and by who drafts for it, a step
+    behind the first token: what is measured is decoding.
     """
 
     outputs: list[list[int]]
@@ -74,7 +75,7 @@ class Ours:
         self.reference = PLAIN if exact and speculation.proposer is not None else None
 
     def start(self, jobs: Sequence[Job]) -> Lane:
-        """Decodes up to every prompt's first token; the rest is for the caller to drive."""
+        """Decodes until every prompt has been read; the rest is for the caller to drive."""
         return Lane(self, jobs)
 
     def run(self, jobs: Sequence[Job]) -> Run:
@@ -109,6 +110,8 @@ class Lane:
         while waiting:
             report, _ = self._step()
             waiting -= {event.request_id for event in report.events}
+        if self._running:
+            self._step()  # draft models read the prompt behind its first token
         self._num_before = sum(len(s.output) for s in self._running)
 
     @property

@@ -35,7 +35,8 @@ class Record:
 
     @property
     def rates(self) -> list[float]:
-        return [n / s for n, s in zip(self.num_tokens, self.seconds, strict=True)]
+        """0 where everything was there before the clock started."""
+        return [n / s if s else 0.0 for n, s in zip(self.num_tokens, self.seconds, strict=True)]
 
     def speedup(self, plain: Record) -> Estimate:
         """Ratio of the rates, repeat by repeat: neighbours in time."""

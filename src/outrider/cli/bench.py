@@ -275,7 +275,7 @@ def _settings(max_tokens: int, batch: int, repeats: int) -> Settings:
     from outrider.bench.decode import Settings
 
     for what, value in (
-        ("--max-tokens", max_tokens - 1),
+        ("--max-tokens", max_tokens - 3),
         ("--batch", batch),
         ("--repeats", repeats),
     ):

@@ -8,11 +8,12 @@ prefix is looked at, not only up to the first that falls: costs have cliffs and 
 all is plain decoding. What other sequences prefill in the same pass has to be paid anyhow and does
 not count.
 
-Three things keep it honest. A new choice must beat the old one by `HYSTERESIS`, less as time goes
-by. A sequence that is off drafts two tokens now and then, paid from a purse that fills with
-`PROBE_SHARE` of all time, so it finds out when drafts are good again and a drafter that never is
-costs no more than that. And prices are kept up to date: of the neighbours by drafting a token more
-or less now and then, of plain decoding by a plain step where speculation wins by little.
+Three things keep it honest. Turning on or off must win by `HYSTERESIS`, less as time goes by;
+another K by a fourth of it. A sequence that is off drafts two tokens now and then, paid from a
+purse that fills with `PROBE_SHARE` of all time, so it finds out when drafts are good again and a
+drafter that never is costs no more than that. And prices are kept up to date: of the neighbours by
+drafting a token more or less now and then, of plain decoding by a plain step where speculation
+wins by little.
 
 Choices depend on finished steps only: the ratio rules stay exact. Requests with a K of their own
 are left alone.
@@ -83,6 +84,7 @@ class AdaptiveController:
         self._start_then = 0
         self._rest = 0  # steps in which nobody drafts and nothing has to be decided ...
         self._resting: list[int] = []  # ... for these sequences
+        self._num_rested = 0  # of them
         self._undrafted_s = 0.0  # what the step would have taken without our drafts
         self._probed = False
         self._news: list[News] = []  # steps not learnt from yet
@@ -161,13 +163,12 @@ class AdaptiveController:
         """Ends a rest: what was not counted sequence by sequence is counted now."""
         if not self._resting:
             return
-        num_rested = sum(not drafts for _, drafts, _, _ in self._news)
         self._learn()
         for sequence_id in self._resting:
             track = self._tracks.get(sequence_id)
             if track is not None:
-                track.rested(num_rested)
-        self._rest = 0
+                track.rested(self._num_rested)
+        self._rest = self._num_rested = 0
         self._resting = []
         self._age = MOST_REST  # decides at once
 
@@ -269,6 +270,7 @@ class AdaptiveController:
         """From the steps since the last decision."""
         news, self._news = self._news, []
         for num_sequences, drafts, probed, timing in news:
+            self._num_rested += not drafts
             num_nodes = timing.num_tokens - num_sequences  # if nobody prefilled
             longest = total = num_drafting = num_late = 0
             source: Source | None = None
