@@ -15,8 +15,8 @@ from outrider.bench.contenders import make_jobs
 from outrider.bench.plan import split
 from outrider.bench.report import Result, Row
 from outrider.bench.workloads import load_workload
-from outrider.cli.doctor import measure_advice
 from outrider.doctor.advice import advise
+from outrider.doctor.check import measure_advice
 from outrider.doctor.curves import SURVIVAL_TOKENS, measure_curves
 from outrider.llm import LLM
 

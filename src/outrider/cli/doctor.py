@@ -17,11 +17,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from outrider.bench.contenders import Job
     from outrider.doctor.advice import Advice
     from outrider.doctor.checks import Finding
     from outrider.doctor.curves import Curves
-    from outrider.engine.engine import Engine
 
 EXAMPLE = "Example: outrider doctor my/target --draft-model my/draft --prompts prompts.jsonl"
 MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[bold red]problem[/]"}
@@ -87,6 +85,7 @@ def doctor(
     with busy(f"loading {model}"):
         from outrider.bench.contenders import make_jobs
         from outrider.doctor.advice import advise, conclusion
+        from outrider.doctor.check import measure_advice
         from outrider.doctor.checks import examine
         from outrider.doctor.curves import SURVIVAL_TOKENS, measure_curves
         from outrider.llm import LLM
@@ -127,31 +126,6 @@ def doctor(
         print_json(record(model, draft_model, findings, curves, advice, measured))
     if any(finding.state == "problem" for finding in findings):
         raise typer.Exit(1)
-
-
-def measure_advice(
-    engine: Engine, jobs: list[Job], advice: list[Advice], tell: Any
-) -> dict[int, float]:
-    """What the advised proposer and K really give, by batch size."""
-    from outrider.bench.contenders import PLAIN, Ours, plain
-    from outrider.bench.measure import measure
-    from outrider.engine.request import Speculation
-
-    found = {}
-    for entry in advice:
-        if entry.proposer is None:
-            continue
-        wish = Speculation(proposer=entry.proposer, num_draft_tokens=entry.num_draft_tokens)
-        group = [jobs[i % len(jobs)] for i in range(max(entry.batch, min(8, len(jobs))))]
-        records = measure(
-            [plain(engine), Ours("advised", engine, wish)],
-            group,
-            batch=entry.batch,
-            repeats=2,
-            tell=tell,
-        )
-        found[entry.batch] = records["advised"].speedup(records[PLAIN]).value
-    return found
 
 
 def show(

@@ -173,7 +173,7 @@ def test_auto_is_compared_with_the_best_fixed_k(engine: Engine) -> None:
 def test_lanes_take_turns_and_change_nothing(engine: Engine) -> None:
     contenders = [plain(engine), *ours(engine, ["draft-model"], [3, "auto"])[1:]]
     jobs = make_jobs(engine, PROMPTS, 24)
-    alone = [contender.run(jobs).outputs for contender in contenders]  # type: ignore[attr-defined]
+    alone = [contender.run(jobs).outputs for contender in contenders]
     assert fit_together(contenders, jobs)
     runs = race([c.start(jobs) for c in contenders if isinstance(c, Ours)])
     assert [run.outputs for run in runs] == alone
