@@ -4,7 +4,7 @@
 
 Runs the measurements below one after the other (about ten minutes on two quiet cores; --quick: a
 few prompts each, into a folder that is not committed), writes benchmarks/results/NAME.json and
-NAME.md, then draws docs/plots from all results there are, also those that other recipes left.
+NAME.md, then draws docs/plots from all results there are (`docs/tools/figures.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,8 @@ import tempfile
 from pathlib import Path
 from time import perf_counter
 
-from outrider.bench.report import read_result
-from outrider.plots.pictures import PICTURES
-
 ROOT = Path(__file__).parent.parent
 RESULTS = Path("benchmarks/results")
-PLOTS = ROOT / "docs/plots"
 CLI = ["-m", "outrider"]
 DECODE = [*CLI, "bench", "decode"]
 SWEEP = [*CLI, "bench", "sweep"]
@@ -63,20 +59,6 @@ RECIPES: dict[str, tuple[list[str], list[str]]] = {
     ),
 }  # fmt: skip
 
-# picture in docs/plots -> result and the picture's name there
-DRAWN = {
-    "speedup-by-workload": ("auto-by-workload", "speedup"),
-    "acceptance-by-workload": ("auto-by-workload", "acceptance"),
-    "acceptance-by-position": ("auto-by-workload", "positions"),
-    "accepted-lengths": ("auto-by-workload", "lengths"),
-    "time-split": ("auto-by-workload", "time"),
-    "auto-by-batch": ("auto-by-batch", "speedup"),
-    "speedup-by-k": ("speedup-by-k", "speedup"),
-    "efficiency": ("efficiency", "speedup"),
-    "acceptance-by-temperature": ("temperature", "acceptance"),
-    "throughput-latency": ("serve-front", "front"),
-}
-
 
 def measure(name: str, folder: Path, quick: bool) -> bool:
     command, short = RECIPES[name]
@@ -87,18 +69,6 @@ def measure(name: str, folder: Path, quick: bool) -> bool:
     )
     print(f"{name}: {perf_counter() - started:.0f} s, exit code {done.returncode}", flush=True)
     return done.returncode == 0
-
-
-def draw(folder: Path, plots: Path) -> None:
-    plots.mkdir(parents=True, exist_ok=True)
-    for picture, (name, kind) in DRAWN.items():
-        path = ROOT / folder / f"{name}.json"
-        if not path.exists():
-            print(f"{picture}: there is no {path.name}")
-            continue
-        record = read_result(path)
-        for suffix in (".png", ".svg"):
-            PICTURES[record["kind"]][kind](record["rows"], plots / f"{picture}{suffix}")
 
 
 def main() -> None:
@@ -112,11 +82,13 @@ def main() -> None:
             parser.error(f"there is no {name!r}: {', '.join(RECIPES)}")
     if not options.quick:
         failed = [name for name in names if not measure(name, RESULTS, quick=False)]
-        draw(RESULTS, PLOTS)
+        subprocess.run([sys.executable, "docs/tools/figures.py"], cwd=ROOT, check=True)
     else:
         with tempfile.TemporaryDirectory() as folder:
             failed = [name for name in names if not measure(name, Path(folder), quick=True)]
-            draw(Path(folder), Path(folder) / "plots")
+            drawn = [f"{path}" for path in Path(folder).glob("*.json") if "doctor" not in path.name]
+            command = [*CLI, "plot", *sorted(drawn), "-o", f"{folder}/plots"]
+            subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

@@ -62,6 +62,12 @@ FIGURES: dict[str, Draw] = {
     "auto-by-batch": from_bench("auto-by-batch", pictures.speedup_by_batch),
     "speedup-by-workload": from_bench("auto-by-workload", pictures.speedup_by_workload),
     "acceptance-by-position": from_bench("speedup-by-k", pictures.acceptance_by_position),
+    "acceptance-by-workload": from_bench("auto-by-workload", pictures.acceptance_by_workload),
+    "accepted-lengths": from_bench("auto-by-workload", pictures.accepted_lengths),
+    "time-split": from_bench("auto-by-workload", pictures.time_split),
+    "efficiency": from_bench("efficiency", pictures.speedup_by_k),
+    "acceptance-by-temperature": from_bench("temperature", pictures.acceptance_by_temperature),
+    "throughput-latency": from_bench("serve-front", pictures.throughput_latency),
 }
 
 
@@ -70,7 +76,11 @@ def draw_all(folder: Path) -> list[Path]:
     drawn = []
     for name, draw in FIGURES.items():
         path = folder / f"{name}.svg"
-        draw(path)
+        try:
+            draw(path)
+        except FileNotFoundError as error:  # not measured yet
+            print(f"{name}: there is no {Path(error.filename).name}", file=sys.stderr)
+            continue
         lines = [line.rstrip() for line in path.read_text(encoding="utf-8").splitlines()]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         drawn.append(path)
