@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from outrider import native
 from outrider.native import build
 
 
@@ -50,3 +51,12 @@ def test_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_source_is_compiled() -> None:
     assert set(build.SOURCES) == {path.name for path in build.HERE.glob("*.cpp")}
+
+
+def test_a_machine_with_a_compiler_has_the_kernels() -> None:
+    # Tests of the native engine are skipped without it: a build that broke must not pass so.
+    try:
+        build.find_compiler()
+    except build.BuildError:
+        pytest.skip("no compiler here")
+    assert native.available(), native.why_unavailable()
