@@ -41,12 +41,13 @@ def headline() -> list[str]:
 
 def times() -> list[str]:
     """From a fresh clone: to the demo's first token and to the end of the tests."""
-    measured = load("first-run")
-    demo, tests = measured["demo_first_token_minutes"], measured["tests_end_minutes"]
+    result = load("first-run")
+    demo, tests = (row["minutes"] for row in result["tables"]["Minutes"])
+    cores = result["provenance"]["machine"].rpartition(", ")[2]
     return [
-        f"From a fresh clone ({measured['machine']}): about {demo:g} minutes to the demo's first",
-        f"token, most of them installation, and {tests:g} minutes to the end of the tests",
-        "([measured](benchmarks/results/first-run.json)).",
+        f"From a fresh clone, on {cores} with nothing cached, it took {demo:.3g} minutes to the",
+        f"demo's first token, most of them installation, and {tests:.3g} minutes to the end of the",
+        "tests ([measured](benchmarks/results/first-run.md)).",
     ]
 
 
