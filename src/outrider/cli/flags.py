@@ -188,6 +188,17 @@ Threads = Annotated[
     option(MACHINE, "CPU threads.", "--threads", metavar="N", show_default="every core"),
 ]
 
+TensorParallel = Annotated[
+    int,
+    option(
+        MACHINE,
+        "Processes or GPUs that share each layer of the target.",
+        "--tensor-parallel-size",
+        "--tp",
+        metavar="N",
+    ),
+]
+
 Json = Annotated[
     bool, option(OUTPUT, "Print one JSON object as the last line of stdout.", "--json")
 ]

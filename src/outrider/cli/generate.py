@@ -44,6 +44,7 @@ def generate(
     dtype: flags.Dtype = "auto",
     backend: flags.Backend = "auto",
     threads: flags.Threads = None,
+    tensor_parallel_size: flags.TensorParallel = 1,
     stream: flags.Stream = None,
     show_trace: flags.Trace = False,
     logprobs: flags.Logprobs = None,
@@ -90,6 +91,7 @@ def generate(
             dtype=dtype,
             backend=backend,
             threads=threads,
+            tensor_parallel_size=tensor_parallel_size,
         )
     run = Run(
         llm.engine,

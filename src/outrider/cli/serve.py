@@ -22,7 +22,6 @@ LIMITS = "Limits"
 PRIVACY = "Privacy"
 VLLM = "With --backend vllm"
 VLLM_ONLY = {
-    "tensor_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size",
     "executor",
@@ -147,12 +146,6 @@ Backend = Annotated[
         metavar="NAME",
     ),
 ]
-TensorParallel = Annotated[
-    int,
-    flags.option(
-        VLLM, "Devices that share each layer.", "--tensor-parallel-size", "--tp", metavar="N"
-    ),
-]
 PipelineParallel = Annotated[
     int,
     flags.option(
@@ -242,7 +235,7 @@ def serve(
     dtype: flags.Dtype = "auto",
     backend: Backend = "auto",
     threads: flags.Threads = None,
-    tensor_parallel_size: TensorParallel = 1,
+    tensor_parallel_size: flags.TensorParallel = 1,
     pipeline_parallel_size: PipelineParallel = 1,
     data_parallel_size: DataParallel = 1,
     executor: Executor = None,
@@ -319,6 +312,7 @@ def serve(
             dtype=dtype,
             backend=backend,  # type: ignore[arg-type]
             threads=threads,
+            tensor_parallel_size=tensor_parallel_size,
             kv_tokens=kv_tokens,
             prefix_caching=prefix_caching,
             max_sequences=max_sequences,

@@ -117,7 +117,7 @@ class CudaDecoder(TorchDecoder):
         self._qkv = room(num_heads * config.head_dim)
         self._attended = room(config.num_heads, config.head_dim)
         self._inner = room(config.intermediate_size)
-        self._logits = room(config.vocab_size, dtype=torch.float32)
+        self.logits = room(config.vocab_size, dtype=torch.float32)
         self.drawn = torch.zeros(MAX_TOKENS, dtype=torch.int32, device=device)
         self.line = torch.zeros(MAX_TOKENS, MAX_TOKENS, dtype=torch.int32, device=device)
         self._graphs: dict[Hashable, Any] = {}
@@ -153,7 +153,7 @@ class CudaDecoder(TorchDecoder):
             self.draw(where.num_sequences * where.width)
 
         self.replay(("pass", *bucket, batch.exit_layer), run)
-        logits = self._logits[: bucket[0] * bucket[1]]
+        logits = self.logits[: bucket[0] * bucket[1]]
         if len(rows) != len(logits) or bool((rows != np.arange(len(rows))).any()):
             logits = logits[torch.from_numpy(rows).to(self.device)]
         draws = self.drawn.cpu().numpy()[rows].tolist() if draws_here else None
@@ -218,13 +218,13 @@ class CudaDecoder(TorchDecoder):
             ops.linear(normed, layer.gate_up, inner, bias_N=layer.gate_up_bias, gated=True)
             ops.linear(inner, layer.down.t(), x, bias_N=layer.down_bias, add=True)
         ops.norm(x, self.norm_H, eps, normed)
-        ops.linear(normed, self.head_VH, self._logits[:num_tokens])
+        ops.linear(normed, self.head_VH, self.logits[:num_tokens])
 
     def draw(self, num_rows: int) -> None:
         """A token for every row of the pass, with the temperatures and keys of the inputs."""
         on = self.inputs.device
         self.ops.draw(
-            self._logits[:num_rows],
+            self.logits[:num_rows],
             self.spec.num_tokens,
             on["temperature"],
             on["keys"],
@@ -250,7 +250,7 @@ class CudaDecoder(TorchDecoder):
                 ops.place(line, committed, secrets, 1 + i, self._block_size, one, on["keys"])
             self.compute(where, exit_layer=exit_layer)
             ops.draw(
-                self._logits[: num_sequences * where.width],
+                self.logits[: num_sequences * where.width],
                 self.spec.num_tokens,
                 temperature,
                 on["keys"],

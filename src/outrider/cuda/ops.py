@@ -298,7 +298,7 @@ class TritonOps:
         self.pdl = device.type == "cuda" if pdl is None else pdl
         self.tiles = dict(tiles or {})
         self.key_block = 32
-        self.programs = 128  # of attention, at least
+        self.programs = 256  # of attention, at least
         self.device = device
         self._sums = torch.empty(0, device=device)
         self._tops = torch.empty(0, device=device)
@@ -346,7 +346,9 @@ class TritonOps:
         assert split == 1 or split * num_tiles * tiles.rows * block <= len(self._parts), (
             "reserve first"
         )
-        even = num_outputs % tiles.rows == 0 and num_inputs % (tiles.inputs * split) == 0
+        # More would not fit the memory of a processor.
+        inputs = min(tiles.inputs, (4096 if gated else 8192) // block)
+        even = num_outputs % tiles.rows == 0 and num_inputs % (inputs * split) == 0
         self.kernels.linear_kernel[(num_tiles, split)](
             x_TK,
             weight_NK,
@@ -362,7 +364,7 @@ class TritonOps:
             BIAS=bias_N is not None,
             BT=block,
             BN=tiles.rows,
-            BK=tiles.inputs,
+            BK=inputs,
             SPLIT=split,
             EVEN=even,
             PRECISION="ieee" if x_TK.dtype == torch.float32 else "tf32",

@@ -44,6 +44,7 @@ class EngineConfig:
     dtype: str = "auto"
     backend: Literal["auto", "native", "torch", "transformers"] = "auto"
     threads: int | None = None  # of the CPU; None: one per core
+    tensor_parallel_size: int = 1  # processes that share the target
     block_size: int = 16
     kv_tokens: int | None = None  # capacity of the KV cache, in tokens
     prefix_caching: bool = True
@@ -51,7 +52,13 @@ class EngineConfig:
     max_step_tokens: int = 512
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_sequences", "max_step_tokens", "threads"):
+        for name in (
+            "block_size",
+            "max_sequences",
+            "max_step_tokens",
+            "threads",
+            "tensor_parallel_size",
+        ):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.kv_tokens is not None and self.kv_tokens < self.block_size:
@@ -95,7 +102,11 @@ def build(config: EngineConfig) -> Engine:
         torch.set_num_threads(config.threads)
         native.set_threads(config.threads)
     target = load_model(
-        config.model, device=config.device, dtype=config.dtype, backend=config.backend
+        config.model,
+        device=config.device,
+        dtype=config.dtype,
+        backend=config.backend,
+        tensor_parallel_size=config.tensor_parallel_size,
     )
     return assemble(config, target, load_tokenizer(config.model))
 
@@ -170,7 +181,7 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         "model": config.model,
         "draft_model": draft_model,
         "options": repr(sorted(config.proposer_options.items())),
-        "machine": [config.device, config.dtype, config.backend],
+        "machine": [config.device, config.dtype, config.backend, config.tensor_parallel_size],
     }
     controller.measure = Calibration(parts, engine.make_sequence, identity)
     if config.num_draft_tokens == "auto":

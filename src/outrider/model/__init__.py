@@ -32,17 +32,21 @@ def load_model(
     device: str = "cpu",
     dtype: str = "auto",
     backend: Backend = "auto",
+    tensor_parallel_size: int = 1,
 ) -> Model:
     """Loads a causal language model from a folder, a hub name or `bundled[:NAME]`.
 
     backend "auto" takes the first that can: the native CPU step, the compact torch decoder, any
     architecture through transformers. dtype "auto" loses nothing of what is stored: float32
-    arithmetic on a CPU, the stored type elsewhere. Raises `ModelError` or `ConfigError`, one
+    arithmetic on a CPU, the stored type elsewhere. `tensor_parallel_size` processes share the model
+    (the compact torch decoder only). Raises `ModelError` or `ConfigError`, one
     line each.
     """
     _check_options(device, dtype, backend)
     folder = find_folder(path_or_name)
     decoder_config = _decoder_config(folder, backend)
+    if tensor_parallel_size != 1:
+        return _shared(folder, decoder_config, device, dtype, backend, tensor_parallel_size)
     if decoder_config is not None and backend in ("auto", "native"):
         native = _native(decoder_config, device)
         if native is not None and dtype != "float16":
@@ -85,6 +89,20 @@ def _decoder_config(folder: Path, backend: str) -> DecoderConfig | None:
         if backend == "auto":
             return None
         raise
+
+
+def _shared(
+    folder: Path, config: DecoderConfig | None, device: str, dtype: str, backend: str, size: int
+) -> Model:
+    from outrider.model.tensor_parallel import TensorParallelModel, check_split
+
+    if config is None or backend == "native" or dtype in NATIVE_ONLY:
+        raise ConfigError(
+            "tensor_parallel_size above 1 needs the compact torch decoder: a Llama, Mistral or "
+            "Qwen model, backend 'auto' or 'torch', no integer dtype"
+        )
+    check_split(config, size)
+    return TensorParallelModel(folder, size, device=device, dtype=DTYPES.get(dtype))
 
 
 def _compact(device: str) -> type[TorchDecoder]:

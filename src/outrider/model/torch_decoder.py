@@ -172,8 +172,8 @@ class TorchDecoder:
             taps[depth] = x_TH
         rows = torch.from_numpy(batch.logit_rows_R).to(self.device)
         x_RH = x_TH if len(rows) == len(x_TH) == 1 else x_TH[rows]
-        logits = F.linear(self._norm(x_RH, self.norm_H), self.head_VH)
-        return StepOutput(logits_RV=logits.float(), taps=taps)
+        logits = self._logits(self._norm(x_RH, self.norm_H))
+        return StepOutput(logits_RV=logits, taps=taps)
 
     def copy_slots(self, source: IntArray, target: IntArray) -> None:
         """Copies the K/V of physical slots; all sources are read before any target is written."""
@@ -214,14 +214,20 @@ class TorchDecoder:
             scale=dim**-0.5,
             window=layer.window,
         )
-        x_TH.addmm_(attended.reshape(num_tokens, -1), layer.o)
-        if layer.o_bias is not None:
-            x_TH.add_(layer.o_bias)
+        self._add_product(x_TH, attended.reshape(num_tokens, -1), layer.o, layer.o_bias)
         h = self._norm(x_TH, layer.mlp_norm_H)
         gate, up = F.linear(h, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-        x_TH.addmm_(F.silu(gate).mul_(up), layer.down)
-        if layer.down_bias is not None:
-            x_TH.add_(layer.down_bias)
+        self._add_product(x_TH, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+
+    def _add_product(
+        self, x_TH: torch.Tensor, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        x_TH.addmm_(a, weight)
+        if bias is not None:
+            x_TH.add_(bias)
+
+    def _logits(self, x_RH: torch.Tensor) -> torch.Tensor:
+        return F.linear(x_RH, self.head_VH).float()
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)

@@ -298,7 +298,7 @@ def test_auto_needs_a_table() -> None:
 
 
 def test_flags_of_vllm_need_its_backend(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(app, ["serve", "--tensor-parallel-size", "2"]) == 2
+    assert run(app, ["serve", "--pipeline-parallel-size", "2"]) == 2
     assert "needs --backend vllm" in capsys.readouterr().err
 
 
