@@ -120,6 +120,7 @@ class CudaDecoder(TorchDecoder):
         self.logits = room(config.vocab_size, dtype=torch.float32)
         self.drawn = torch.zeros(MAX_TOKENS, dtype=torch.int32, device=device)
         self.line = torch.zeros(MAX_TOKENS, MAX_TOKENS, dtype=torch.int32, device=device)
+        self._taps: dict[int, torch.Tensor] = {}
         self._graphs: dict[Hashable, Any] = {}
         self._pool: Any = None
         self.capture_s = 0.0
@@ -138,7 +139,8 @@ class CudaDecoder(TorchDecoder):
         if bucket is None:
             return super().forward(batch)
         self.inputs.wait()
-        rows = self._lay_out(batch, *bucket)
+        place_T = self._lay_out(batch, *bucket)
+        rows = place_T[batch.logit_rows_R]
         how = batch.draws
         draws_here = how is not None and not how.rows.filters
         host = self.inputs.host
@@ -146,18 +148,29 @@ class CudaDecoder(TorchDecoder):
             host["temperature"][rows] = how.rows.temperature_R
             host["keys"][rows] = np.array(how.keys_R, np.uint64).view(np.int64)
         self.inputs.send(bucket[0])
+        for layer in batch.taps:
+            self._taps.setdefault(layer, torch.empty_like(self._x))
         where = self.inputs.at(*bucket)
 
         def run() -> None:
-            self.compute(where, exit_layer=batch.exit_layer)
+            self.compute(where, exit_layer=batch.exit_layer, taps=batch.taps)
             self.draw(where.num_sequences * where.width)
 
-        self.replay(("pass", *bucket, batch.exit_layer), run)
+        self.replay(("pass", *bucket, batch.exit_layer, batch.taps), run)
         logits = self.logits[: bucket[0] * bucket[1]]
         if len(rows) != len(logits) or bool((rows != np.arange(len(rows))).any()):
             logits = logits[torch.from_numpy(rows).to(self.device)]
         draws = self.drawn.cpu().numpy()[rows].tolist() if draws_here else None
-        return StepOutput(logits, {}, draws)
+        return StepOutput(logits, self._tapped(batch.taps, place_T), draws)
+
+    def _tapped(
+        self, taps: tuple[int, ...], place_T: npt.NDArray[np.int64]
+    ) -> dict[int, torch.Tensor]:
+        """Copies of the hidden states that were asked for, for the tokens of the batch."""
+        if not taps:
+            return {}
+        rows = torch.from_numpy(place_T).to(self.device)
+        return {layer: self._taps[layer][rows] for layer in taps}
 
     @torch.no_grad()
     def draft_chain(
@@ -177,7 +190,7 @@ class CudaDecoder(TorchDecoder):
         if bucket is None or rows.filters:
             return None
         self.inputs.wait()
-        last = self._lay_out(batch, *bucket)
+        last = self._lay_out(batch, *bucket)[batch.logit_rows_R]
         host = self.inputs.host
         host["temperature"][: bucket[0]] = 0
         host["temperature"][:num_sequences] = rows.temperature_R
@@ -198,8 +211,13 @@ class CudaDecoder(TorchDecoder):
 
     # What graphs are made of. Nothing below looks at the host.
 
-    def compute(self, where: Pass, *, exit_layer: int | None = None) -> None:
-        """All layers and the head over a pass: logits for every one of its tokens."""
+    def compute(
+        self, where: Pass, *, exit_layer: int | None = None, taps: tuple[int, ...] = ()
+    ) -> None:
+        """All layers and the head over a pass: logits for every one of its tokens.
+
+        Hidden states of the layers `taps` are kept until the next pass.
+        """
         assert self._store is not None, "allocate first"
         config, ops, page = self.config, self.ops, self._block_size
         num_tokens = where.num_sequences * where.width
@@ -208,7 +226,10 @@ class CudaDecoder(TorchDecoder):
         heads = qkv.view(num_tokens, -1, config.head_dim)
         eps = config.norm_eps
         torch.index_select(self.embedding_VH, 0, where.tokens_T, out=x)
-        for layer, store in zip(self.layers[:exit_layer], self._store, strict=False):
+        layers = self.layers[:exit_layer]
+        for i, (layer, store) in enumerate(zip(layers, self._store, strict=False)):
+            if i in taps:
+                self._taps[i][:num_tokens].copy_(x)
             ops.norm(x, layer.attention_norm_H, eps, normed)
             ops.linear(normed, layer.qkv, qkv, bias_N=layer.qkv_bias)
             ops.rope(heads, layer.q_norm_D, layer.k_norm_D, eps, self._turns, where, store)
@@ -217,6 +238,8 @@ class CudaDecoder(TorchDecoder):
             ops.norm(x, layer.mlp_norm_H, eps, normed)
             ops.linear(normed, layer.gate_up, inner, bias_N=layer.gate_up_bias, gated=True)
             ops.linear(inner, layer.down.t(), x, bias_N=layer.down_bias, add=True)
+        if len(layers) in taps:
+            self._taps[len(layers)][:num_tokens].copy_(x)
         ops.norm(x, self.norm_H, eps, normed)
         ops.linear(normed, self.head_VH, self.logits[:num_tokens])
 
@@ -280,7 +303,7 @@ class CudaDecoder(TorchDecoder):
         """(sequences, width) to pad a pass to; None: it is not for this path."""
         counts = np.diff(batch.starts_S1)
         widest, num_sequences = int(counts.max()), len(counts)
-        if widest > MAX_WIDTH or batch.taps:
+        if widest > MAX_WIDTH:
             return None
         longest = int((batch.context_S + counts).max()) + num_drafts
         if self._min_window is not None and longest > self._min_window:
@@ -292,7 +315,7 @@ class CudaDecoder(TorchDecoder):
         return (padded, width) if padded * width <= MAX_TOKENS else None
 
     def _lay_out(self, batch: StepBatch, num_sequences: int, width: int) -> npt.NDArray[np.int64]:
-        """Writes a pass into the inputs; returns where its logit rows are.
+        """Writes a pass into the inputs; returns where its tokens are.
 
         A sequence's tokens stand at the end of its row of M: the last is always the last.
         """
@@ -321,7 +344,7 @@ class CudaDecoder(TorchDecoder):
             host["lengths"][s] = context + stop - first
         host["tokens"][place_T] = batch.tokens_T
         host["positions"][place_T] = batch.positions_T
-        return place_T[batch.logit_rows_R]
+        return place_T
 
 
 def _masks(parents: IntArray | None, count: int) -> list[int]:

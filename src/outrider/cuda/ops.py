@@ -295,7 +295,8 @@ class TritonOps:
         from outrider.cuda import kernels
 
         self.kernels: Any = kernels
-        self.pdl = device.type == "cuda" if pdl is None else pdl
+        self.pdl = _can_overlap(device) if pdl is None else pdl
+        self._memory = _shared_memory(device)
         self.tiles = dict(tiles or {})
         self.key_block = 32
         self.programs = 256  # of attention, at least
@@ -346,8 +347,7 @@ class TritonOps:
         assert split == 1 or split * num_tiles * tiles.rows * block <= len(self._parts), (
             "reserve first"
         )
-        # More would not fit the memory of a processor.
-        inputs = min(tiles.inputs, (4096 if gated else 8192) // block)
+        inputs, stages = _fitting(tiles, block, gated, x_TK.itemsize, self._memory)
         even = num_outputs % tiles.rows == 0 and num_inputs % (inputs * split) == 0
         self.kernels.linear_kernel[(num_tiles, split)](
             x_TK,
@@ -368,7 +368,7 @@ class TritonOps:
             SPLIT=split,
             EVEN=even,
             PRECISION="ieee" if x_TK.dtype == torch.float32 else "tf32",
-            **self._options(num_warps=tiles.warps, num_stages=tiles.stages if block == 16 else 3),
+            **self._options(num_warps=tiles.warps, num_stages=stages),
         )
 
     def norm(
@@ -562,6 +562,39 @@ def usual_tiles(num_outputs: int, num_inputs: int, gated: bool) -> Tiles:
     if num_inputs <= 4096:
         return Tiles(64 if num_outputs > 2048 else 32, min(512, 2 * inputs), 2, stages=3)
     return Tiles(64 if num_outputs > 2048 else 32, inputs, 2)
+
+
+def _fitting(tiles: Tiles, block: int, gated: bool, itemsize: int, memory: int) -> tuple[int, int]:
+    """Inputs per step and stages that fit a processor's shared memory."""
+    inputs, stages = tiles.inputs, tiles.stages if block == 16 else 3
+
+    def need() -> int:
+        buffers = stages if block >= 64 else stages - 1  # the wider instructions read them later
+        return (tiles.rows * (1 + gated) + block) * inputs * itemsize * buffers
+
+    while need() > memory and inputs > 16:
+        if inputs > 64 or stages == 2:
+            inputs //= 2
+        else:
+            stages -= 1
+    return inputs, stages
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that one program may have."""
+    if device.type != "cuda":
+        return 1 << 30
+    from triton.runtime import driver
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
+def _can_overlap(device: torch.device) -> bool:
+    """Whether a kernel may be started before the one it depends on has ended: Hopper and later."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def _grown(buffer: torch.Tensor, size: int) -> torch.Tensor:

@@ -94,9 +94,15 @@ def test_same_logits_as_the_compact_decoder(family: str, tmp_path: Path) -> None
         driver.forward({"a": PROMPT, "b": PROMPT[:3]})
         driver.keep("a", range(21))
         driver.keep("b", range(3))
-        tree = driver.forward({"a": [5, 6, 7, 8], "b": [9, 1]}, {"a": [-1, 0, 0, 1]})
-        got.append(torch.cat([tree.logits["a"], tree.logits["b"]]))
-    torch.testing.assert_close(got[0], got[1], rtol=1e-4, atol=1e-4)
+        tree = driver.forward(
+            {"a": [5, 6, 7, 8], "b": [9, 1]}, {"a": [-1, 0, 0, 1]}, taps=(0, 2, 3)
+        )
+        early = driver.forward({"a": [5, 6]}, taps=(1,), exit_layer=1)
+        seen = [tree.logits["a"], tree.logits["b"], early.logits["a"], early.taps[1]["a"]]
+        seen += [tree.taps[layer][name] for layer in (0, 2, 3) for name in "ab"]
+        got.append(seen)
+    for ours, theirs in zip(*got, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

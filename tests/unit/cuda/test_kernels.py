@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from outrider.contracts import Stream
-from outrider.cuda.ops import Pass, Tiles, TorchOps, TritonOps
+from outrider.cuda.ops import Pass, Tiles, TorchOps, TritonOps, _fitting
 from outrider.noise import as_signed, draw_key, gumbel, uniforms_numpy
 
 pytest.importorskip("triton")
@@ -281,3 +281,13 @@ def test_layout_and_verdict_on_the_device() -> None:
         assert torch.equal(ours, reference)
     assert results[0][-1][:, 0].tolist() == [4, 1, 2, 3]
     assert results[0][-3].tolist()[:2] == [[5, 6, 3, 4, 5], [2, 9, 3, 4, 5]]
+
+
+def test_tiles_fit_the_memory_there_is() -> None:
+    """Sizes of real kernels, as the compiler reports them for Hopper."""
+    wide = Tiles(64, 512, 2, 4, 3)
+    assert _fitting(wide, 16, False, 2, 232448) == (512, 3)
+    assert _fitting(wide, 64, False, 2, 232448) == (256, 3)  # 512: 393216 bytes
+    assert _fitting(Tiles(128, 128, 1, 4, 3), 64, True, 2, 232448) == (64, 3)  # 128: 245760
+    assert _fitting(wide, 16, False, 4, 101376) == (128, 3)
+    assert _fitting(Tiles(128, 128, 1, 4, 3), 16, True, 4, 49152) == (32, 2)
