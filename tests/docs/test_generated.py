@@ -68,26 +68,26 @@ def test_readme_is_short() -> None:
 # --- the command line -----------------------------------------------------------------------------
 
 
-def leaves() -> dict[str, Any]:
+def all_commands() -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def visit(path: str, command: Any) -> None:
         for name, child in getattr(command, "commands", {}).items():
             visit(f"{path} {name}".strip(), child)
-        if not hasattr(command, "commands"):
+        if path:
             found[path] = command
 
     visit("", typer.main.get_command(app))
     return found
 
 
-LEAVES = leaves()
+COMMANDS = all_commands()
 
 
-@pytest.mark.parametrize("path", LEAVES)
+@pytest.mark.parametrize("path", COMMANDS)
 def test_help_is_complete(path: str) -> None:
     """One line that says what for, an example that works, groups of explained options."""
-    command = LEAVES[path]
+    command = COMMANDS[path]
     purpose = (command.help or "").strip().split("\n\n")[0]
     assert purpose.endswith(".")
     assert len(" ".join(purpose.split())) <= 110, "one line"

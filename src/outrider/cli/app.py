@@ -83,6 +83,9 @@ def options(
         typer.echo(context.get_help())
 
 
+BENCH_EXAMPLE = "Example: outrider bench decode -w code -k 4,auto"
+TRAIN_EXAMPLE = "Example: outrider train draft notes/*.md --from bundled:draft --out my-draft"
+EXPORT_EXAMPLE = "Example: outrider export vllm bundled:eagle3 eagle3-for-vllm"
 START, DECIDE, MAKE = "Write and serve", "Decide and prove", "Make drafters"
 app.command(epilog=demo.EXAMPLE, rich_help_panel=START)(demo.demo)
 app.command(epilog=generate.EXAMPLE, rich_help_panel=START)(generate.generate)
@@ -90,11 +93,11 @@ app.command(epilog=chat.EXAMPLE, rich_help_panel=START)(chat.chat)
 app.command(epilog=serve.EXAMPLE, rich_help_panel=START)(serve.serve)
 app.command(epilog=doctor.EXAMPLE, rich_help_panel=DECIDE)(doctor.doctor)
 app.command(epilog=prove.EXAMPLE, rich_help_panel=DECIDE)(prove.prove)
-app.add_typer(bench.app, name="bench", rich_help_panel=DECIDE)
+app.add_typer(bench.app, name="bench", epilog=BENCH_EXAMPLE, rich_help_panel=DECIDE)
 app.command(epilog=plot.EXAMPLE, rich_help_panel=DECIDE)(plot.plot)
 app.command(epilog=theory.EXAMPLE, rich_help_panel=DECIDE)(theory.theory)
 app.command(epilog=plan.EXAMPLE, rich_help_panel=DECIDE)(plan.plan)
 if find_spec("outrider.cli.train"):
     train = import_module("outrider.cli.train")
-    app.add_typer(train.app, name="train", rich_help_panel=MAKE)
-app.add_typer(export.app, name="export", rich_help_panel=MAKE)
+    app.add_typer(train.app, name="train", epilog=TRAIN_EXAMPLE, rich_help_panel=MAKE)
+app.add_typer(export.app, name="export", epilog=EXPORT_EXAMPLE, rich_help_panel=MAKE)
