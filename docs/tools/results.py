@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,11 +125,17 @@ def verify_cost_gpu() -> list[str]:
     rows = gpu_passes()
     if not rows:
         return ["No result of a GPU is committed yet: `benchmarks/gpu_decode.py` makes one."]
-    shown = "; ".join(f"{row['tokens']:g} tokens {row['ms'] / rows[0]['ms']:.2f}" for row in rows)
-    machine = load("gpu-decode")["provenance"].get("gpu", "one GPU")
+    result = load("gpu-decode")
+    device = re.search(r"NVIDIA \w+", result["notes"])
+    costs = [
+        f"over {row['tokens']:g} tokens {row['ms'] / rows[0]['ms']:.2f}"
+        for row in rows
+        if row["tokens"] > 1
+    ]
     return [
-        f"The same for a model of 8 billion parameters on {machine}, in passes over one token: "
-        f"{shown} ([gpu-decode.md](../../benchmarks/results/gpu-decode.md))."
+        f"On a GPU ({device.group() if device else 'one'}), with a model of 8 billion parameters in",
+        f"bfloat16: a pass {', '.join(costs)} passes over one",
+        "([gpu-decode.md](../../benchmarks/results/gpu-decode.md), table *Passes*).",
     ]
 
 
