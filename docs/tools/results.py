@@ -133,8 +133,8 @@ def verify_cost_gpu() -> list[str]:
         if row["tokens"] > 1
     ]
     return [
-        f"On a GPU ({device.group() if device else 'one'}), with a model of 8 billion parameters in",
-        f"bfloat16: a pass {', '.join(costs)} passes over one",
+        f"On a GPU ({device.group() if device else 'one'}), with 8 billion parameters in",
+        f"bfloat16, costs are flatter still: a pass {', '.join(costs)} passes over one",
         "([gpu-decode.md](../../benchmarks/results/gpu-decode.md), table *Passes*).",
     ]
 
