@@ -6,8 +6,9 @@ bare     Engine.step in a loop, nobody listening
 async    AsyncEngine: every step's events delivered to coroutines of this process
 HTTP     server-sent events over a socket to a client in a process of its own
 
-They take turns, round by round; overheads are medians of the ratios inside a round. The client
-runs on the same cores, so its processor time is given too.
+They take turns, round by round; overheads are medians of the ratios inside a round. K is fixed, so
+that all ways take the same steps: with "auto", what the controller tries out would be compared. The
+client runs on the same cores, so its processor time is given too.
 """
 
 from __future__ import annotations
@@ -35,20 +36,26 @@ from outrider.server.run import SWITCH_S, Server, bind
 from outrider.server.service import Served, Service
 
 CLIENT = Path(__file__).with_name("stream_client.py")
-OFF = Speculation(proposer=None)
+WISHES: dict[str, tuple[dict[str, Any], Speculation]] = {  # over HTTP, and for the engine
+    "off": ({"off": True}, Speculation(proposer=None)),
+    "K = 3": (
+        {"proposer": "draft-model", "num_draft_tokens": 3},
+        Speculation(proposer="draft-model", num_draft_tokens=3),
+    ),
+}
 
 
-def _asked(body: dict[str, Any], off: bool) -> tuple[str, dict[str, Any]]:
+def _asked(body: dict[str, Any], wish: str) -> tuple[str, dict[str, Any]]:
     params = SamplingParams(
         max_tokens=body["max_tokens"], temperature=body["temperature"], ignore_eos=True
     )
-    return body["prompt"], {"params": params, "speculation": OFF if off else None}
+    return body["prompt"], {"params": params, "speculation": WISHES[wish][1]}
 
 
 class Ways:
     def __init__(self, served: Served, url: str, client: asyncio.subprocess.Process) -> None:
         self._served, self._url, self._client = served, url, client
-        self.off = False
+        self.wish = "off"
 
     async def bare(self, bodies: list[dict[str, Any]]) -> tuple[float, float]:
         core = self._served.core
@@ -57,7 +64,7 @@ class Ways:
             started = time.perf_counter()
             ids = []
             for body in bodies:
-                prompt, request = _asked(body, self.off)
+                prompt, request = _asked(body, self.wish)
                 ids.append(core.add(prompt, **request))
             for _ in core.run(ids):
                 pass
@@ -69,7 +76,7 @@ class Ways:
 
     async def in_process(self, bodies: list[dict[str, Any]]) -> tuple[float, float]:
         async def one(body: dict[str, Any]) -> int:
-            prompt, request = _asked(body, self.off)
+            prompt, request = _asked(body, self.wish)
             num_tokens = 0
             async for event in self._served.engine.stream(prompt, **request):
                 num_tokens += len(event.tokens)
@@ -80,8 +87,7 @@ class Ways:
         return num_tokens / (time.perf_counter() - started), 0.0
 
     async def over_http(self, bodies: list[dict[str, Any]]) -> tuple[float, float]:
-        if self.off:
-            bodies = [body | {"speculation": {"off": True}} for body in bodies]
+        bodies = [body | {"speculation": WISHES[self.wish][0]} for body in bodies]
         assert self._client.stdin is not None
         assert self._client.stdout is not None
         self._client.stdin.write(json.dumps({"url": self._url, "bodies": bodies}).encode() + b"\n")
@@ -92,7 +98,7 @@ class Ways:
 
 async def measure(num_streams: int, rounds: int, max_tokens: int) -> list[dict[str, Any]]:
     # All ways get the same prompts: none may profit from what another one left behind.
-    config = EngineConfig(num_draft_tokens="auto", prefix_caching=False)
+    config = EngineConfig(num_draft_tokens=3, prefix_caching=False)
     service = Service(ServerConfig(port=0), lambda: build(config))
     listener = bind(service.config)
     server = Server(service, make_app(service))
@@ -109,8 +115,7 @@ async def measure(num_streams: int, rounds: int, max_tokens: int) -> list[dict[s
     ways = Ways(service.served, f"http://127.0.0.1:{listener.getsockname()[1]}", client)
     found = []
     try:
-        for off in (False, True):
-            ways.off = off
+        for ways.wish in WISHES:
             found.append(await _compare(ways, num_streams, rounds, max_tokens))
     finally:
         client.terminate()
@@ -137,7 +142,7 @@ async def _compare(ways: Ways, num_streams: int, rounds: int, max_tokens: int) -
             rates.append([found[way.__name__] for way in contestants])
     bare, in_process, http = (median(rate) for rate in zip(*rates, strict=True))
     return {
-        "speculation": "off" if ways.off else "auto",
+        "speculation": ways.wish,
         "streams": num_streams,
         "engine tokens/s": round(bare, 1),
         "AsyncEngine tokens/s": round(in_process, 1),
