@@ -89,12 +89,13 @@ class CostTable:
         """
         drawn = self._drawn[bucket]
         if len(drawn) <= most:
-            base = self._base(bucket, most)
-            drawn = self._drawn[bucket] = self._fixed(bucket, base)
-            if self._visits[bucket]:  # what was visited often counts for more
-                visits = self._visits[bucket]
-                weights = [visits.get(n, 0) + 0.5 for n in range(len(drawn))]
-                drawn[1:] = rising(drawn[1:], weights[1:])
+            fixes, visits = self._nearest_fixes(bucket), self._visits[bucket]
+            end = min((n for n in fixes if n > most), default=most)
+            drawn = _fixed(self._base(bucket, end)[: end + 1], fixes)
+            if visits:  # what was visited often counts for more
+                weights = [visits.get(n, 0) + 0.5 for n in range(1, end + 1)]
+                drawn[1:] = rising(drawn[1:], weights)
+            self._drawn[bucket] = drawn
         return drawn
 
     def seconds(self, bucket: int, count: int) -> float:
@@ -102,7 +103,8 @@ class CostTable:
 
     def refresh(self, bucket: int, count: int, seconds: float, *, speed: bool = True) -> None:
         """Learns from a step that took so long; `speed`: also how fast the machine is now."""
-        cell = self.row(bucket, count)[count]
+        base = self._base(bucket, count)[count]
+        cell = base + self._fix(bucket, count)
         if cell <= 0.0 or seconds <= 0.0:
             return
         self._num_seen += 1
@@ -119,8 +121,8 @@ class CostTable:
             self.scale *= 1.0 + error * max(SCALE_RATE, 1.0 / self._num_seen)
         visits[knot] = seen + 1
         fixes = self._fixes[bucket]
-        fix = fixes[knot] if knot in fixes else cell - self._base(bucket, count)[count]
-        fixes[knot] = fix + error * cell * max(LOCAL_RATE, 1.0 / (MEASURED_WEIGHT + seen))
+        rate = max(LOCAL_RATE, 1.0 / (MEASURED_WEIGHT + seen))
+        fixes[knot] = fixes.get(knot, cell - base) + error * cell * rate
         self._drawn = [[] for _ in self._rows]
 
     def _base(self, bucket: int, most: int) -> list[float]:
@@ -132,21 +134,25 @@ class CostTable:
             row += [row[last] + slope * i for i in range(1, most + 1 - last)]
         return row
 
-    def _fixed(self, bucket: int, base: list[float]) -> list[float]:
-        """The same with what steps have added to it. No drafts go on costing nothing."""
+    def _fix(self, bucket: int, count: int) -> float:
+        """What steps have added at one count."""
         fixes = self._nearest_fixes(bucket)
-        places = sorted(n for n in fixes if n < len(base))
-        if not places:
-            return list(base)
-        first, last = places[0], places[-1]
-        row = [base[0] if base[0] == 0.0 else _beyond(base, first, fixes[first], 0)]
-        row += [_beyond(base, first, fixes[first], n) for n in range(1, first)]
-        for left, right in pairwise(places):
-            slope = (fixes[right] - fixes[left]) / (right - left)
-            row += [base[n] + fixes[left] + slope * (n - left) for n in range(left, right)]
-        return row + [_beyond(base, last, fixes[last], n) for n in range(last, len(base))]
+        if count in fixes:
+            return fixes[count]
+        left = max((n for n in fixes if n < count), default=None)
+        right = min((n for n in fixes if n > count), default=None)
+        if left is None or right is None:
+            place = left if right is None else right
+            if place is None:
+                return 0.0
+            base = self._base(bucket, max(place, count))
+            return _beyond(base[count], base[place], fixes[place]) - base[count]
+        share = (count - left) / (right - left)
+        return fixes[left] + share * (fixes[right] - fixes[left])
 
     def _nearest_fixes(self, bucket: int) -> dict[int, float]:
+        if self._fixes[bucket]:
+            return self._fixes[bucket]
         visited = [b for b, fixes in enumerate(self._fixes) if fixes]
         nearest = min(visited, key=lambda b: abs(b - bucket), default=bucket)
         return self._fixes[nearest]
@@ -159,9 +165,25 @@ def _knot(count: int) -> int:
     return KNOTS[left] if count - KNOTS[left] < KNOTS[right] - count else KNOTS[right]
 
 
-def _beyond(base: list[float], place: int, fix: float, n: int) -> float:
-    """Cell `n`, on the far side of the last visited `place`."""
-    return base[n] + fix if fix >= 0.0 else base[n] * (1.0 + fix / base[place])
+def _fixed(base: list[float], fixes: Mapping[int, float]) -> list[float]:
+    """A row with what steps have added to it. No drafts go on costing nothing."""
+    places = sorted(n for n in fixes if n < len(base))
+    if not places:
+        return list(base)
+    first, last = places[0], places[-1]
+    row = [_beyond(cell, base[first], fixes[first]) for cell in base[:first]]
+    for left, right in pairwise(places):
+        slope = (fixes[right] - fixes[left]) / (right - left)
+        row += [base[n] + fixes[left] + slope * (n - left) for n in range(left, right)]
+    row += [_beyond(cell, base[last], fixes[last]) for cell in base[last:]]
+    if base[0] == 0.0:
+        row[0] = 0.0
+    return row
+
+
+def _beyond(cell: float, visited: float, fix: float) -> float:
+    """A cell on the far side of the last visited one, which `fix` was added to."""
+    return cell + fix if fix >= 0.0 else cell * (1.0 + fix / visited)
 
 
 @dataclass(slots=True)
