@@ -158,7 +158,7 @@ class TensorParallelModel:
         try:
             _join(meeting, 0, size, kind)
             self._model = _RankDecoder.load_share(folder, 0, size, _device(kind, 0), dtype)
-            self._tell(("ready",))
+            _tell("ready")
         except BaseException:
             self._end()
             raise
@@ -167,30 +167,36 @@ class TensorParallelModel:
         self.size = size
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
-        self._tell(("allocate", num_blocks, block_size))
-        self._model.allocate(num_blocks, block_size)
+        self._together("allocate", num_blocks, block_size)
 
     def forward(self, batch: StepBatch) -> StepOutput:
-        self._tell(("forward", replace(batch, draws=None)))
-        return self._model.forward(batch)
+        output: StepOutput = self._together("forward", replace(batch, draws=None))
+        return output
 
     def copy_slots(self, source: IntArray, target: IntArray) -> None:
-        self._tell(("copy_slots", source, target))
-        self._model.copy_slots(source, target)
+        self._together("copy_slots", source, target)
 
     def close(self) -> None:
         """Ends the other processes; nothing may be computed after that. Twice is fine."""
         atexit.unregister(self.close)
         if self._workers and dist.is_initialized():
-            with suppress(EngineError):  # gone already
-                self._tell(("stop",))
+            with suppress(RuntimeError):  # gone already
+                _tell("stop")
         self._end()
 
-    def _tell(self, command: tuple[Any, ...]) -> None:
+    def _together(self, name: str, *arguments: object) -> Any:
+        """Every rank calls this method of its share. What fails on one leaves the others waiting
+        for its numbers, so that nothing can go on after that: the group ends."""
+        if not self._workers:
+            raise EngineError("the tensor-parallel processes have ended; load the model again")
         try:
-            dist.broadcast_object_list([command], src=0)
-        except RuntimeError as error:
-            raise EngineError(f"a tensor-parallel process is gone: {error}") from error
+            _tell(name, *arguments)
+            return getattr(self._model, name)(*arguments)
+        except Exception as error:
+            for worker in self._workers:
+                worker.kill()
+            self._end()
+            raise EngineError(f"a tensor-parallel process failed: {error}") from error
 
     def _end(self) -> None:
         for worker in self._workers:
@@ -203,6 +209,11 @@ class TensorParallelModel:
         if dist.is_initialized():
             dist.destroy_process_group()
         self._meeting.cleanup()
+
+
+def _tell(*command: object) -> None:
+    """Rank 0 to all others: a method's name and its arguments, or "ready" or "stop"."""
+    dist.broadcast_object_list([command], src=0)
 
 
 def _count(model: TorchDecoder, size: int) -> int:

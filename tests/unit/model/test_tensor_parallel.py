@@ -14,9 +14,10 @@ import transformers
 
 from outrider.contracts import Model
 from outrider.engine.build import EngineConfig, assemble
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, EngineError
 from outrider.llm import LLM
 from outrider.model import load_model
+from outrider.model.driver import Driver
 from outrider.model.selfcheck import self_check
 from outrider.model.tensor_parallel import TensorParallelModel
 from outrider.model.tokenizer import load_tokenizer
@@ -84,6 +85,17 @@ def test_what_cannot_be_shared_is_refused(folder: Path) -> None:
         load_model(folder, tensor_parallel_size=2, backend="transformers")
     with pytest.raises(ConfigError, match="tensor_parallel_size must be at least 1"):
         EngineConfig(model=str(folder), tensor_parallel_size=0)
+
+
+def test_a_lost_process_is_an_error_and_not_a_hang(shared: TensorParallelModel) -> None:
+    """The last one to use the shared model."""
+    driver = Driver(shared)
+    driver.forward({"a": PROMPT})
+    shared._workers[0].kill()
+    with pytest.raises(EngineError, match="a tensor-parallel process failed"):
+        driver.forward({"b": PROMPT})
+    with pytest.raises(EngineError, match="load the model again"):
+        driver.forward({"c": PROMPT})
 
 
 def test_command_line(tmp_path: Path) -> None:
