@@ -25,24 +25,43 @@ COUNTERS = {
 }
 
 
-def repair_expand() -> None:
-    """vLLM 0.32's CPU kernel computes into a copy of `output` unless that is int64."""
-    from vllm.utils import cpu_triton_utils
+class Repairs:
+    """vLLM's two wrong CPU kernels (outrider.integrations.vllm.build), right on demand."""
 
-    def expand(  # vLLM calls it by these names
-        output: Any,
-        input_val: Any,
-        cu_num_tokens: Any,
-        replace_from: Any,
-        replace_to: Any,
-        MAX_NUM_TOKENS: Any = None,
-    ) -> None:
-        start = 0
-        for value, end in zip(input_val.tolist(), cu_num_tokens.tolist(), strict=True):
-            output[start:end] = replace_to if value == replace_from else value
-            start = end
+    def __init__(self) -> None:
+        import torch
+        from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Model
+        from vllm.utils import cpu_triton_utils
 
-    cpu_triton_utils._expand_kernel_impl = expand
+        self.on = False
+        their_expand = cpu_triton_utils._expand_kernel_impl
+        their_norm = DFlashQwen3Model._normalize_context_k
+
+        def expand(  # vLLM calls it by these names
+            output: Any,
+            input_val: Any,
+            cu_num_tokens: Any,
+            replace_from: Any,
+            replace_to: Any,
+            MAX_NUM_TOKENS: Any = None,
+        ) -> None:
+            if not self.on:
+                their_expand(output, input_val, cu_num_tokens, replace_from, replace_to)
+                return
+            start = 0
+            for value, end in zip(input_val.tolist(), cu_num_tokens.tolist(), strict=True):
+                output[start:end] = replace_to if value == replace_from else value
+                start = end
+
+        def norm(model: Any, keys: Any) -> Any:
+            if not self.on:
+                return their_norm(model, keys)
+            size, eps = keys.shape[-1:], model._rms_norm_eps
+            rows = zip(keys, model._k_norm_weights, strict=True)
+            return torch.stack([torch.nn.functional.rms_norm(k, size, w, eps) for k, w in rows])
+
+        cpu_triton_utils._expand_kernel_impl = expand
+        DFlashQwen3Model._normalize_context_k = norm
 
 
 def counts(llm: Any) -> dict[str, int]:
@@ -54,13 +73,12 @@ def counts(llm: Any) -> dict[str, int]:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
     from vllm.version import __version__
 
-    if job.get("repair"):
-        repair_expand()
-    results: dict[str, Any] = {"version": __version__}
-    for name, config in job["engines"].items():
+    repairs = Repairs()
+    results: dict[str, Any] = {}
+    for name, engine in job["engines"].items():
         started = time.perf_counter()
         try:
             llm = LLM(
@@ -68,37 +86,55 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
                 dtype="float32",
                 enforce_eager=True,
                 max_model_len=1024,
-                max_num_seqs=8,
+                max_num_seqs=job["max_sequences"],
                 disable_log_stats=False,
                 enable_prefix_caching=False,
-                speculative_config=config,
+                speculative_config=engine["config"],
+                additional_config=engine.get("additional", {}),
                 **job.get("options", {}),
             )
         except Exception as error:
             results[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
             continue
-        found: dict[str, Any] = {"load_s": time.perf_counter() - started}
+        found: dict[str, Any] = {"load_s": time.perf_counter() - started, "works": {}}
         for work in job["works"]:
-            params = SamplingParams(
-                temperature=work["temperature"],
-                max_tokens=work["max_tokens"],
-                ignore_eos=True,
-                n=work.get("n", 1),
-            )
-            before, started = counts(llm), time.perf_counter()
-            prompts = [{"prompt_token_ids": ids} for ids in work["prompts"]]
-            outputs = llm.generate(prompts, params, use_tqdm=False)
-            after = counts(llm)
-            found[work["name"]] = {
-                "seconds": time.perf_counter() - started,
-                "tokens": [list(output.outputs[0].token_ids) for output in outputs],
-                **{key: after[key] - before[key] for key in after},
-            }
+            if work["name"] in engine["works"]:
+                repairs.on = work["repaired"]
+                found["works"][work["name"]] = generate(llm, work)
         results[name] = found
         llm.llm_engine.engine_core.shutdown()
-        print(name, {k: v if isinstance(v, float) else v["accepted"] for k, v in found.items()})
-        sys.stdout.flush()
-    return results
+        took = {key: round(value["seconds"], 1) for key, value in found["works"].items()}
+        print(f"{name}: loaded in {found['load_s']:.1f} s, worked {took}", flush=True)
+    return {"version": __version__, "engines": results}
+
+
+def generate(llm: Any, work: dict[str, Any]) -> dict[str, Any]:
+    from vllm import SamplingParams
+
+    params = SamplingParams(
+        temperature=work["temperature"],
+        max_tokens=work["max_tokens"],
+        ignore_eos=True,
+        logprobs=work["logprobs"],
+    )
+    before, started = counts(llm), time.perf_counter()
+    prompts = [{"prompt_token_ids": ids} for ids in work["prompts"]]
+    outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+    seconds, after = time.perf_counter() - started, counts(llm)
+    found: dict[str, Any] = {
+        "seconds": seconds,
+        "tokens": [list(output.token_ids) for output in outputs],
+        **{key: after[key] - before[key] for key in after},
+    }
+    if work["logprobs"]:
+        found["tops"] = [
+            [
+                {str(token): entry.logprob for token, entry in place.items()}
+                for place in out.logprobs
+            ]
+            for out in outputs
+        ]
+    return found
 
 
 def parse(job: dict[str, Any]) -> dict[str, Any]:
@@ -134,5 +170,7 @@ if __name__ == "__main__":
     work = json.loads(Path(sys.argv[1]).read_text())
     if not work.get("options", {}).get("tensor_parallel_size"):
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    found = parse(work) if "command_lines" in work else run(work)
+    found = run(work)
+    if "command_lines" in work:
+        found["parsed"] = parse(work)
     Path(sys.argv[2]).write_text(json.dumps(found))

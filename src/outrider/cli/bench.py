@@ -230,8 +230,34 @@ USUAL = {
 @app.command(epilog="Example: outrider bench serve http://127.0.0.1:8000 --clients 1,4,16")
 def serve(
     url: Annotated[
-        str, typer.Argument(metavar="URL", help="An OpenAI-compatible server, without /v1.")
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="An OpenAI-compatible server, without /v1; with --backend the model to serve.",
+        ),
     ],
+    backend: Annotated[
+        str | None,
+        flags.option(
+            WORK,
+            "Start outrider serve with native, vllm or both, one after the other.",
+            "--backend",
+            metavar="NAME,...",
+            show_default="URL is a server",
+        ),
+    ] = None,
+    serve_args: Annotated[
+        list[str] | None,
+        flags.option(
+            WORK, "With --backend: an argument of outrider serve.", "--serve-arg", metavar="ARG"
+        ),
+    ] = None,
+    vllm_args: Annotated[
+        list[str] | None,
+        flags.option(
+            WORK, "With --backend vllm: an argument of vllm serve.", "--vllm-arg", metavar="ARG"
+        ),
+    ] = None,
     workload: WorkloadName = "code",
     clients: Annotated[
         str, flags.option(WORK, "Requests in flight.", "--clients", metavar="N,...")
@@ -255,7 +281,8 @@ def serve(
     as_json: flags.Json = False,
 ) -> None:
     """Load on a server, ours or another: throughput, first token, time per token."""
-    from outrider.bench.plan import read_numbers
+    from outrider.bench.backends import bench_backends
+    from outrider.bench.plan import read_numbers, split
     from outrider.bench.serve import bench_server
     from outrider.bench.workloads import load_workload
 
@@ -263,8 +290,17 @@ def serve(
     counts = [int(n) for n in read_numbers(clients, "--clients")]
     if min(counts, default=0) < 1:
         raise ConfigError("--clients must be numbers from 1 on")
+    if backend is None and (serve_args or vllm_args):
+        raise ConfigError("--serve-arg and --vllm-arg need --backend")
     with _telling() as tell:
-        found = bench_server(url, work, counts, max_tokens, name, title, tell)
+
+        def bench(place: str) -> Result:
+            return bench_server(place, work, counts, max_tokens, name, title, tell)
+
+        if backend is None:
+            found = bench(url)
+        else:
+            found = bench_backends(split(backend), url, serve_args or (), vllm_args or (), bench)
     _conclude(found, out, as_json)
 
 

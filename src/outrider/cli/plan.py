@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,6 +71,25 @@ def plan(
 
     if not 0 <= alpha <= 1:
         raise ConfigError(f"--alpha must be in [0, 1], not {alpha}")
+    check_positive(
+        {
+            "rate": rate,
+            "prompt-tokens": prompt_tokens,
+            "output-tokens": output_tokens,
+            "ttft": ttft,
+            "tpot": tpot,
+            "parameters": parameters,
+            "bytes-per-parameter": bytes_per_parameter,
+            "bandwidth": bandwidth,
+            "flops": flops,
+            "memory": memory,
+            "max-num-seqs": max_sequences,
+            "price": price,
+        }
+    )
+    check_positive(
+        {"draft-parameters": draft_parameters, "kv-bytes-per-token": kv_bytes}, zero=True
+    )
     load = Load(rate=rate, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
     def make(degree: int) -> Replica | None:
@@ -109,6 +129,15 @@ def plan(
     console.print(page(fleets))
     if as_json:
         print_json({name: fleet.figures() for name, fleet in fleets.items()})
+
+
+def check_positive(given: dict[str, float | None], *, zero: bool = False) -> None:
+    """ConfigError for the first that is no positive finite number; None is left out."""
+    for name, value in given.items():
+        if value is None or (isfinite(value) and (value > 0 or (zero and value == 0))):
+            continue
+        what = "0 or a positive number" if zero else "a positive number"
+        raise ConfigError(f"--{name} must be {what}, not {value}")
 
 
 def read_record(file: Path) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from typing import Annotated, Literal
 import typer
 
 from outrider.cli import flags
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, UnknownName
 
 EXAMPLE = "Example: outrider serve --port 8000 --num-draft-tokens auto"
 KEY_VARIABLE = "OUTRIDER_API_KEY"
+BACKENDS = ("auto", "native", "torch", "transformers", "vllm")
 
 NETWORK = "Network"
 LIMITS = "Limits"
@@ -255,6 +256,8 @@ def serve(
         raise ConfigError(f"--log-format is text or json, not {log_format!r}")
     if log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"--log-level is debug, info, warning or error, not {log_level!r}")
+    if backend not in BACKENDS:
+        raise UnknownName("backend", backend, BACKENDS)
     if backend == "vllm":
         from outrider.integrations.vllm.command import serve_vllm
 

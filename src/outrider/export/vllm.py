@@ -22,6 +22,7 @@ from outrider.model.weights import Checkpoint, read_config
 logger = logging.getLogger(__name__)
 
 DRAFT_MODEL_K = EAGLE3_K = 4
+SAMPLED_DRAFTS = {"draft_sample_method": "probabilistic"}  # drawn from their own law, as ours are
 _ADDITIONS = ("markov_", "confidence_")  # DSpark's
 
 
@@ -37,7 +38,8 @@ def export_vllm(drafter: Path, target: Path, out: Path) -> dict[str, Any]:
         return _export_model(drafter, target, out)
     head = load_head(drafter)
     num_draft_tokens = _export_head(head, drafter, target, out)
-    return {"method": kind, "model": str(out), "num_speculative_tokens": num_draft_tokens}
+    config = {"method": kind, "model": str(out), "num_speculative_tokens": num_draft_tokens}
+    return config if kind == "medusa" else {**config, **SAMPLED_DRAFTS}
 
 
 def _export_model(drafter: Path, target: Path, out: Path) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def _export_model(drafter: Path, target: Path, out: Path) -> dict[str, Any]:
         "method": "draft_model",
         "model": str(out),
         "num_speculative_tokens": DRAFT_MODEL_K,
-        "draft_sample_method": "probabilistic",
+        **SAMPLED_DRAFTS,
     }
 
 

@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 from outrider.errors import ConfigError
 from outrider.plan.costs import Costs, best_k
 
-WARM_UP = 5  # the first fifth of the requests met a replica that was not full yet
+WARM_UP = 0.2  # the first fifth of the requests met a replica that was not full yet
 OVERRUN = 8  # batches of requests waiting: more arrive than can be served
 
 
@@ -31,6 +32,14 @@ class Load:
     def __post_init__(self) -> None:
         if self.rate <= 0 or self.prompt_tokens < 1 or self.output_tokens < 1:
             raise ConfigError("a load needs a positive rate, prompts and outputs")
+
+
+class Arrival(NamedTuple):
+    """One request of a trace."""
+
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
 
 
 @dataclass(slots=True)
@@ -80,10 +89,21 @@ def simulate(
     chunk: int = 512,
     num_requests: int = 400,
     seed: int = 0,
+    num_draft_tokens: int | None = None,
+    trace: Seq[Arrival] | None = None,
+    warm_up: float = WARM_UP,
 ) -> Outcome:
-    """Runs until `num_requests` have finished; `capacity` is how many tokens the KV holds."""
+    """Runs until `num_requests` have finished, or all of `trace`, whose mean is then the load.
+
+    `capacity` is how many tokens the KV holds; `num_draft_tokens` None: the best K of the moment;
+    latencies of the `warm_up` share of requests that finish first are left out.
+    """
     rng = random.Random(seed)
-    arrivals = _arrivals(rng, load, num_requests)
+    if trace is None:
+        trace = poisson(rng, load, 2 * num_requests + 1000)
+    else:
+        num_requests = len(trace)
+    arrivals = deque(_Request(at, prompt, 0, out, out) for at, prompt, out in trace)
     waiting: deque[_Request] = deque()
     running: list[_Request] = []
     found = Outcome()
@@ -91,6 +111,8 @@ def simulate(
 
     @cache
     def k_at(num_sequences: int) -> int:
+        if num_draft_tokens is not None:
+            return num_draft_tokens
         context = num_sequences * (load.prompt_tokens + load.output_tokens / 2)
         return best_k(costs, alpha, num_sequences, context) if speculate and alpha else 0
 
@@ -122,7 +144,7 @@ def simulate(
         for request in prefilling:
             if not request.prompt_left:  # a prompt's last chunk gives the first token
                 _emit(request, 1, now)
-        running = _finish(running, found, now, num_requests // WARM_UP)
+        running = _finish(running, found, now, int(num_requests * warm_up))
         if len(waiting) > OVERRUN * max_sequences:
             found.is_stable = False
             break
@@ -130,15 +152,15 @@ def simulate(
     return found
 
 
-def _arrivals(rng: random.Random, load: Load, num_requests: int) -> deque[_Request]:
+def poisson(rng: random.Random, load: Load, num_requests: int) -> list[Arrival]:
     """Poisson arrivals; outputs vary as real ones do (exponential), prompts by a half."""
-    found: deque[_Request] = deque()
+    found: list[Arrival] = []
     now = 0.0
-    for _ in range(2 * num_requests + 1000):
+    for _ in range(num_requests):
         now += rng.expovariate(load.rate)
         prompt = max(1, round(load.prompt_tokens * rng.uniform(0.5, 1.5)))
         output = max(1, round(rng.expovariate(1 / load.output_tokens)))
-        found.append(_Request(now, prompt, 0, output, output))
+        found.append(Arrival(now, prompt, output))
     return found
 
 

@@ -155,6 +155,17 @@ def test_a_dead_vllm_is_started_again(program: Path, model: Path) -> None:
         assert served.process.wait(20) == 1
 
 
+def test_an_interrupt_ends_both(program: Path, model: Path) -> None:
+    with serving(program, model) as served:
+        served.wait_until_ready()
+        pid = served.pid()
+        served.process.send_signal(signal.SIGINT)
+        _, err = served.process.communicate(timeout=20)
+        assert served.process.returncode == 130
+        assert "Traceback" not in err
+        assert not Path(f"/proc/{pid}").exists()
+
+
 def test_a_vllm_that_cannot_load_costs_one_line(program: Path, model: Path) -> None:
     with serving(program, model, STAND_IN_FAILS="1") as served:
         _, err = served.process.communicate(timeout=30)

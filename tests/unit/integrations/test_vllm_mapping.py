@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 from pathlib import Path
@@ -74,19 +75,59 @@ def test_what_has_no_counterpart_is_refused_in_one_line(
     assert f"--{option.name.replace('_', '-')} has no effect with --backend vllm" in lines[0]
 
 
+class Started:
+    """What `outrider serve --backend vllm` would start, instead of starting it."""
+
+    front: Any = None
+    logs: tuple[str, str] = ("", "")
+
+    @property
+    def line(self) -> str:
+        return " ".join(self.front._make_child()._command)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        found: dict[str, str] = self.front._make_child()._environment
+        return found
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
+    found = Started()
+    program = tmp_path / "vllm"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv(child.VARIABLE, str(program))
+
+    def run_front(front: Any, *rest: object) -> int:
+        found.front = front
+        return 0
+
+    monkeypatch.setattr("outrider.server.run.run", run_front)
+    monkeypatch.setattr("outrider.server.logs.set_up", lambda *how: setattr(found, "logs", how))
+    return found
+
+
+def serve_with(*flags: str, model: str) -> int:
+    port = [] if "--port" in flags else ["--port", str(child.free_port())]
+    return run(app, ["serve", model, "--backend", "vllm", *port, *flags])
+
+
+# Of each option that is passed on: its example's trace in vLLM's command line or environment.
 SEEN = {
-    "model": "TARGET",
+    "model": "serve TARGET",
     "draft_model": '"model": "DRAFT"',
     "proposer": '"method": "ngram"',
     "num_draft_tokens": '"num_speculative_tokens": 3',
     "draft_table": '"num_speculative_tokens_per_batch_size": [[1, 4, 5], [5, 16, 2]',
     "verifier": '"draft_sample_method": "probabilistic"',
     "served_model_name": "--served-model-name m",
-    "chat_template": "--chat-template T",
+    "chat_template": "--chat-template TEMPLATE",
     "max_sequences": "--max-num-seqs 8",
     "prefix_caching": "--no-enable-prefix-caching",
     "dtype": "--dtype float32",
-    "otlp_endpoint": "--otlp-traces-endpoint http://t",
+    "otlp_endpoint": "--otlp-traces-endpoint http://localhost:4318/v1/traces",
+    "log_level": "VLLM_LOGGING_LEVEL=WARNING",
     "tensor_parallel_size": "--tensor-parallel-size 2",
     "pipeline_parallel_size": "--pipeline-parallel-size 2",
     "data_parallel_size": "--data-parallel-size 2",
@@ -95,40 +136,67 @@ SEEN = {
 }
 
 
-@pytest.mark.parametrize("name", [o.name for o in OPTIONS if o.fate == "passed"])
-def test_what_is_passed_on_arrives(name: str, target: str, draft: str) -> None:
-    if name == "log_level":
-        pytest.skip("an environment variable: see the front's tests")
-    wishes: dict[str, dict[str, Any]] = {
-        "model": {},
-        "draft_model": {},
-        "proposer": {"proposer": "ngram", "draft_model": None},
-        "num_draft_tokens": {"num_draft_tokens": 3},
-        "draft_table": {"draft_table": read_table("1-4:5,5-16:2,17-:0")},
-        "verifier": {"verifier": "token"},
-        "served_model_name": {"served_model_name": "m"},
-        "chat_template": {"chat_template": Path("T")},
-        "max_sequences": {"max_sequences": 8},
-        "prefix_caching": {"prefix_caching": False},
-        "dtype": {"dtype": "float32"},
-        "otlp_endpoint": {"otlp_endpoint": "http://t"},
-        "executor": {"executor": "mp"},
-        "vllm_args": {"vllm_args": ("--enforce-eager",)},
-        **{f"{kind}_parallel_size": {f"{kind}_parallel_size": 2} for kind in ("tensor", "data")},
-        "pipeline_parallel_size": {"pipeline_parallel_size": 2},
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.fate == "passed"], ids=lambda o: o.name)
+def test_what_is_passed_on_arrives(
+    option: Any, started: Started, target: str, draft: str, tmp_path: Path
+) -> None:
+    (tmp_path / "T").write_text("{{ messages }}")
+    places = {"D": draft, "T": str(tmp_path / "T")}
+    example = [places.get(part, part) for part in option.example if part != "bundled"]
+    if option.name not in ("draft_model", "proposer"):
+        example += ["--draft-model", draft]
+    assert serve_with(*example, model=target) == 0
+    variables = [f"{name}={value}" for name, value in started.environment.items()]
+    line = " ".join([started.line, *variables])
+    for path, name in ((target, "TARGET"), (draft, "DRAFT"), (places["T"], "TEMPLATE")):
+        line = line.replace(path, name)
+    assert SEEN[option.name] in line
+
+
+def test_what_is_ours_reaches_the_front(started: Started, target: str, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("secret\n")
+    port = child.free_port()
+    given: dict[str, tuple[str, ...]] = {
+        "host": ("--host", "localhost"),
+        "port": ("--port", str(port)),
+        "api_key_file": ("--api-key-file", str(tmp_path / "keys")),
+        "max_queue": ("--max-queue", "7"),
+        "drain_timeout": ("--drain-timeout", "3"),
+        "stall_timeout": ("--stall-timeout", "4"),
+        "log_format": ("--log-format", "json"),
+        "restarts": ("--restarts", "5"),
+        "backend": (),
     }
-    wish = Wish(**{"model": target, "draft_model": draft, **wishes[name]})
-    args, _ = command(wish, host="127.0.0.1", port=1)
-    line = " ".join(args).replace(target, "TARGET").replace(draft, "DRAFT")
-    assert SEEN[name] in line
+    assert set(given) == {option.name for option in OPTIONS if option.fate == "ours"}
+    flags = [part for parts in given.values() for part in parts]
+    assert serve_with(*flags, "--max-num-seqs", "8", model=target) == 0
+    config = started.front.config
+    assert (config.host, config.port, config.api_keys) == ("localhost", port, ("secret",))
+    assert (config.max_queue, started.front._max_requests) == (7, 15)
+    assert (config.drain_timeout_s, config.stall_timeout_s) == (3.0, 4.0)
+    assert started.logs == ("json", "info")
+    assert started.front._restarts_left == 5
+    assert "secret" not in started.line + str(started.environment)
 
 
 def test_the_documented_tables_are_these() -> None:
-    page = (ROOT / "docs/how-to/run-on-vllm.md").read_text()
-    for option in OPTIONS:
-        assert f"| `--{option.name.replace('_', '-')}` | {option.fate} | {option.theirs} |" in page
+    """`make reference` would change nothing."""
+    file = ROOT / "docs/make_vllm_tables.py"
+    spec = importlib.util.spec_from_file_location("make_vllm_tables", file)
+    assert spec is not None
+    assert spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    text = maker.PAGE.read_text()
+    assert maker.page(text) == text
+    assert all(f"| `{name}` |" in text for name in PROPOSERS)
+    assert all(f"| `--{option.name.replace('_', '-')}` |" in text for option in OPTIONS)
+
+
+def test_every_drafter_is_greedy_only_on_the_cpu_build() -> None:
     for name, theirs in PROPOSERS.items():
-        assert f"| `{name}` | {theirs} | {on_cpu_build(name)} |" in page
+        refused = theirs.startswith("refused")
+        assert on_cpu_build(name).startswith("–" if refused else "temperature 0 only")
 
 
 # --- the speculative configuration ----------------------------------------------------------------
@@ -199,7 +267,7 @@ def test_the_block_rule_forces_the_runner_that_has_it(target: str, draft: str) -
     wish = Wish(model=target, draft_model=draft, verifier="block")
     args, environment = command(wish, host="h", port=1)
     assert '"rejection_sample_method": "block"' in " ".join(args)
-    assert environment == {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+    assert environment["VLLM_USE_V2_MODEL_RUNNER"] == "1"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from outrider.plan.costs import (
     break_even_batch,
 )
 from outrider.plan.fleet import Goal, Replica, plan
-from outrider.plan.simulate import Load, percentile, simulate
+from outrider.plan.simulate import Arrival, Load, percentile, simulate
 from outrider.theory import expected_tokens
 
 HARDWARE = Hardware(bandwidth=1e12, flops=1e14, memory=8e10, efficiency=1.0, overhead_s=0.0)
@@ -109,6 +109,17 @@ def test_too_much_is_noticed() -> None:
     assert not simulate(Constant(), load, max_sequences=4, num_requests=300).is_stable
 
 
+def test_a_trace_and_a_number_of_drafts_are_followed() -> None:
+    load = Load(rate=1, prompt_tokens=8, output_tokens=4)
+    trace = [Arrival(0.0, 8, 5), Arrival(10.0, 8, 1)]
+    found = simulate(Constant(), load, alpha=1.0, num_draft_tokens=3, trace=trace, warm_up=0.0)
+    # The prompt's pass gives one token, the next pass three drafts and the target's own.
+    assert (found.num_requests, found.num_tokens) == (2, 6)
+    assert found.ttft_s == pytest.approx([0.01, 0.01])
+    assert found.tpot_s == pytest.approx([0.01 / 4])
+    assert found.duration_s == pytest.approx(10.01)
+
+
 def test_memory_limits_the_batch() -> None:
     load = Load(rate=20, prompt_tokens=10, output_tokens=40)
     found = simulate(Constant(), load, capacity=100, num_requests=100)
@@ -145,6 +156,25 @@ def test_a_goal_nobody_can_keep_is_refused() -> None:
             speculate=False,
             num_requests=50,
         )
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--rate", "0"),
+        ("--rate", "nan"),
+        ("--rate", "inf"),
+        ("--parameters", "0"),
+        ("--draft-parameters", "-1"),
+        ("--max-num-seqs", "0"),
+        ("--price", "-1"),
+    ],
+)
+def test_nonsense_costs_one_line(args: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["plan", *args]) == 2
+    err = capsys.readouterr().err.strip()
+    assert args[0] in err
+    assert len(err.splitlines()) == 1
 
 
 def test_the_command_prints_both(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

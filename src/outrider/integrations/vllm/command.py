@@ -46,15 +46,14 @@ def serve_vllm(
         drain_timeout_s=options["drain_timeout"],
         stall_timeout_s=options["stall_timeout"],
     )
-    program = find_vllm()
-    build = examine(program)
-    refuse_rule(build, wish.verifier)
     inner = free_port()
     with tempfile.TemporaryDirectory(prefix="outrider-vllm-") as folder:
         predicts = wish.proposer in ("prediction", "hybrid") and wish.num_draft_tokens != 0
         more = {"predictions": folder} if predicts else None
         args, environment = command(wish, host="127.0.0.1", port=inner, more=more)
-        environment["VLLM_LOGGING_LEVEL"] = options["log_level"].upper()
+        program = find_vllm()
+        build = examine(program)
+        refuse_rule(build, wish.verifier)
         # Keys are checked here; one in the environment would lock us out of our own vLLM.
         environment["VLLM_API_KEY"] = ""
         try:

@@ -177,6 +177,7 @@ class Wish:
     prefix_caching: bool = True
     dtype: str = "auto"
     otlp_endpoint: str | None = None
+    log_level: str = "info"
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
@@ -252,7 +253,7 @@ def command(
         args += ["--otlp-traces-endpoint", wish.otlp_endpoint]
     if wish.executor is not None:
         args += ["--distributed-executor-backend", wish.executor]
-    environment = {}
+    environment = {"VLLM_LOGGING_LEVEL": wish.log_level.upper()}
     if config is not None:
         args += ["--speculative-config", json.dumps(config)]
         if config.get("rejection_sample_method") == "block":
@@ -391,7 +392,7 @@ def _rule(verifier: str | None, name: str) -> dict[str, Any]:
         )
     if verifier not in (None, "token", "block"):
         raise UnknownName("verifier", verifier, ("token", "block"))
-    samples = name in ("draft-model", "eagle3")
+    samples = name in ("draft-model", "eagle3", "dflash")
     rule: dict[str, Any] = {"draft_sample_method": "probabilistic"} if samples else {}
     if verifier == "block":
         if name in ("medusa", "hybrid", "prediction", "suffix"):

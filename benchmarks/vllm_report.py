@@ -1,0 +1,211 @@
+"""The result file of `make vllm-test`: tables from what the parts left under benchmarks/.vllm/."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from math import sqrt
+from typing import Any
+
+import report
+from vllm_served import WORK, Figures
+
+from outrider import LLM
+from outrider.engine.request import Request, Speculation
+from outrider.prove.endpoint import Output, examine_ranks
+from outrider.prove.identity import NEAR_TIE, explain
+from outrider.sampling import SamplingParams
+
+Rows = list[dict[str, Any]]
+
+
+def load(name: str) -> Figures:
+    file = WORK / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+@cache
+def plain_engine() -> LLM:
+    return LLM("bundled", dtype="float32", num_draft_tokens=0)
+
+
+def compare(work: Figures, theirs: list[Any], ours: list[Any]) -> tuple[int, int, int]:
+    """Outputs that are identical, part at a near-tie, differ otherwise."""
+    same = ties = other = 0
+    for prompt, mine, yours in zip(work["prompts"], ours, theirs, strict=True):
+        if mine == yours:
+            same += 1
+            continue
+        params = SamplingParams(max_tokens=work["max_tokens"], ignore_eos=True)
+        request = Request("explain", prompt, params, Speculation(num_draft_tokens=0), 0)
+        found = explain(plain_engine().engine, request, 0, mine, yours)
+        if found is not None and found.margin < 10 * NEAR_TIE:  # two engines round differently
+            ties += 1
+        else:
+            other += 1
+    return same, ties, other
+
+
+def length(found: Figures) -> float:
+    """Tokens of a step with drafts, the correction or bonus token included; over all requests."""
+    drafts, accepted = (
+        sum(value) if isinstance(value, list) else value
+        for value in (found["drafts"], found["accepted"])
+    )
+    return 1 + accepted / drafts if drafts else 1.0
+
+
+def spread(found: Figures) -> float:
+    """The standard error of `length`, relative, from how much requests differ."""
+    drafts, accepted = found["drafts"], found["accepted"]
+    mean = sum(accepted) / sum(drafts)
+    square = sum((a - mean * d) ** 2 for a, d in zip(accepted, drafts, strict=True))
+    return sqrt(square) / sum(drafts) / (1 + mean)
+
+
+def per_pass(found: Figures) -> float:
+    num_tokens = sum(len(tokens) for tokens in found["tokens"])
+    return num_tokens / (num_tokens - found["accepted"])
+
+
+def greedy(name: str, engines: Figures, ours: Figures, works: Figures) -> Rows:
+    rows = []
+    for drafter, engine in engines.items():
+        if "error" in engine:
+            rows.append(row(drafter, f"not loaded: {engine['error']}"))
+            continue
+        for key in (name, f"{name} repaired"):
+            if key not in engine["works"]:
+                continue
+            got, mine = engine["works"][key], ours.get(drafter, {}).get(name)
+            plain = ours["plain"][name]["tokens"]
+            same, ties, other = compare(works[name], got["tokens"], plain)
+            identical = f"{same} of {len(plain)}"
+            if ties or other:
+                identical += f", {ties} near-ties, {other} different"
+            shown = drafter if key == name else f"{drafter}, norm repaired"
+            rows.append(row(shown, identical, got, mine))
+    return rows
+
+
+def row(drafter: str, identical: str, got: Any = None, mine: Any = None) -> dict[str, Any]:
+    return {
+        "drafter": drafter,
+        "identical": identical,
+        "accepted / drafted": f"{got['accepted']} / {got['drafted']}" if got else "",
+        "tokens per pass": per_pass(got) if got else "",
+        "length": length(got) if got else "",
+        "native length": length(mine) if mine else "",
+        "ratio": length(got) / length(mine) if got and mine else "",
+    }
+
+
+def sampled(engines: Figures, ours: Figures) -> Rows:
+    """Acceptance under the same law, with vLLM's kernels repaired."""
+    rows = []
+    for drafter, engine in engines.items():
+        got = engine.get("works", {}).get("sampled")
+        if got is not None:
+            mine = ours[drafter]["sampled"]
+            rows.append(
+                {
+                    "drafter": drafter,
+                    "accepted / drafted": f"{got['accepted']} / {got['drafted']}",
+                    "length": length(got),
+                    "native length": length(mine),
+                    "ratio": length(got) / length(mine),
+                    "its standard error": sqrt(2) * spread(mine),
+                }
+            )
+    return rows
+
+
+def laws(works: Figures) -> Rows:
+    """Whether what vLLM draws with a draft model has the law of its logprobs."""
+    rows = []
+    for name, kernels in (("law", "as they are"), ("law repaired", "repaired")):
+        got = works[name]
+        outputs = [
+            Output([str(token) for token in tokens], [], tops)
+            for tokens, tops in zip(got["tokens"], got["tops"], strict=True)
+        ]
+        accepted = f"{got['accepted']} / {got['drafted']}"
+        found = examine_ranks(outputs).found
+        rows.append({"CPU kernels": kernels, "accepted / drafted": accepted, "found": found})
+    return rows
+
+
+def look_ups(engines: Figures) -> Rows:
+    """What our proposer classes gain over vLLM's own n-gram on edits."""
+    names = ("ngram", "ngram of ours", "suffix of ours", "hybrid of ours")
+    found = {name: engines[name]["works"]["edit"] for name in names if "works" in engines[name]}
+    base = found["ngram"]
+    return [
+        {
+            "proposer": f"{name} and predictions" if name.startswith("hybrid") else name,
+            "accepted / drafted": f"{got['accepted']} / {got['drafted']}",
+            "tokens per pass": per_pass(got),
+            "of vLLM's n-gram": per_pass(got) / per_pass(base),
+        }
+        for name, got in found.items()
+    ]
+
+
+def parallel(ours: Figures, works: Figures) -> Rows:
+    rows = []
+    for drafter, engine in load("parallel").get("engines", {}).items():
+        if "error" in engine:
+            rows.append({"drafter": drafter, "identical": engine["error"], "length": ""})
+            continue
+        got = engine["works"]["edit"]
+        same, ties, other = compare(works["edit"], got["tokens"], ours["plain"]["edit"]["tokens"])
+        shown = f"{same} of {len(got['tokens'])}, {ties} near-ties, {other} different"
+        rows.append({"drafter": drafter, "identical": shown, "length": length(got)})
+    return rows
+
+
+def proven(found: Figures) -> Rows:
+    return [
+        {"speculation": name, "check": check["name"], "found": check["found"]}
+        for name, record in found.items()
+        for check in record["checks"]
+    ]
+
+
+def write() -> None:
+    theirs, ours = load("engines"), load("native")
+    engines = theirs["engines"]
+    works = {work["name"]: work for work in load("engines-job")["works"]}
+    tables = {f"greedy, {name}": greedy(name, engines, ours, works) for name in ("code", "edit")}
+    tables["temperature 1, code, vLLM's CPU kernels repaired"] = sampled(engines, ours)
+    if "works" in engines["draft-model"]:
+        tables["temperature 1, code, draft model"] = laws(engines["draft-model"]["works"])
+    tables["our look-ups and vLLM's n-gram, greedy, edit"] = look_ups(engines)
+    tables["tensor parallel 2, greedy, edit"] = parallel(ours, works)
+    served, proofs = load("served"), load("proven")
+    if killed := proofs.pop("killed", None):
+        served["worker killed in mid-stream, no restarts: the stream ends with"] = killed["stream"]
+        served["exit code then"] = killed["exit"]
+    tables["served"] = [{"what": what, "found": str(value)} for what, value in served.items()]
+    tables["outrider prove --endpoint"] = proven(proofs)
+    tables["accepted by vLLM's argument parser, not run here"] = [
+        {"command line": name, "parsed": json.dumps(found).replace(str(WORK.parents[1]) + "/", "")}
+        for name, found in theirs["parsed"].items()
+    ]
+    first = works["sampled"]
+    notes = (
+        f"vLLM {theirs['version']} (CPU build), bundled target in float32, prompts from packages "
+        f"that no bundled model was trained on: {len(works['code']['prompts'])} of each kind for "
+        f"{works['code']['max_tokens']} tokens greedily, {len(first['prompts'])} for "
+        f"{first['max_tokens']} at temperature 1. K = 4 (Medusa and DFlash: as many as the head "
+        "has). Lengths are tokens of a step with drafts, the correction or bonus token included; "
+        "tokens per pass count all steps of vLLM. Identity is against the native engine's plain "
+        "decoding. DFlash heads are the export, without Markov bias, on both sides. vLLM counts "
+        "accepted tokens beyond the end of an output, the native engine drafts none. At "
+        "temperature 1 both sides use the ratio rule with sampled drafts (draft-model, eagle3, "
+        "dflash) or deterministic ones. vLLM's n-gram is compared with ours, which is another "
+        "algorithm. 'Repaired' replaces vLLM's two wrong CPU kernels (temperatures of draft "
+        "positions, stacked RMSNorm weights); without the repair its samples have not the law of "
+        "its logprobs, and `outrider serve --backend vllm` refuses to sample."
+    )
+    report.write("vllm", "Outrider and vLLM", {k: v for k, v in tables.items() if v}, notes)
