@@ -181,8 +181,8 @@ def test_what_is_ours_reaches_the_front(started: Started, target: str, tmp_path:
 
 def test_the_documented_tables_are_these() -> None:
     """`make reference` would change nothing."""
-    file = ROOT / "docs/make_vllm_tables.py"
-    spec = importlib.util.spec_from_file_location("make_vllm_tables", file)
+    file = ROOT / "docs/tools/vllm_tables.py"
+    spec = importlib.util.spec_from_file_location("vllm_tables", file)
     assert spec is not None
     assert spec.loader is not None
     maker = importlib.util.module_from_spec(spec)
