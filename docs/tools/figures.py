@@ -56,7 +56,41 @@ def verify_cost(path: Path) -> None:
         legend(axes)
 
 
+def plan_check(path: Path) -> None:
+    """What the plan predicts in what the server did, load by load."""
+    rows = load("plan-check")["tables"]["predicted and measured"]
+    with figure(path, "The plan and the server") as axes:
+        ending = ": predicted / measured"
+        names = [key for key in rows[0] if key.endswith(ending)]
+        for name, colour in zip(names, COLOURS, strict=False):
+            values = [row[name] for row in rows]
+            axes.plot(values, "o-", color=colour, label=name.removesuffix(ending))
+        axes.axhspan(0.85, 1.15, color="#808488", alpha=0.15, label="15 %")
+        axes.axhline(1, color="#808488", linewidth=1)
+        labels = [f"K = {row['K']}\n{row['load']:.0%}" for row in rows]
+        axes.set_xticks(range(len(rows)), labels)
+        axes.set_xlabel("drafts, and load as a share of what the server can do")
+        axes.set_ylabel("predicted / measured")
+        axes.set_ylim(bottom=0)
+        legend(axes)
+
+
+def fleet(path: Path) -> None:
+    """Devices by load, with and without speculation: on paper."""
+    rows = load("plan-check")["tables"]["a fleet on paper"]
+    with figure(path, "Devices for an 8B model, on paper") as axes:
+        rates = [row["requests per s"] for row in rows]
+        for how, mark, colour in zip(("without", "with"), ("s--", "o-"), COLOURS, strict=False):
+            devices = [row[f"devices {how}"] for row in rows]
+            axes.loglog(rates, devices, mark, color=colour, label=f"{how} speculation")
+        axes.set_xlabel("requests per second")
+        axes.set_ylabel("devices")
+        legend(axes)
+
+
 FIGURES: dict[str, Draw] = {
+    "plan-check": plan_check,
+    "fleet": fleet,
     "verify-cost": verify_cost,
     "speedup-by-k": from_bench("speedup-by-k", pictures.speedup_by_k),
     "auto-by-batch": from_bench("auto-by-batch", pictures.speedup_by_batch),
