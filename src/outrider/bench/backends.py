@@ -45,7 +45,7 @@ def bench_backends(
         found.append(result)
     first = found[0]
     rows = [row for result in found for row in result.rows]
-    return replace(first, rows=rows, about={**first.about, "server": ", ".join(names)})
+    return replace(first, rows=rows, settings={**first.settings, "server": ", ".join(names)})
 
 
 @contextmanager

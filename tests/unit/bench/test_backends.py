@@ -40,7 +40,7 @@ def test_rows_of_all_backends_share_a_table(monkeypatch: pytest.MonkeyPatch) -> 
         ["m", "--backend", "native", "-k", "2"],
         ["m", "--backend", "vllm", "-k", "2", "--vllm-arg=--enforce-eager"],
     ]
-    assert found.about["server"] == "native, vllm"
+    assert found.settings["server"] == "native, vllm"
 
 
 def test_mistakes_cost_one_line(
