@@ -127,14 +127,12 @@ def verify_cost_gpu() -> list[str]:
         return ["No result of a GPU is committed yet: `benchmarks/gpu_decode.py` makes one."]
     result = load("gpu-decode")
     device = re.search(r"NVIDIA \w+", result["notes"])
-    costs = [
-        f"over {row['tokens']:g} tokens {row['ms'] / rows[0]['ms']:.2f}"
-        for row in rows
-        if row["tokens"] > 1
-    ]
+    name = device.group() if device else "one"
+    wide = [row for row in rows if row["tokens"] > 1]
+    costs = [f"{row['ms'] / rows[0]['ms']:.2f} for {row['tokens']:g} tokens" for row in wide]
     return [
-        f"On a GPU ({device.group() if device else 'one'}), with 8 billion parameters in",
-        f"bfloat16, costs are flatter still: a pass {', '.join(costs)} passes over one",
+        f"On a GPU ({name}), with 8 billion parameters in bfloat16, the curve is flatter still:",
+        f"{', '.join(costs)}",
         "([gpu-decode.md](../../benchmarks/results/gpu-decode.md), table *Passes*).",
     ]
 
