@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from outrider.contracts import StepBatch, Stream
-from outrider.cuda.decoder import MAX_TOKENS, CudaDecoder
+from outrider.cuda.decoder import MAX_TOKENS, CudaDecoder, make_event
 from outrider.noise import as_signed, sequence_key
 
 _CHUNK = 512  # of a prompt
@@ -64,7 +64,7 @@ class Cycle:
         self._seen = [
             (
                 torch.zeros(shape, dtype=torch.int32, pin_memory=pinned),
-                torch.cuda.Event() if pinned else None,
+                make_event() if pinned else None,
             )
             for _ in range(2)
         ]

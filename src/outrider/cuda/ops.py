@@ -181,13 +181,13 @@ class TorchOps:
         where: Pass,
         store_2PKD: torch.Tensor,
     ) -> None:
-        num_kv, dim = store_2PKD.shape[2:]
+        num_kv = store_2PKD.shape[2]
         num_q = qkv_THD.shape[1] - 2 * num_kv
         turned = qkv_THD[:, : num_q + num_kv]
         if q_norm_D is not None and k_norm_D is not None:
-            parts = zip(turned.split([num_q, num_kv], 1), (q_norm_D, k_norm_D), strict=True)
+            parts = (turned[:, :num_q], q_norm_D), (turned[:, num_q:], k_norm_D)
             turned = torch.cat([F.rms_norm(x, norm.shape, norm, eps) for x, norm in parts], 1)
-        even, odd = turned.float().unflatten(-1, (dim // 2, 2)).unbind(-1)
+        even, odd = turned[..., 0::2].float(), turned[..., 1::2].float()
         cosine, sine = (table[where.positions_T][:, None] for table in turns)
         pairs = torch.stack([even * cosine - odd * sine, even * sine + odd * cosine], dim=-1)
         qkv_THD[:, : num_q + num_kv] = pairs.flatten(-2).to(qkv_THD.dtype)

@@ -199,13 +199,14 @@ def test_rope_and_store(
     where, num_slots = random_pass([31, 0, 64], [5, 3, 1], 5, 16)
     num_heads = (group + 2) * num_kv
     qkv = normal(random, 15, num_heads, dim, dtype=dtype)
-    norms = [normal(random, dim, dtype=dtype) if normed else None for _ in "qk"]
+    q_norm = normal(random, dim, dtype=dtype) if normed else None
+    k_norm = normal(random, dim, dtype=dtype) if normed else None
     angles = torch.rand(90, dim // 2, generator=random, device=DEVICE) * 7
     turns = angles.cos(), angles.sin()
     store = normal(random, 2, num_slots, num_kv, dim, dtype=dtype)
     expected, expected_store = qkv.clone(), store.clone()
-    TritonOps(DEVICE).rope(qkv, *norms, 1e-5, turns, where, store)
-    TorchOps().rope(expected, *norms, 1e-5, turns, where, expected_store)
+    TritonOps(DEVICE).rope(qkv, q_norm, k_norm, 1e-5, turns, where, store)
+    TorchOps().rope(expected, q_norm, k_norm, 1e-5, turns, where, expected_store)
     close(qkv[:, : group * num_kv], expected[:, : group * num_kv], dtype)
     close(store, expected_store, dtype)
     untouched = torch.ones(num_slots, dtype=torch.bool, device=DEVICE)
