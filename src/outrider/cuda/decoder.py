@@ -290,9 +290,15 @@ class CudaDecoder(TorchDecoder):
         graph = self._graphs.get(key)
         if graph is not None:
             graph.replay()
-            return
+        elif self.device.type == "cuda":
+            with torch.cuda.device(self.device):  # kernels are launched where the thread is
+                self._run_and_capture(key, run)
+        else:
+            run()
+
+    def _run_and_capture(self, key: Hashable, run: Callable[[], None]) -> None:
         run()
-        if self.device.type != "cuda" or not isinstance(self.ops, TritonOps):
+        if not isinstance(self.ops, TritonOps):
             return
         started = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
