@@ -313,7 +313,7 @@ class CudaDecoder(TorchDecoder):
         """(sequences, width) to pad a pass to; None: it is not for this path."""
         counts = np.diff(batch.starts_S1)
         widest, num_sequences = int(counts.max()), len(counts)
-        if widest > MAX_WIDTH:
+        if widest > MAX_WIDTH or 2 + num_drafts > self.line.shape[1]:
             return None
         longest = int((batch.context_S + counts).max()) + num_drafts
         if self._min_window is not None and longest > self._min_window:

@@ -9,6 +9,7 @@ import torch
 from outrider.contracts import Stream
 from outrider.cuda.ops import Pass, Tiles, TorchOps, TritonOps, _fitting
 from outrider.noise import as_signed, draw_key, gumbel, uniforms_numpy
+from outrider.sampling import RowParams, SamplingParams, draw_tokens
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -229,6 +230,13 @@ def test_draws(random: torch.Generator) -> None:
     ops.draw(logits, num_tokens, temperature, keys, out)
     TorchOps().draw(logits, num_tokens, temperature, keys, expected)
     assert out.tolist() == expected.tolist()
+    fine = [0, 1, 2, 3, 5]
+    rows = RowParams.of(
+        [SamplingParams(temperature=float(t)) for t in temperature[fine]], [1] * len(fine)
+    )
+    true = logits[fine, :num_tokens].cpu().contiguous()
+    unsigned = [int(key) % (1 << 64) for key in keys[fine]]
+    assert out[fine].tolist() == draw_tokens(true, rows, unsigned)  # the CPU's own
     assert out[4] == -1
     assert out[5] == 7
     last = torch.full((2, 3), -7, dtype=torch.int32, device=DEVICE)
