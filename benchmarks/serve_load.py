@@ -1,7 +1,7 @@
 """The server under 1 to 32 concurrent streams: speculation auto against off, and against vLLM.
 
     make load                              our own server
-    make load VLLM=~/vllm/bin/python       and vLLM, plain and with its best speculation
+    make load VLLM=~/vllm/bin/python       and vLLM, plain and with the draft model
 
 Contestants take turns, cell by cell, with the same prompts (whoever waits is stopped); figures are
 medians over the rounds, ratios are taken inside a round. `auto` and `off` are the same server, told
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import subprocess
 import sys
 import time
@@ -27,12 +28,9 @@ from serving import TARGET, awake, bodies, median, outrider_server, quantile, vl
 from stream_client import Load, ask_all
 
 Rows = list[dict[str, Any]]
-# What of vLLM's speculation starts on a CPU; the first one was the fastest in results/peers.
-VLLM_WAYS = {
-    "vLLM draft model": '{"method": "draft_model", "model": "%s", "num_speculative_tokens": 4}'
-    % (TARGET.parent / "draft"),
-    "vLLM ngram": '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}',
-}
+VLLM_DRAFT = json.dumps(
+    {"method": "draft_model", "model": str(TARGET.parent / "draft"), "num_speculative_tokens": 4}
+)
 
 
 class Contestant:
@@ -147,8 +145,10 @@ def warm_up(contestants: list[Contestant]) -> None:
 def rivals(stack: ExitStack, python: Path) -> list[Contestant]:
     """vLLM plain and with speculation; without what does not start."""
     found = []
-    for name, config in {"vLLM plain": None, **VLLM_WAYS}.items():
-        args = [] if config is None else ["--speculative-config", config]
+    for name, args in (
+        ("vLLM plain", []),
+        ("vLLM draft model", ["--speculative-config", VLLM_DRAFT]),
+    ):
         try:
             url, process = stack.enter_context(vllm_server(python, TARGET, *args))
             contestant = Contestant(name, url, process)
@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--vllm", type=Path, help="the Python of an environment with vLLM")
     parser.add_argument("--vllm-streams", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--vllm-rounds", type=int, default=3)
-    parser.add_argument("--budget-s", type=float, default=450, help="no round begins after that")
+    parser.add_argument("--budget-s", type=float, default=400, help="no round begins after that")
     parser.add_argument("--write", action="store_true", help="write results/serve-load")
     asked = parser.parse_args()
     run = Run(asked)
