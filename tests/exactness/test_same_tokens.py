@@ -31,8 +31,9 @@ PARAMS = {
         temperature=0.7, top_k=20, top_p=0.9, min_p=0.05, seed=2, max_tokens=MAX_TOKENS
     ),
     "penalised": SamplingParams(
-        temperature=0.8,
-        top_p=0.95,
+        temperature=0.7,
+        top_p=0.9,
+        min_p=0.05,
         presence_penalty=0.5,
         frequency_penalty=0.3,
         repetition_penalty=1.2,
@@ -146,7 +147,7 @@ def predictions(results: list[Result]) -> list[list[int]]:
 def test_speculation_is_invisible(
     pair: tuple[Path, Path], plain: dict[str, list[Result]], backend: str, proposer: str, k: int
 ) -> None:
-    num_accepted = num_preemptions = 0
+    num_accepted = num_preemptions = num_cached = 0
     # Every schedule at one K, the two extremes at the others: the suite has to stay short.
     schedules = [(8, 160), (512, 2048), *([(8, 2048), (512, 160)] if k == 4 else [])]
     for step_tokens, kv_tokens in schedules:
@@ -164,11 +165,13 @@ def test_speculation_is_invisible(
             label = f"{proposer} K={k} batch={batch} step={step_tokens} kv={kv_tokens} {name}"
             assert_same(engine, results, expected, params, label, bitwise=backend == "native")
             num_accepted += sum(r.stats.num_accepted for r in results)
+            num_cached += sum(r.num_cached_tokens for r in results)
             assert engine.parts.kv.usage == 0, f"{label}: KV blocks leaked"
             engine.parts.kv.check()
         num_preemptions += engine.parts.scheduler.num_preemptions
     assert num_accepted > 50, "hardly anything was accepted: this run proved little"
     assert num_preemptions > 0, "the small cache was meant to force preemption"
+    assert num_cached > 0, "prompts seen before were meant to be found in the prefix cache"
 
 
 def test_every_request_chooses_for_itself(

@@ -109,7 +109,7 @@ def no_drafter_fails(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 def test_speculation_is_invisible(
     family: Family, plain: dict[str, list[Result]], backend: str, proposer: str, inner: str
 ) -> None:
-    num_accepted = num_preemptions = 0
+    num_accepted = num_preemptions = num_cached = 0
     for step_tokens, kv_tokens in [(8, 160), (512, 2048)]:
         engine = engine_for(
             family,
@@ -119,16 +119,19 @@ def test_speculation_is_invisible(
             max_step_tokens=step_tokens,
             kv_tokens=kv_tokens,
         )
-        for name, params in PARAMS.items():
-            results = run(engine, prompts(), params)
-            label = f"{proposer} {inner} step={step_tokens} kv={kv_tokens} {name}"
-            assert_same(engine, results, plain[name], params, label, bitwise=backend == "native")
+        for batch, (name, params) in itertools.product([1, 8], PARAMS.items()):
+            expected = plain[name][:batch]
+            results = run(engine, prompts()[:batch], params)
+            label = f"{proposer} {inner} batch={batch} step={step_tokens} kv={kv_tokens} {name}"
+            assert_same(engine, results, expected, params, label, bitwise=backend == "native")
             num_accepted += sum(r.stats.num_accepted for r in results)
+            num_cached += sum(r.num_cached_tokens for r in results)
             assert engine.parts.kv.usage == 0, f"{label}: KV blocks leaked"
             engine.parts.kv.check()
         num_preemptions += engine.parts.scheduler.num_preemptions
     assert num_accepted > 100, "hardly anything was accepted: this run proved little"
     assert num_preemptions > 0, "the small cache was meant to force preemption"
+    assert num_cached > 0, "prompts seen before were meant to be found in the prefix cache"
 
 
 def test_they_share_a_batch(family: Family, plain: dict[str, list[Result]], backend: str) -> None:

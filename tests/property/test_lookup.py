@@ -37,13 +37,21 @@ def view_of(
     return cast(SequenceView, view)
 
 
+def trusted(match: int) -> int:
+    """How much a place is worth that agrees with the last `match` tokens."""
+    return int(min(2 + 2 * match, 6 + match / 4))
+
+
 def scan(tokens: list[int], min_n: int, max_n: int, budget: int) -> list[int]:
     """Prompt lookup as its definition has it: try every n and every place."""
     for n in range(min(max_n, len(tokens)), min_n - 1, -1):
         for start in range(len(tokens) - n - 1, -1, -1):
             if tokens[start : start + n] == tokens[-n:]:
                 draft: list[int] = []
-                for i in range(start + n, start + n + budget):
+                end = start + n
+                agreeing = [m for m in range(end + 1) if tokens[end - m : end] == tokens[-m:]]
+                match = max((m for m in agreeing if m), default=0)
+                for i in range(end, end + min(budget, trusted(match))):
                     draft.append((tokens + draft)[i])
                 return draft
     return []
@@ -71,12 +79,16 @@ def test_lookup_is_the_scan(
         assert proposal.source == "ngram"
 
 
-def align(output: list[int], guess: list[int], min_n: int, max_n: int) -> int | None:
-    """Where the guess goes on after `output`, token by token, every place tried each time."""
-    cursor, lost = 0, False
+def align(output: list[int], guess: list[int], min_n: int, max_n: int) -> tuple[int, int] | None:
+    """Where the guess goes on after `output`, token by token, every place tried each time.
+
+    Also: how many tokens have agreed there.
+    """
+    cursor, lost, agreed = 0, False, 4
     for end in range(1, len(output) + 1):
         if not lost and cursor < len(guess) and guess[cursor] == output[end - 1]:
             cursor += 1
+            agreed += 1
             continue
         lost = True
         for n in range(min(max_n, end), min_n - 1, -1):
@@ -86,8 +98,9 @@ def align(output: list[int], guess: list[int], min_n: int, max_n: int) -> int | 
             if ends:
                 cursor = min((e for e in ends if e >= cursor), default=ends[-1])
                 lost = False
+                agreed = n
                 break
-    return None if lost else cursor
+    return None if lost else (cursor, agreed)
 
 
 @given(
@@ -115,8 +128,9 @@ def test_prediction_is_the_scan(
         if i == released:
             proposer.release(0)
         (proposal,) = proposer.propose([view], [budget])
-        cursor = align(tokens[len(prompt) :], guess, *ns)
-        assert proposal.tokens == ([] if cursor is None else guess[cursor : cursor + budget])
+        place = align(tokens[len(prompt) :], guess, *ns)
+        cursor, agreed = place or (len(guess), 0)
+        assert proposal.tokens == guess[cursor : cursor + min(budget, trusted(agreed))]
 
 
 def test_a_repetition_is_continued() -> None:

@@ -108,7 +108,9 @@ class Scan:
     def look(self, texts: list[list[int]], query: list[int], at_least: int, budget: int) -> None:
         ending = longest(texts, query, self.config.max_match, at_least)
         while ending:
-            num_tokens = min(budget, int(len(ending) * self.config.factor))
+            m = len(ending)
+            trusted = max(1, int(self.config.factor * min(2 + 2 * m, 6 + m / 4)))
+            num_tokens = min(budget, trusted)
             if num_tokens > self.best[2]:
                 draft = self.grow(texts, ending, num_tokens)
                 if draft[2] > self.best[2]:
@@ -157,7 +159,7 @@ class Scan:
     budget=st.integers(1, 9),
     config=st.builds(
         SuffixConfig,
-        factor=st.sampled_from([0.5, 1.0, 2.5]),
+        factor=st.sampled_from([0.1, 0.5, 1.0]),
         floor=st.sampled_from([0.1, 0.4]),
         max_match=st.sampled_from([2, 64]),
         tree=st.booleans(),

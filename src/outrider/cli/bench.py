@@ -106,6 +106,7 @@ def decode(
     model: flags.Model = "bundled",
     workloads: Workloads = "code,prose,edit,json,summary,hot,long",
     proposers: Proposers = None,
+    proposer_option: flags.ProposerOptions = None,
     num_draft_tokens: Counts = "auto",
     temperatures: Temperatures = None,
     batch: Batch = 1,
@@ -138,7 +139,8 @@ def decode(
         heats = read_numbers(temperatures, "temperatures")
         wanted = [workload.heated(heat) for workload in wanted for heat in heats]
     settings = _settings(max_tokens, batch, repeats)
-    engine = _load(model, draft_model, verifier, device, dtype, backend, threads, batch)
+    options = flags.read_proposer_options(proposer_option)
+    engine = _load(model, draft_model, options, verifier, device, dtype, backend, threads, batch)
     contenders = _ours(engine, proposers, num_draft_tokens, verifier)
     peers = find_peers(
         model,
@@ -178,6 +180,7 @@ def sweep(
     ] = None,
     workload: WorkloadName = "code",
     proposers: Proposers = None,
+    proposer_option: flags.ProposerOptions = None,
     num_draft_tokens: Counts = "1,2,3,4,6,8,auto",
     batch: Batch = 1,
     num_prompts: NumPrompts = 8,
@@ -206,7 +209,8 @@ def sweep(
     most = int(max(places)) if axis == "batch" else batch
     work = load_workload("long" if axis == "context" else workload, max(num_prompts, most))
     settings = replace(_settings(max_tokens, batch, repeats), num_prompts=num_prompts)
-    engine = _load(model, draft_model, verifier, device, dtype, backend, threads, most)
+    options = flags.read_proposer_options(proposer_option)
+    engine = _load(model, draft_model, options, verifier, device, dtype, backend, threads, most)
     contenders = _ours(engine, proposers, num_draft_tokens, verifier)
     rows: list[Row] = []
     found = bench.result(f"sweep-{axis}", title or f"{model} along {axis}", rows, settings)
@@ -323,6 +327,7 @@ def _settings(max_tokens: int, batch: int, repeats: int) -> Settings:
 def _load(
     model: str,
     draft_model: str | None,
+    proposer_options: dict[str, dict[str, object]],
     verifier: str,
     device: str,
     dtype: str,
@@ -336,6 +341,7 @@ def _load(
         return LLM(
             model,
             draft_model=draft_model,
+            proposer_options=proposer_options,
             verifier=verifier,
             device=device,
             dtype=dtype,

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from outrider.cli import flags
 from outrider.cli.console import busy, print_json, stderr, stdout
+from outrider.cli.generate import refuse_unused
 from outrider.control import DEFAULT_NUM_DRAFT_TOKENS
 from outrider.errors import ConfigError
 
@@ -80,6 +81,8 @@ def demo(
     model: flags.Model = "bundled",
     prompt: Prompt = None,
     draft_model: flags.DraftModel = None,
+    proposer: flags.Proposer = None,
+    proposer_option: flags.ProposerOptions = None,
     num_draft_tokens: flags.NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
     temperature: Temperature = None,
     seed: Seed = 1,
@@ -91,6 +94,9 @@ def demo(
         raise ConfigError(
             "the demo compares with speculation: --num-draft-tokens must be 1 or more"
         )
+    if proposer == "prediction":
+        raise ConfigError("proposer 'prediction' needs one: the demo has none, choose another")
+    options = flags.read_proposer_options(proposer_option)
     with busy(f"loading {model}"):
         from outrider.llm import LLM
         from outrider.sampling import SamplingParams
@@ -99,10 +105,13 @@ def demo(
         llm = LLM(
             model,
             draft_model=draft_model,
+            proposer=proposer,
+            proposer_options=options,
             num_draft_tokens=num_draft_tokens,
             max_sequences=2,
             prefix_caching=False,  # otherwise the second lane would reuse the first's prompt
         )
+    refuse_unused(llm.engine, options)
     # With --json, stdout is for the object alone.
     console = stderr() if as_json else stdout()
     outcomes, total = show(llm.engine, plan(prompt, temperature), params, console)

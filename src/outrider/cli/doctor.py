@@ -64,6 +64,7 @@ def doctor(
     prompts: Prompts = None,
     draft_model: flags.DraftModel = None,
     proposers: Proposers = None,
+    proposer_option: flags.ProposerOptions = None,
     temperature: flags.Temperature = 0.0,
     device: flags.Device = "cpu",
     dtype: flags.Dtype = "auto",
@@ -93,6 +94,7 @@ def doctor(
         load = partial(
             LLM,
             model,
+            proposer_options=flags.read_proposer_options(proposer_option),
             device=device,
             dtype=dtype,
             backend=backend,

@@ -5,11 +5,14 @@ Names follow vLLM and mlx-lm where these agree; `outrider.cli.app.ALIASES` accep
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+
+from outrider.errors import ConfigError
 
 INPUT = "Input"
 SPECULATION = "Speculation"
@@ -91,6 +94,35 @@ Proposer = Annotated[
         autocompletion=among(*PROPOSERS),
     ),
 ]
+ProposerOptions = Annotated[
+    list[str] | None,
+    option(
+        SPECULATION,
+        "An option of a proposer, such as suffix.tree=false; may be repeated.",
+        "--proposer-option",
+        metavar="NAME.KEY=VALUE",
+    ),
+]
+
+
+def read_proposer_options(texts: Sequence[str] | None) -> dict[str, dict[str, object]]:
+    """NAME.KEY=VALUE, by name and key. A value is JSON where it can be read as such, else text.
+
+    Names, keys and types are checked where the proposer is built.
+    """
+    options: dict[str, dict[str, object]] = {}
+    for text in texts or ():
+        path, equals, value = text.partition("=")
+        name, dot, key = path.partition(".")
+        if not (equals and dot and name and key):
+            raise ConfigError(
+                f"--proposer-option takes NAME.KEY=VALUE, such as eagle3.passes=6, not {text!r}"
+            )
+        try:
+            options.setdefault(name, {})[key.replace("-", "_")] = json.loads(value)
+        except json.JSONDecodeError:
+            options.setdefault(name, {})[key.replace("-", "_")] = value
+    return options
 
 
 def read_draft_tokens(text: str) -> int | Literal["auto"]:

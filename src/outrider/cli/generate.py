@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -11,6 +13,9 @@ from outrider.cli import flags
 from outrider.cli.console import busy, print_json
 from outrider.control import DEFAULT_NUM_DRAFT_TOKENS
 from outrider.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from outrider.engine.engine import Engine
 
 EXAMPLE = "Example: outrider generate -p 'def fibonacci(n):' --max-tokens 60 --trace"
 
@@ -25,6 +30,7 @@ def generate(
     prediction_file: flags.PredictionFile = None,
     draft_model: flags.DraftModel = None,
     proposer: flags.Proposer = None,
+    proposer_option: flags.ProposerOptions = None,
     num_draft_tokens: flags.NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
     verifier: flags.Verifier = "coupled",
     temperature: flags.Temperature = 0.0,
@@ -60,6 +66,7 @@ def generate(
         raise ConfigError("--stream shows one completion: leave it out, or leave out --n")
     guess = read_text("prediction", prediction, prediction_file)
     proposer = choose_proposer(proposer, draft_model, guess)
+    options = flags.read_proposer_options(proposer_option)
     with busy(f"loading {model}"):
         from outrider.cli.run import Run
         from outrider.llm import LLM
@@ -85,6 +92,7 @@ def generate(
             model,
             draft_model=draft_model,
             proposer=proposer,
+            proposer_options=options,
             num_draft_tokens=num_draft_tokens,
             verifier=verifier,
             device=device,
@@ -93,6 +101,7 @@ def generate(
             threads=threads,
             tensor_parallel_size=tensor_parallel_size,
         )
+    refuse_unused(llm.engine, options)
     run = Run(
         llm.engine,
         stream=(n == 1 and not as_json) if stream is None else stream,
@@ -119,6 +128,20 @@ def read_text(what: str, text: str | None, file: Path | None) -> str | None:
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise RequestError(f"cannot read the {what} from {file}: {reason}", what) from None
+
+
+def refuse_unused(engine: Engine, options: Iterable[str]) -> None:
+    """Options of a proposer that nobody asks would be silently ignored."""
+    from outrider.engine.build import ProposerSet
+
+    proposers = engine.parts.proposers
+    assert isinstance(proposers, ProposerSet)
+    for name in options:
+        if name not in proposers.built():
+            raise ConfigError(
+                f"--proposer-option {name}...: nothing drafts with {name!r} here; "
+                f"choose it with --proposer {name}"
+            )
 
 
 def choose_proposer(proposer: str | None, draft_model: str | None, guess: str | None) -> str | None:

@@ -14,7 +14,7 @@ from outrider.bench.workloads import parse_prompts
 from outrider.cli import flags
 from outrider.cli.console import busy, print_json, stderr, stdout
 from outrider.cli.demo import PROMPTS
-from outrider.cli.generate import read_text
+from outrider.cli.generate import read_text, refuse_unused
 from outrider.errors import ConfigError, RequestError, UnknownName
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ def prove(
     prompts: Prompts = None,
     draft_model: flags.DraftModel = None,
     proposer: flags.Proposer = None,
+    proposer_option: flags.ProposerOptions = None,
     num_draft_tokens: flags.NumDraftTokens = NUM_DRAFT_TOKENS,
     verifier: flags.Verifier = "coupled",
     max_tokens: MaxTokens = 48,
@@ -140,6 +141,7 @@ def prove(
         raise ConfigError("--baseline, --record, --against and --served-model need --endpoint")
     if num_draft_tokens == 0:
         raise ConfigError("nothing to prove without drafts: --num-draft-tokens must be 1 or more")
+    options = flags.read_proposer_options(proposer_option)
     with busy(f"loading {model}"):
         from outrider.llm import LLM
 
@@ -148,6 +150,7 @@ def prove(
             model,
             draft_model=draft_model,
             proposer=proposer,
+            proposer_options=options,
             num_draft_tokens=num_draft_tokens,
             verifier=verifier,
             device=device,
@@ -156,6 +159,7 @@ def prove(
             threads=threads,
         )
     engine = llm.engine
+    refuse_unused(engine, options)
     encoded = fit(
         [engine.tokenizer.encode(text) for text in texts],
         engine.parts.scheduler.max_positions,

@@ -14,6 +14,11 @@ FADE_STEPS = 16  # how often a sequence that is off comes closer to the prior
 LEAST_SURVIVAL = 0.02  # nodes below it pay nowhere
 
 
+def heat(temperature: float) -> int:
+    """Requests about as hot share what is known of a proposer."""
+    return 0 if temperature == 0.0 else 1 + min(3, int(2.0 * temperature))
+
+
 class Source:
     """One proposer: what its drafts are worth in general. The rest is scratch of one step.
 
@@ -33,8 +38,7 @@ class Source:
 
     def prior(self, temperature: float) -> Prior:
         """What requests about as hot achieved lately."""
-        heat = 0 if temperature == 0.0 else 1 + min(3, int(2.0 * temperature))
-        return self._priors.setdefault(heat, Prior())
+        return self._priors.setdefault(heat(temperature), Prior())
 
 
 class Track:

@@ -89,6 +89,9 @@ class ProposerSet(Mapping[str, Proposer]):
             self._built[name] = proposer_class(name).build(context)
         return self._built[name]
 
+    def built(self) -> list[str]:
+        return list(self._built)
+
     def __iter__(self) -> Iterator[str]:
         return iter(proposer_names())
 

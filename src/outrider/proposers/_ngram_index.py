@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _TOKEN_BITS = 32
+MAX_MATCH = 64  # a longer agreement says nothing more
 
 
 def suffix_keys(tokens: Sequence[int], end: int, min_n: int, max_n: int) -> list[int]:
@@ -59,6 +60,25 @@ class NgramIndex:
                 break
             found = end
         return found
+
+
+def match_length(tokens: Sequence[int], end: int) -> int:
+    """How far back from `end < len(tokens)` the text agrees with its own ending."""
+    last = len(tokens)
+    for n in range(min(MAX_MATCH, end)):
+        if tokens[end - 1 - n] != tokens[last - 1 - n]:
+            return n
+    return min(MAX_MATCH, end)
+
+
+def trusted_length(match: int, factor: float) -> int:
+    """How many tokens to copy from a place that agrees with the last `match` tokens.
+
+    A copy that has gone well for long goes well a little longer, and every further row makes the
+    verifying pass dearer: four tokens for an agreement of one, six for two, then a quarter of a
+    token for each.
+    """
+    return max(1, int(factor * min(2 + 2 * match, 6 + match / 4)))
 
 
 def copy_from(tokens: Sequence[int], start: int, count: int) -> list[int]:

@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 
 from outrider.contracts import Draw, Proposal
+from outrider.errors import ConfigError
 
 ROOT = -1
 
@@ -66,6 +67,15 @@ def submit(
         q=torch.stack([laws[node] for node in chosen]) if laws and chosen else None,
         source=source,
     )
+
+
+def check_limits(proposer: str, passes: int, width: int, children: int) -> None:
+    """Raises ConfigError for a tree that could not have a node."""
+    if min(passes, width, children) < 1:
+        raise ConfigError(
+            f"{proposer} needs passes, width and children of at least 1, "
+            f"not {passes}, {width} and {children}"
+        )
 
 
 class BestFirst:

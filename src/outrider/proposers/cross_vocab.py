@@ -24,7 +24,7 @@ from outrider.contracts import (
     ProposerContext,
     SequenceView,
 )
-from outrider.errors import ConfigError, UnknownName
+from outrider.errors import UnknownName
 from outrider.layout import Slice
 from outrider.model.tokenizer import Tokenizer, load_tokenizer
 from outrider.proposers._autoregressive import AutoregressiveDrafter
@@ -33,6 +33,7 @@ from outrider.proposers._draft_memory import DraftMemory
 from outrider.proposers._ngram_index import up_to_finish
 from outrider.proposers._options import read_options
 from outrider.proposers._retokenize import Follower, continuation
+from outrider.proposers.draft_model import chosen_drafter
 from outrider.sampling import SamplingParams
 
 _METHODS = ("text", "intersection")
@@ -210,13 +211,9 @@ class CrossVocabProposer:
     @classmethod
     def build(cls, context: ProposerContext) -> CrossVocabProposer:
         config = read_options(CrossVocabConfig, cls.name, context.options)
-        if context.drafter is None:
-            raise ConfigError(
-                "proposer 'cross-vocab' needs a draft model: pass --draft-model FOLDER "
-                "(draft_model= in Python)"
-            )
-        tokenizer = load_tokenizer(context.drafter)
-        model = context.load_model(context.drafter)
+        chosen = chosen_drafter(context, cls.name)
+        tokenizer = load_tokenizer(chosen)
+        model = context.load_model(chosen)
         common = None
         if config.method == "intersection":
             common = CommonVocabulary(

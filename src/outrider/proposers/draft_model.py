@@ -29,8 +29,10 @@ class DraftModelConfig:
     dtype: str | None = None
 
 
-class DraftModelProposer:
-    name = "draft-model"
+class ModelProposer:
+    """A model with a KV of its own drafts chains. Subclasses say `name` and how to `build`."""
+
+    name: str
     draws = frozenset({Draw.COUPLED, Draw.SAMPLED})
     trees = False
     needs = Needs()
@@ -38,21 +40,6 @@ class DraftModelProposer:
     def __init__(self, memory: DraftMemory, num_tokens: int) -> None:
         self.memory = memory  # other proposers of the same model share it
         self._drafter = AutoregressiveDrafter(memory, num_tokens, self.name)
-
-    @classmethod
-    def build(cls, context: ProposerContext) -> DraftModelProposer:
-        config = read_options(DraftModelConfig, cls.name, context.options)
-        if context.drafter is None:
-            raise ConfigError(
-                "proposer 'draft-model' needs a draft model: pass --draft-model FOLDER "
-                "(draft_model= in Python)"
-            )
-        dtype = config.dtype
-        if dtype is None and isinstance(context.target, NativeModel):
-            dtype = "int8" if native.isa() == "avx512" else "auto"
-        model = context.load_drafter(context.drafter, dtype=dtype)
-        memory = DraftMemory(model, context.make_kv(model))
-        return cls(memory, context.target.spec.num_tokens)
 
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
         return self._drafter.draft(views, budgets)
@@ -63,3 +50,28 @@ class DraftModelProposer:
 
     def release(self, sequence_id: int) -> None:
         self.memory.release(sequence_id)
+
+
+class DraftModelProposer(ModelProposer):
+    name = "draft-model"
+
+    @classmethod
+    def build(cls, context: ProposerContext) -> DraftModelProposer:
+        config = read_options(DraftModelConfig, cls.name, context.options)
+        drafter = chosen_drafter(context, cls.name)
+        dtype = config.dtype
+        if dtype is None and isinstance(context.target, NativeModel):
+            dtype = "int8" if native.isa() == "avx512" else "auto"
+        model = context.load_drafter(drafter, dtype=dtype)
+        memory = DraftMemory(model, context.make_kv(model))
+        return cls(memory, context.target.spec.num_tokens)
+
+
+def chosen_drafter(context: ProposerContext, proposer: str) -> str:
+    """The user's draft model; ConfigError where there is none."""
+    if context.drafter is None:
+        raise ConfigError(
+            f"proposer {proposer!r} needs a draft model: pass --draft-model FOLDER "
+            "(draft_model= in Python)"
+        )
+    return context.drafter

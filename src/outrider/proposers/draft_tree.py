@@ -32,14 +32,21 @@ from outrider.contracts import (
     StepBatch,
     TreeLimits,
 )
-from outrider.errors import ConfigError
 from outrider.layout import Slice, pack
 from outrider.proposers._autoregressive import target_keys
 from outrider.proposers._chains import draft_key
 from outrider.proposers._children import best_children
 from outrider.proposers._draft_memory import DraftMemory
 from outrider.proposers._options import read_options
-from outrider.proposers._trees import ROOT, BestFirst, FixedShape, Growth, path_tokens, submit
+from outrider.proposers._trees import (
+    ROOT,
+    BestFirst,
+    FixedShape,
+    Growth,
+    check_limits,
+    path_tokens,
+    submit,
+)
 from outrider.proposers.draft_model import DraftModelProposer
 from outrider.sampling import RowParams, law_of, true_vocabulary
 
@@ -54,11 +61,7 @@ class DraftTreeConfig:
     children: int = 4
 
     def __post_init__(self) -> None:
-        if min(self.passes, self.width, self.children) < 1:
-            raise ConfigError(
-                f"draft-tree needs passes, width and children of at least 1, "
-                f"not {self.passes}, {self.width} and {self.children}"
-            )
+        check_limits("draft-tree", self.passes, self.width, self.children)
 
 
 class _Tree:

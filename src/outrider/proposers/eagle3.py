@@ -31,7 +31,6 @@ from outrider.contracts import (
     StepBatch,
     TreeLimits,
 )
-from outrider.errors import ConfigError
 from outrider.model.head_layers import KeyValue
 from outrider.model.heads import Eagle3Head
 from outrider.model.heads_native import NativeEagle3
@@ -47,7 +46,7 @@ from outrider.proposers._heads import (
     native_rows,
 )
 from outrider.proposers._options import read_options
-from outrider.proposers._trees import ROOT, BestFirst, path_tokens, submit
+from outrider.proposers._trees import ROOT, BestFirst, check_limits, path_tokens, submit
 from outrider.sampling import RowParams, true_vocabulary
 
 
@@ -66,11 +65,7 @@ class Eagle3Config:
 
     def __post_init__(self) -> None:
         check_weights(self.weights, "eagle3")
-        if min(self.passes, self.width, self.children) < 1:
-            raise ConfigError(
-                f"eagle3 needs passes, width and children of at least 1, "
-                f"not {self.passes}, {self.width} and {self.children}"
-            )
+        check_limits("eagle3", self.passes, self.width, self.children)
 
 
 class _Draft:

@@ -41,9 +41,11 @@ from outrider.sampling import RowParams, SamplingParams
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MedusaConfig:
     """`children` tokens of each head are considered; 1 makes a chain, for rules that judge no
-    trees. `head` is the folder of the heads, where it is not the draft model."""
+    trees. Paths less likely than `floor` are not worth their row in the verifying pass. `head` is
+    the folder of the heads, where it is not the draft model."""
 
     children: int = 6
+    floor: float = 0.03
     head: str | None = None
     weights: str = DEFAULT_WEIGHTS  # of the head where it runs natively
 
@@ -51,6 +53,8 @@ class MedusaConfig:
         check_weights(self.weights, "medusa")
         if self.children < 1:
             raise ConfigError(f"medusa needs children of at least 1, not {self.children}")
+        if not 0 <= self.floor < 1:
+            raise ConfigError(f"medusa needs 0 <= floor < 1, not {self.floor}")
 
 
 class MedusaProposer:
@@ -91,7 +95,9 @@ class MedusaProposer:
         depth = min(self._heads.config.num_heads, max(budgets[i] for i in ready))
         guesses = self._guess([views[i] for i in ready], depth)
         for i, (tokens, scores) in zip(ready, guesses, strict=True):
-            drafted, parents = likeliest(tokens, scores, budgets[i], views[i].finish_ids)
+            drafted, parents = likeliest(
+                tokens, scores, budgets[i], views[i].finish_ids, self.config.floor
+            )
             proposals[i] = Proposal(
                 drafted,
                 parents if self.trees else None,
@@ -164,12 +170,18 @@ def _params(view: SequenceView) -> SamplingParams:
 
 
 def likeliest(
-    tokens: Seq[Seq[int]], scores: Seq[Seq[float]], num_nodes: int, finish_ids: Collection[int]
+    tokens: Seq[Seq[int]],
+    scores: Seq[Seq[float]],
+    num_nodes: int,
+    finish_ids: Collection[int],
+    floor: float = 0.0,
 ) -> tuple[list[int], list[int]]:
     """Tokens and parents of the nodes with the largest sums of scores along their paths.
 
-    `tokens[d]` may follow any node at depth d, best first; nothing follows a finishing one.
+    `tokens[d]` may follow any node at depth d, best first; nothing follows a finishing one. A
+    path's chance, the exponential of its sum, is at least `floor`.
     """
+    least = math.log(floor) if floor else -math.inf
     drafted: list[int] = []
     parents: list[int] = []
     # (minus the sum, ticket, parent, depth, rank, the sum without the last)
@@ -180,6 +192,8 @@ def likeliest(
         nonlocal num_pushed
         if depth < len(tokens) and rank < len(tokens[depth]) and scores[depth][rank] > -math.inf:
             total = above + scores[depth][rank]
+            if total < least:
+                return
             heapq.heappush(heap, (-total, num_pushed, parent, depth, rank, above))
             num_pushed += 1
 

@@ -7,19 +7,17 @@ the length of the context.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from outrider.contracts import (
-    Draw,
-    Needs,
-    Observation,
-    Proposal,
-    ProposerContext,
-    SequenceView,
+from outrider.contracts import ProposerContext, SequenceView
+from outrider.proposers._lookup import LookupProposer, check_lookup
+from outrider.proposers._ngram_index import (
+    NgramIndex,
+    copy_from,
+    match_length,
+    trusted_length,
+    up_to_finish,
 )
-from outrider.errors import ConfigError
-from outrider.proposers._ngram_index import NgramIndex, copy_from, up_to_finish
 from outrider.proposers._options import read_options
 
 
@@ -27,27 +25,22 @@ from outrider.proposers._options import read_options
 class NgramConfig:
     """Endings of `max_n` tokens are tried first, shorter ones down to `min_n`.
 
-    One-token endings find something almost always and are mostly wrong: they pay only where
-    verification is nearly free. Beyond four tokens the match hardly gets any better.
+    Beyond four tokens the place hardly gets any better; how far the text agrees with it decides
+    how much is copied, times `factor`.
     """
 
-    min_n: int = 2
+    min_n: int = 1
     max_n: int = 4
+    factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_n <= self.max_n:
-            raise ConfigError(
-                f"ngram needs 1 <= min_n <= max_n, not min_n={self.min_n}, max_n={self.max_n}"
-            )
+        check_lookup("ngram", self.min_n, self.max_n, self.factor)
 
 
-class NgramProposer:
+class NgramProposer(LookupProposer):
     """Copies the continuation of the longest suffix that occurred before; the latest one wins."""
 
     name = "ngram"
-    draws = frozenset({Draw.DETERMINISTIC})
-    trees = False
-    needs = Needs()
 
     def __init__(self, config: NgramConfig | None = None) -> None:
         self.config = config or NgramConfig()
@@ -56,15 +49,6 @@ class NgramProposer:
     @classmethod
     def build(cls, context: ProposerContext) -> NgramProposer:
         return cls(read_options(NgramConfig, cls.name, context.options))
-
-    def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
-        return [
-            Proposal(self._draft(view, budget), source=self.name)
-            for view, budget in zip(views, budgets, strict=True)
-        ]
-
-    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
-        """Nothing to do: committed tokens are taken in when the next draft is asked for."""
 
     def release(self, sequence_id: int) -> None:
         self._indexes.pop(sequence_id, None)
@@ -78,4 +62,5 @@ class NgramProposer:
         start = index.find(view.tokens)
         if start is None:
             return []
-        return up_to_finish(copy_from(view.tokens, start, budget), view.finish_ids)
+        trusted = trusted_length(match_length(view.tokens, start), self.config.factor)
+        return up_to_finish(copy_from(view.tokens, start, min(budget, trusted)), view.finish_ids)

@@ -11,40 +11,33 @@ from bisect import bisect_left
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from outrider.contracts import (
-    Draw,
-    Needs,
-    Observation,
-    Proposal,
-    ProposerContext,
-    SequenceView,
-)
-from outrider.errors import ConfigError
-from outrider.proposers._ngram_index import suffix_keys, up_to_finish
+from outrider.contracts import ProposerContext, SequenceView
+from outrider.proposers._lookup import LookupProposer, check_lookup
+from outrider.proposers._ngram_index import suffix_keys, trusted_length, up_to_finish
 from outrider.proposers._options import read_options
+
+_FIRST_TRUST = 4  # a guess nobody has contradicted yet counts as if this much had agreed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionConfig:
     """Endings of `min_n` to `max_n` tokens decide where reading goes on.
 
-    Unlike in prompt lookup one token is enough: the place is known but for an edit.
+    The longer the output has agreed since, the more is drafted, times `factor`.
     """
 
     min_n: int = 1
     max_n: int = 4
+    factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_n <= self.max_n:
-            raise ConfigError(
-                f"prediction needs 1 <= min_n <= max_n, not min_n={self.min_n}, max_n={self.max_n}"
-            )
+        check_lookup("prediction", self.min_n, self.max_n, self.factor)
 
 
 class Alignment:
     """Where in the guess an output stands; a function of the two, however the output arrived."""
 
-    __slots__ = ("_config", "_ends", "_guess", "_num_read", "cursor", "is_lost")
+    __slots__ = ("_config", "_ends", "_guess", "_num_read", "cursor", "is_lost", "num_agreed")
 
     def __init__(self, guess: list[int], config: PredictionConfig) -> None:
         self._guess = guess
@@ -53,6 +46,7 @@ class Alignment:
         self._ends: dict[int, list[int]] | None = None  # n-gram -> its ends, ascending
         self.cursor = 0  # the guess's next token, or where the output left it
         self.is_lost = False
+        self.num_agreed = _FIRST_TRUST  # tokens in a row
 
     def read(self, tokens: Seq[int], first: int) -> None:
         """Follows what the output `tokens[first:]` has gained since the last call."""
@@ -60,6 +54,7 @@ class Alignment:
         for end in range(first + self._num_read + 1, len(tokens) + 1):
             if not self.is_lost and guess[self.cursor : self.cursor + 1] == [tokens[end - 1]]:
                 self.cursor += 1
+                self.num_agreed += 1
             else:
                 self._realign(tokens[max(first, end - self._config.max_n) : end])
         self._num_read = len(tokens) - first
@@ -68,11 +63,14 @@ class Alignment:
         if self._ends is None:
             self._ends = self._index()
         best: list[int] | None = None
-        for key in suffix_keys(ending, len(ending), self._config.min_n, self._config.max_n):
+        self.num_agreed = 0
+        keys = suffix_keys(ending, len(ending), self._config.min_n, self._config.max_n)
+        for n, key in enumerate(keys, self._config.min_n):
             ends = self._ends.get(key)
             if ends is None:  # then no longer ending occurs either
                 break
             best = ends
+            self.num_agreed = n
         self.is_lost = best is None
         if best is not None:
             at = bisect_left(best, self.cursor)  # an edit moves forward more often than back
@@ -87,13 +85,10 @@ class Alignment:
         return ends
 
 
-class PredictionProposer:
+class PredictionProposer(LookupProposer):
     """Drafts from `view.prediction`; nothing for sequences without one."""
 
     name = "prediction"
-    draws = frozenset({Draw.DETERMINISTIC})
-    trees = False
-    needs = Needs()
 
     def __init__(self, config: PredictionConfig | None = None) -> None:
         self.config = config or PredictionConfig()
@@ -102,15 +97,6 @@ class PredictionProposer:
     @classmethod
     def build(cls, context: ProposerContext) -> PredictionProposer:
         return cls(read_options(PredictionConfig, cls.name, context.options))
-
-    def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
-        return [
-            Proposal(self._draft(view, budget), source=self.name)
-            for view, budget in zip(views, budgets, strict=True)
-        ]
-
-    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
-        """Nothing to do: committed tokens are read when the next draft is asked for."""
 
     def release(self, sequence_id: int) -> None:
         self._alignments.pop(sequence_id, None)
@@ -124,5 +110,7 @@ class PredictionProposer:
         alignment.read(view.tokens, view.num_prompt_tokens)
         if alignment.is_lost:
             return []
-        guessed = view.prediction[alignment.cursor : alignment.cursor + budget]
+        trusted = trusted_length(alignment.num_agreed, self.config.factor)
+        stop = alignment.cursor + min(budget, trusted)
+        guessed = view.prediction[alignment.cursor : stop]
         return up_to_finish(guessed, view.finish_ids)

@@ -6,21 +6,13 @@ nothing has to be trained or found. It shares neither weights nor KV with the ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from outrider.contracts import (
-    Draw,
-    Needs,
-    Observation,
-    Proposal,
-    ProposerContext,
-    SequenceView,
-)
+from outrider.contracts import ProposerContext
 from outrider.errors import ConfigError, ModelError, UnknownName
-from outrider.proposers._autoregressive import AutoregressiveDrafter
 from outrider.proposers._draft_memory import DraftMemory
 from outrider.proposers._options import read_options
+from outrider.proposers.draft_model import ModelProposer
 
 _DTYPES = ("int8", "int4")
 
@@ -36,15 +28,8 @@ class QuantizedConfig:
             raise UnknownName("dtype of proposer 'quantized'", str(self.dtype), _DTYPES)
 
 
-class QuantizedProposer:
+class QuantizedProposer(ModelProposer):
     name = "quantized"
-    draws = frozenset({Draw.COUPLED, Draw.SAMPLED})
-    trees = False
-    needs = Needs()
-
-    def __init__(self, memory: DraftMemory, num_tokens: int) -> None:
-        self._memory = memory
-        self._drafter = AutoregressiveDrafter(memory, num_tokens, self.name)
 
     @classmethod
     def build(cls, context: ProposerContext) -> QuantizedProposer:
@@ -57,13 +42,3 @@ class QuantizedProposer:
                 "proposer 'early-exit' needs no copy"
             ) from error
         return cls(DraftMemory(model, context.make_kv(model)), context.target.spec.num_tokens)
-
-    def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
-        return self._drafter.draft(views, budgets)
-
-    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
-        for view in views:
-            self._memory.settle(view)
-
-    def release(self, sequence_id: int) -> None:
-        self._memory.release(sequence_id)

@@ -23,6 +23,7 @@ from outrider.contracts import (
     SequenceView,
 )
 from outrider.errors import ConfigError
+from outrider.proposers._ngram_index import trusted_length
 from outrider.proposers._options import read_options
 from outrider.proposers._shared_outputs import SharedOutputs
 from outrider.proposers._suffix_automaton import Context, SuffixAutomaton
@@ -30,9 +31,10 @@ from outrider.proposers._suffix_automaton import Context, SuffixAutomaton
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuffixConfig:
-    """A match of m tokens drafts at most `m * factor` tokens, none less probable than `floor`."""
+    """A match drafts at most `factor` times what `trusted_length` says of it, and nothing less
+    probable than `floor`."""
 
-    factor: float = 2.0
+    factor: float = 1.0
     floor: float = 0.1  # least product of count ratios along a path
     max_match: int = 64  # longer matches are treated as this long
     shared_tokens: int = 1 << 16  # of finished outputs kept for later requests; 0: share nothing
@@ -134,7 +136,7 @@ class SuffixProposer:
         best = Draft()
         for automaton, context in places:
             while context[1]:
-                num_tokens = min(budget, int(context[1] * self.config.factor))
+                num_tokens = min(budget, trusted_length(context[1], self.config.factor))
                 if num_tokens <= best.score:  # certain tokens alone could not do better
                     break
                 draft = self._grow(automaton, context, num_tokens, view.finish_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from itertools import pairwise
+from itertools import count, pairwise
 from types import SimpleNamespace
 from typing import cast
 
@@ -15,7 +15,7 @@ from outrider.contracts import Draw, Needs, Observation, Proposal, SequenceView,
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
-from outrider.proposers.hybrid import HybridConfig, HybridProposer, Worth, follow
+from outrider.proposers.hybrid import HybridConfig, HybridProposer, Worth, _Plan, follow
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
 
@@ -64,8 +64,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.proposers.hybrid.perf_counter", lambda: CLOCK.now)
 
 
+class View:
+    def __init__(self, sequence_id: int, tokens: list[int]) -> None:
+        self.id = sequence_id
+        self.tokens = tokens
+        self.params = SamplingParams(max_tokens=10**6)
+        self.num_prompt_tokens = len(tokens)
+
+    @property
+    def num_computed(self) -> int:
+        return len(self.tokens) - 1
+
+
 def view_of(tokens: list[int], sequence_id: int = 0) -> SequenceView:
-    return cast(SequenceView, SimpleNamespace(id=sequence_id, tokens=tokens))
+    return cast(SequenceView, View(sequence_id, tokens))
 
 
 def truth(view: SequenceView) -> list[int]:
@@ -235,8 +247,16 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 def test_a_drafter_that_was_skipped_catches_up(
-    engine: Engine, caplog: pytest.LogCaptureFixture
+    engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    steps = count()
+
+    def every_third(self: HybridProposer, views: Seq[SequenceView], *rest: object) -> _Plan:
+        if next(steps) % 3:
+            return _Plan()
+        return _Plan(self._drafters[0], range(len(views)), 4)
+
+    monkeypatch.setattr(HybridProposer, "_choose", every_third)
     prompt = [5, 9, 2, 5, 9, 2, 5, 9, 2, 5]
     params = SamplingParams(max_tokens=80, ignore_eos=True)
     ids = [engine.add(prompt[:n], params) for n in (10, 6, 3)]
@@ -244,10 +264,36 @@ def test_a_drafter_that_was_skipped_catches_up(
     switches = 0
     for request in ids:
         mine = [event for event in events if event.request_id == request]
-        sources = [event.source for event in mine if event.source]
+        sources = [event.source for event in mine]
         switches += sum(a != b for a, b in pairwise(sources))
         for event in mine:
             if event.source == "draft-model" and event.finish_reason is None:
                 assert len(event.path) == len(event.draft_tokens)
     assert switches > 3
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_a_long_text_is_read_where_that_pays_before_the_end() -> None:
+
+    class Reader(Part):
+        num_read = 0
+
+        def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
+            CLOCK.now += 0.2 * (len(views[0].tokens) - self.num_read)
+            self.num_read = len(views[0].tokens)
+            return super().propose(views, budgets)
+
+    reader = Reader("model", truth, cost_s=1.0)
+    hybrid = HybridProposer([Part("lookup", lambda view: truth(view)[:1])], [reader])
+    first = [view_of(list(range(200)))]
+    for _ in range(20):
+        step(hybrid, first)
+    assert hybrid._catch_up_s["model"] > 0.1  # known from the first time it read
+    reader.num_read = 0
+    short = [view_of(list(range(2000)), 1)]
+    short[0].params = SamplingParams(max_tokens=60)
+    assert [step(hybrid, short)[0] for _ in range(30)] == ["lookup"] * 30
+    long = [view_of(list(range(2000)), 2)]
+    sources = [step(hybrid, long)[0] for _ in range(60)]
+    assert sources[0] == "lookup"
+    assert sources[-3:] == ["model"] * 3

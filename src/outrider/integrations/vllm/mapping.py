@@ -110,6 +110,12 @@ OPTIONS = (
     Option(
         "proposers", "refused", "vLLM has one drafter for all requests", ("--proposers", "ngram")
     ),
+    Option(
+        "proposer_option",
+        "refused",
+        "they are our proposers' options",
+        ("--proposer-option", "ngram.min_n=2"),
+    ),
     Option("queue_timeout", "refused", "vLLM's queue has no time limit", ("--queue-timeout", "5")),
     Option(
         "kv_tokens",
