@@ -378,8 +378,7 @@ class HybridProposer:
             self._catch_up_s[name] = extra_s if not known else known + 0.2 * (extra_s - known)
         elif not self._costs.verify.is_guess:  # the unit of all prices
             bucket = batch_bucket(len(plan.members))
-            scaled = seconds / self._costs.verify.scale
-            self._costs.draft(name).refresh(bucket, plan.num_tokens, scaled)
+            self._costs.learn_draft(name, bucket, plan.num_tokens, seconds)
             self._timed.add(name)
         return drafts
 
