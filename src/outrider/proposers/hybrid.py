@@ -52,6 +52,7 @@ _PRIOR_WEIGHT = 4.0  # what all sequences together are worth beside this one, in
 _OWN_DECAY = 0.95
 _SHARED_DECAY = 0.99
 _DECIDE_EVERY = 4  # steps: how much a drafter is asked for; estimates move slowly
+_FIRST_PASSES = 64  # from all of which prices are learnt; then from every fourth
 _FADE_EVERY = 16  # steps without a drafter: what it did for a sequence counts for less
 _RATE_DECAY = 0.95
 _HORIZON = 128  # tokens to come that count, at most
@@ -156,6 +157,7 @@ class HybridProposer:
         # Under way: when it began, and the pass's bucket, width and beginning if it can be timed.
         self._began = 0.0
         self._pass: tuple[int, int, float] | None = None
+        self._num_passes = 0
         self._tokens = self._seconds = 0.0  # of lately
 
     @classmethod
@@ -189,7 +191,9 @@ class HybridProposer:
         if self._pass is not None:
             bucket, width, since = self._pass
             now = perf_counter()
-            self._costs.verify.refresh(bucket, width, now - since)
+            self._num_passes += 1
+            if self._learns:
+                self._costs.verify.refresh(bucket, width, now - since)
             self._pass = None
             tokens = sum(len(o.verdict.path) + 1 for o in seen if o.verdict is not None)
             self._tokens = _RATE_DECAY * self._tokens + tokens
@@ -205,6 +209,11 @@ class HybridProposer:
         self._tracks.pop(sequence_id, None)
         for part in self._parts:
             part.release(sequence_id)
+
+    @property
+    def _learns(self) -> bool:
+        """Prices settle soon, and drawing a table anew takes time of its own."""
+        return self._num_passes < _FIRST_PASSES or self._num_passes % _DECIDE_EVERY == 0
 
     @property
     def _rate(self) -> float:
@@ -376,7 +385,7 @@ class HybridProposer:
             extra_s = max(0.0, seconds - plan.seconds) / behind
             known = self._catch_up_s[name]
             self._catch_up_s[name] = extra_s if not known else known + 0.2 * (extra_s - known)
-        elif not self._costs.verify.is_guess:  # the unit of all prices
+        elif self._learns and not self._costs.verify.is_guess:  # the unit of all prices
             bucket = batch_bucket(len(plan.members))
             self._costs.learn_draft(name, bucket, plan.num_tokens, seconds)
             self._timed.add(name)
