@@ -33,7 +33,7 @@ from outrider.events import StepTiming
 
 HYSTERESIS = 0.04  # what turning on or off must win by just after a change; other changes a fourth
 PATIENCE = 50  # half of it this many steps later: small advantages that last count too
-PROBE_SHARE = 0.015  # of all time that may go into finding out whether to speculate again
+PROBE_SHARE = 0.01  # of all time that may go into finding out whether to speculate again
 PROBE_TOKENS = 2
 GOOD = 0.8  # acceptance; where it would not pay, nothing is probed ...
 PRICE_CHECKS = 12  # ... once a proposer's price has been checked this often
