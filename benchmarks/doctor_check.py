@@ -8,6 +8,7 @@ The same as `outrider doctor --prompts FILE --check` with the shipped workloads.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from statistics import median
 
@@ -54,6 +55,8 @@ def main() -> None:
                     }
                 )
     errors = [abs(row["error"]) for row in rows]
+    if not errors:
+        sys.exit("plain decoding was advised everywhere: nothing to compare")
     notes = (
         "`predicted`: the doctor's promise for the proposer and K it advises; `measured`: what "
         "these give against plain decoding; `error`: predicted / measured - 1. Batch sizes for "
