@@ -49,8 +49,8 @@ def test_nothing_escapes(page: Path) -> None:
         )
     for match in SPAN.finditer(text):
         if match.group(1).startswith(("outrider ", "make ")):
-            line = text.count("\n", 0, match.start()) + 1
-            check_names(Block(page, line, "sh", match.group(1)), match.group(1))
+            place = text.count("\n", 0, match.start()) + 1
+            check_names(Block(page, place, "sh", match.group(1)), match.group(1))
 
 
 SHOWN = Block(PAGES[0], 1, "console", "", {"numbers vary"})
