@@ -40,7 +40,7 @@ def plot(
     """Draw what a benchmark found: speedup, acceptance, time, latency."""
     from outrider.bench.plan import split
     from outrider.bench.report import read_result
-    from outrider.plots.pictures import PICTURES
+    from outrider.plots.pictures import PICTURES, NothingDrafted
     from outrider.plots.style import SUFFIXES
 
     suffixes = [f".{name}" for name in split(formats)]
@@ -57,5 +57,11 @@ def plot(
                 raise UnknownName(f"picture of {path.name}", name, known)
             for suffix in suffixes:
                 picture = (out or path.parent) / f"{path.stem}-{name}{suffix}"
-                known[name](record["rows"], picture)
+                try:
+                    known[name](record["rows"], picture)
+                except NothingDrafted as reason:
+                    if only:
+                        raise
+                    stdout().print(f"{name}: {reason}", markup=False)
+                    break
                 stdout().print(f"{picture}", markup=False)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from outrider.errors import ConfigError
 from outrider.plots.style import COLOURS, INK, figure, legend, plain_line
 
 Row = dict[str, Any]
@@ -22,8 +23,15 @@ def _of(rows: Sequence[Row], contender: str) -> list[Row]:
     return [row for row in rows if row["contender"] == contender]
 
 
+class NothingDrafted(ConfigError):
+    """A picture of drafts, and a result without any: the controller may have kept them off."""
+
+
 def _drafting(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row.get("accepted_lengths")]
+    found = [row for row in rows if row.get("accepted_lengths")]
+    if not found:
+        raise NothingDrafted("no drafts in this result: measure with a fixed -k")
+    return found
 
 
 def _interval(row: Row, name: str) -> tuple[float, float]:
