@@ -239,7 +239,7 @@ def compare(block: Block, expected: str, printed: str) -> None:
 
 
 def _lines(text: str, loose: bool) -> list[str]:
-    lines = [line.rstrip() for line in text.strip("\n").splitlines()]
+    lines = "\n".join(line.rstrip() for line in text.splitlines()).strip("\n").splitlines()
     if loose:
         lines = [NUMBER.sub("#", line) for line in lines]
         lines = [re.sub(r"([━─═])\1+", r"\1", line) for line in lines]
