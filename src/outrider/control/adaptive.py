@@ -305,7 +305,8 @@ class AdaptiveController:
         """`is_known`: the pass held nothing but sequences and drafts of ours."""
         costs = self.costs
         if is_known:
-            costs.verify.refresh(self._bucket, timing.num_tokens, timing.verify_s)
+            batch = batch_bucket(num_sequences)
+            costs.verify.refresh(self._bucket, timing.num_tokens, timing.verify_s, batch)
         costs.overhead_s += SMOOTHING * (timing.other_s + costs.plan_s - costs.overhead_s)
         if timing.num_tokens > num_sequences:
             self._since_plain += 1

@@ -86,7 +86,7 @@ class Step:
         if len(views) > 1:
             context = sum([len(view.tokens) for view in views]) // len(views)
         self.bucket = context_bucket(context)
-        self.row = costs.verify.row(self.bucket, num_tokens + most)
+        self.row = costs.verify.row(self.bucket, num_tokens + most, batch_bucket(len(views)))
         self.scale = costs.verify.scale
         self.plain_s = costs.overhead_s + self.scale * self.row[len(views)]
         self.sources: list[Source] = []

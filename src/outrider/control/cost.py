@@ -13,8 +13,11 @@ Clocks only ever err upwards: a busy moment makes a step dear, nothing makes it 
 counts as at most a little off what is expected, and prices settle near the median of steps.
 
 Contexts and batch sizes fall into buckets that double; one that no step has visited borrows from
-the next that was. Counts (tokens of a pass, drafts per sequence) are told apart up to eight, so a
-cliff between four and five stays a cliff, and then eight per doubling.
+the next that was. Passes are measured over one sequence, and as many tokens of several take longer
+(each reads its own context), so what steps add is kept by batch size, too: else the plain steps of
+a large batch would make the drafts of a small one look free. Counts (tokens of a pass, drafts per
+sequence) are told apart up to eight, so a cliff between four and five stays a cliff, and then
+eight per doubling.
 """
 
 from __future__ import annotations
@@ -55,8 +58,14 @@ def batch_bucket(batch: int) -> int:
     return min((batch - 1).bit_length(), NUM_BATCH_BUCKETS - 1)
 
 
+Place = tuple[int, int]
+
+
 class CostTable:
-    """Seconds per (bucket, count): `scale * row(bucket, most)[count]`."""
+    """Seconds per (bucket, count): `scale * row(bucket, most)[count]`.
+
+    `batch` is the bucket of the batch size where costs depend on it beside the count.
+    """
 
     __slots__ = ("_drawn", "_fixes", "_num_seen", "_rows", "_visits", "scale")
 
@@ -64,9 +73,10 @@ class CostTable:
         """Every row has at least two cells, from count 0 on. A guess's scale is learnt at once."""
         self._rows = [list(row) for row in rows]
         self._num_seen = NUM_KNOWN if measured else 0
-        self._fixes: list[dict[int, float]] = [{} for _ in rows]  # by knot: what is added there
-        self._visits: list[dict[int, int]] = [{} for _ in rows]
-        self._drawn: list[list[float]] = [[] for _ in rows]  # `row`; empty: to be drawn anew
+        # By (batch, bucket); a fix is what is added at a knot, what is drawn the answers of `row`.
+        self._fixes: dict[Place, dict[int, float]] = {}
+        self._visits: dict[Place, dict[int, int]] = {}
+        self._drawn: dict[Place, list[float]] = {}
         self.scale = 1.0
 
     @property
@@ -82,29 +92,33 @@ class CostTable:
             for bucket, row in enumerate(self._rows)
         ]
 
-    def row(self, bucket: int, most: int) -> list[float]:
+    def row(self, bucket: int, most: int, batch: int = 0) -> list[float]:
         """Unscaled cells 0..most at least; beyond what is known the last slope goes on.
 
         Valid until the next `row` or `refresh`; not to be changed.
         """
-        drawn = self._drawn[bucket]
+        place = (batch, bucket)
+        drawn = self._drawn.get(place, [])
         if len(drawn) <= most:
-            fixes, visits = self._nearest_fixes(bucket), self._visits[bucket]
+            fixes, visits = self._nearest_fixes(place), self._visits.get(place, {})
             end = min((n for n in fixes if n > most), default=most)
             drawn = _fixed(self._base(bucket, end)[: end + 1], fixes)
             if visits:  # what was visited often counts for more
                 weights = [visits.get(n, 0) + 0.5 for n in range(1, end + 1)]
                 drawn[1:] = rising(drawn[1:], weights)
-            self._drawn[bucket] = drawn
+            self._drawn[place] = drawn
         return drawn
 
-    def seconds(self, bucket: int, count: int) -> float:
-        return self.scale * self.row(bucket, count)[count]
+    def seconds(self, bucket: int, count: int, batch: int = 0) -> float:
+        return self.scale * self.row(bucket, count, batch)[count]
 
-    def refresh(self, bucket: int, count: int, seconds: float, *, speed: bool = True) -> None:
+    def refresh(
+        self, bucket: int, count: int, seconds: float, batch: int = 0, *, speed: bool = True
+    ) -> None:
         """Learns from a step that took so long; `speed`: also how fast the machine is now."""
+        place = (batch, bucket)
         base = self._base(bucket, count)[count]
-        cell = base + self._fix(bucket, count)
+        cell = base + self._fix(place, count)
         if cell <= 0.0 or seconds <= 0.0:
             return
         self._num_seen += 1
@@ -112,7 +126,7 @@ class CostTable:
             self.scale = seconds / cell
             return
         knot = _knot(count)
-        visits = self._visits[bucket]
+        visits = self._visits.setdefault(place, {})
         seen = visits.get(knot, 0)
         most = MOST_ERROR if seen >= KNOWN_VISITS else FIRST_ERROR
         error = min(max(seconds / (self.scale * cell) - 1.0, -most), most)
@@ -120,10 +134,10 @@ class CostTable:
         if is_new or (speed and seen >= KNOWN_VISITS):
             self.scale *= 1.0 + error * max(SCALE_RATE, 1.0 / self._num_seen)
         visits[knot] = seen + 1
-        fixes = self._fixes[bucket]
+        fixes = self._fixes.setdefault(place, {})
         rate = max(LOCAL_RATE, 1.0 / (MEASURED_WEIGHT + seen))
         fixes[knot] = fixes.get(knot, cell - base) + error * cell * rate
-        self._drawn = [[] for _ in self._rows]
+        self._drawn.clear()
 
     def _base(self, bucket: int, most: int) -> list[float]:
         """What was measured or guessed."""
@@ -134,28 +148,28 @@ class CostTable:
             row += [row[last] + slope * i for i in range(1, most + 1 - last)]
         return row
 
-    def _fix(self, bucket: int, count: int) -> float:
+    def _fix(self, place: Place, count: int) -> float:
         """What steps have added at one count."""
-        fixes = self._nearest_fixes(bucket)
+        fixes = self._nearest_fixes(place)
         if count in fixes:
             return fixes[count]
         left = max((n for n in fixes if n < count), default=None)
         right = min((n for n in fixes if n > count), default=None)
         if left is None or right is None:
-            place = left if right is None else right
-            if place is None:
+            end = left if right is None else right
+            if end is None:
                 return 0.0
-            base = self._base(bucket, max(place, count))
-            return _beyond(base[count], base[place], fixes[place]) - base[count]
+            base = self._base(place[1], max(end, count))
+            return _beyond(base[count], base[end], fixes[end]) - base[count]
         share = (count - left) / (right - left)
         return fixes[left] + share * (fixes[right] - fixes[left])
 
-    def _nearest_fixes(self, bucket: int) -> dict[int, float]:
-        if self._fixes[bucket]:
-            return self._fixes[bucket]
-        visited = [b for b, fixes in enumerate(self._fixes) if fixes]
-        nearest = min(visited, key=lambda b: abs(b - bucket), default=bucket)
-        return self._fixes[nearest]
+    def _nearest_fixes(self, place: Place) -> Mapping[int, float]:
+        own = self._fixes.get(place)
+        if own is not None or not self._fixes:
+            return own or {}
+        batch, bucket = place
+        return self._fixes[min(self._fixes, key=lambda p: (abs(p[0] - batch), abs(p[1] - bucket)))]
 
 
 def _knot(count: int) -> int:

@@ -156,7 +156,7 @@ class HybridProposer:
         self._lengths: dict[str, tuple[int, int, int]] = {}
         # Under way: when it began, and the pass's bucket, width and beginning if it can be timed.
         self._began = 0.0
-        self._pass: tuple[int, int, float] | None = None
+        self._pass: tuple[int, int, int, float] | None = None
         self._num_passes = 0
         self._tokens = self._seconds = 0.0  # of lately
 
@@ -184,16 +184,17 @@ class HybridProposer:
                     proposals[i] = draft
         if all(len(view.tokens) - view.num_computed == 1 for view in views):
             width = len(views) + sum(map(len, proposals))
-            self._pass = (bucket, width, perf_counter())  # not of a pass that reads prompts, too
+            batch = batch_bucket(len(views))
+            self._pass = (bucket, width, batch, perf_counter())  # not where prompts are read, too
         return proposals
 
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
         if self._pass is not None:
-            bucket, width, since = self._pass
+            bucket, width, batch, since = self._pass
             now = perf_counter()
             self._num_passes += 1
             if self._learns:
-                self._costs.verify.refresh(bucket, width, now - since)
+                self._costs.verify.refresh(bucket, width, now - since, batch)
             self._pass = None
             tokens = sum(len(o.verdict.path) + 1 for o in seen if o.verdict is not None)
             self._tokens = _RATE_DECAY * self._tokens + tokens
@@ -254,7 +255,8 @@ class HybridProposer:
                         proposals[i], gains[i] = found, gain
         num_sequences = len(views)
         verify = self._costs.verify
-        row = verify.row(bucket, num_sequences + max(map(len, proposals)))
+        batch = batch_bucket(num_sequences)
+        row = verify.row(bucket, num_sequences + max(map(len, proposals)), batch)
         worth = self._rate * verify.scale
         for i, proposal in enumerate(proposals):
             extra = row[num_sequences + len(proposal)] - row[num_sequences]
@@ -276,7 +278,8 @@ class HybridProposer:
         most = min(self._draft_tokens, max(budgets))
         verify = self._costs.verify
         num_found = sum(sizes)
-        passes = verify.row(bucket, num_sequences * (1 + most) + num_found)
+        batch = batch_bucket(num_sequences)
+        passes = verify.row(bucket, num_sequences * (1 + most) + num_found, batch)
         found = num_sequences + sum(gains)
         rate = self._rate
         without = found - rate * verify.scale * passes[num_sequences + num_found]

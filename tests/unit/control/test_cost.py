@@ -125,6 +125,23 @@ def test_between_two_visited_counts_lies_a_line() -> None:
     assert table.seconds(0, 5) == pytest.approx(1.2, rel=0.08)
 
 
+def test_plain_steps_of_a_large_batch_do_not_make_drafts_free() -> None:
+    # 0.3 a sequence beside 0.02 a token: 8 sequences have drafted 3 each, then 32 come.
+    table = CostTable([[1.0 + 0.02 * n for n in range(129)]], measured=True)
+
+    def took(num_sequences: int, num_tokens: int) -> float:
+        return 1.0 + 0.02 * num_tokens + 0.3 * num_sequences
+
+    for _ in range(64):
+        for num_sequences, num_tokens in ((8, 8), (8, 32), (32, 32)):
+            batch = batch_bucket(num_sequences)
+            table.refresh(0, num_tokens, took(num_sequences, num_tokens), batch)
+    row = table.row(0, 64, batch_bucket(32))
+    assert row[64] - row[32] == pytest.approx(0.64, rel=0.1)
+    row = table.row(0, 64, batch_bucket(8))
+    assert row[32] - row[8] == pytest.approx(0.48, rel=0.1)
+
+
 # --- on disk ----------------------------------------------------------------------------------
 
 
