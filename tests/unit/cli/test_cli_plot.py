@@ -15,7 +15,7 @@ SHARES = {"draft_share": 0.1, "verify_share": 0.8, "other_share": 0.1}
 
 @pytest.fixture
 def result(tmp_path: Path) -> Path:
-    rows = [
+    rows: list[dict[str, object]] = [
         {"contender": name, "workload": "code", "speedup": 1.0, "accepted_lengths": [], **SHARES}
         for name in ("plain", "draft-model K=auto")
     ]
