@@ -138,8 +138,9 @@ def test_a_tree_is_drafted_as_a_tree(live: Live) -> None:
 def test_the_controllers_reasons_are_told(live: Live) -> None:
     auto = {"proposer": "draft-model", "num_draft_tokens": "auto"}
     steps = watch(live, **asked(1), speculation=auto)[1:-1]
+    assert steps[0]["choice"] is None  # the prompt's: no draft model delays the first token
     assert steps[-1]["choice"] is None  # it had finished
-    for step in steps[:-1]:
+    for step in steps[1:-1]:
         choice = step["choice"]
         assert len(step["nodes"]) <= choice["asked"]
         assert len(choice["rates"]) == len(choice["survival"]) + 1

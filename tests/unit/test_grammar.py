@@ -157,7 +157,7 @@ def test_forced_text_is_drafted_without_a_drafter(
 ) -> None:
     sentence = "this was never in doubt, not for a moment"
     grammar = Grammar.regex(vocabulary, f"{sentence}[ab]")
-    speculation = Speculation(proposer="ngram", num_draft_tokens=8)
+    speculation = Speculation(proposer="prediction", num_draft_tokens=8)  # and nothing predicted
     result, events = run(engine, grammar, speculation)
     assert result.text.startswith(sentence)
     assert {event.source for event in events if event.draft_tokens} == {"grammar"}

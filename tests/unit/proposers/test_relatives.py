@@ -64,8 +64,8 @@ def test_the_exit_layer_has_a_default_and_limits(folder: Path) -> None:
     early = engine_for(folder, "early-exit", {"exit_layer": 2}).parts.proposers["early-exit"]
     assert isinstance(early, EarlyExitProposer)
     assert early.exit_layer == 2
-    for wrong in (0, 3, "two"):
-        with pytest.raises(ConfigError, match=r"must be in 1\.\.2"):
+    for wrong, reason in ((0, r"in 1\.\.2"), (3, r"in 1\.\.2"), ("two", "a whole number or null")):
+        with pytest.raises(ConfigError, match=f"must be {reason}"):
             engine_for(folder, "early-exit", {"exit_layer": wrong})
     with pytest.raises(ConfigError, match="two layers or more"):
         engine_for(folder, "early-exit", model="draft")
