@@ -10,7 +10,9 @@ factor where they take less (the measurement then met a busy moment). Drafts are
 the machine's speed, so that the price of what is not done at the moment follows it too.
 
 Clocks only ever err upwards: a busy moment makes a step dear, nothing makes it cheap. So a step
-counts as at most a little off what is expected, and prices settle near the median of steps.
+counts as at most a little dearer than is expected, and prices settle near the median of steps; but
+one that is much cheaper proves the table wrong, which is then put right at once: as a whole while
+no count is known, else where it was seen.
 
 Contexts and batch sizes fall into buckets that double; one that no step has visited borrows from
 the next that was. Passes are measured over one sequence, and as many tokens of several take longer
@@ -37,6 +39,7 @@ SCALE_RATE = 0.08  # the same of the whole table, where a count is known
 MEASURED_WEIGHT = 3  # of the measurement, in steps
 KNOWN_VISITS = 16  # steps that make a count known
 MOST_ERROR = 0.15  # of a step at a known count, relative: what is further off is no evidence
+PROOF_RATE = 0.4  # of what a step is cheaper by, beyond that
 FIRST_ERROR = 0.5  # the same at first
 
 # A guess until something is measured: verification nearly free, a draft a tenth of a pass.
@@ -85,6 +88,10 @@ class CostTable:
         return self._num_seen < 4
 
     @property
+    def _knows_a_count(self) -> bool:
+        return any(max(seen.values(), default=0) >= KNOWN_VISITS for seen in self._visits.values())
+
+    @property
     def rows(self) -> list[list[float]]:
         """The table as it stands now, scale included."""
         return [
@@ -129,13 +136,18 @@ class CostTable:
         visits = self._visits.setdefault(place, {})
         seen = visits.get(knot, 0)
         most = MOST_ERROR if seen >= KNOWN_VISITS else FIRST_ERROR
-        error = min(max(seconds / (self.scale * cell) - 1.0, -most), most)
+        error = min(seconds / (self.scale * cell) - 1.0, most)
+        rate = max(LOCAL_RATE, 1.0 / (MEASURED_WEIGHT + seen))
+        if error < -MOST_ERROR:
+            if not self._knows_a_count:
+                self.scale *= 1.0 + PROOF_RATE * error
+                return
+            rate = max(rate, PROOF_RATE)
         is_new = self._num_seen < NUM_KNOWN
         if is_new or (speed and seen >= KNOWN_VISITS):
-            self.scale *= 1.0 + error * max(SCALE_RATE, 1.0 / self._num_seen)
+            self.scale *= 1.0 + max(error, -most) * max(SCALE_RATE, 1.0 / self._num_seen)
         visits[knot] = seen + 1
         fixes = self._fixes.setdefault(place, {})
-        rate = max(LOCAL_RATE, 1.0 / (MEASURED_WEIGHT + seen))
         fixes[knot] = fixes.get(knot, cell - base) + error * cell * rate
         self._drawn.clear()
 

@@ -113,8 +113,25 @@ def test_what_was_measured_in_a_busy_moment_is_too_dear_by_a_factor() -> None:
     table = CostTable([[1.0 + 0.01 * n for n in range(129)]], measured=True)
     for _ in range(16):
         table.refresh(0, 50, 0.9)
-    row = table.row(0, 128)
-    assert [row[n] for n in (1, 50, 100)] == pytest.approx([0.606, 0.9, 1.2], rel=0.08)
+    found = [table.seconds(0, n) for n in (1, 50, 100)]
+    assert found == pytest.approx([0.606, 0.9, 1.2], rel=0.08)
+
+
+def test_a_table_far_too_dear_is_right_after_a_few_steps() -> None:
+    table = CostTable([[7.0 + 0.07 * n for n in range(129)]], measured=True)
+    for n in (3, 5, 5, 4, 5, 5, 3, 5):
+        table.refresh(0, n, 1.0 + 0.01 * n)
+    assert [table.seconds(0, n) for n in (1, 5, 9)] == pytest.approx([1.01, 1.05, 1.09], rel=0.2)
+
+
+def test_where_much_is_known_a_cheap_count_says_nothing_about_the_others() -> None:
+    table = CostTable([[1.0 + 0.05 * n for n in range(33)]], measured=True)
+    for _ in range(32):
+        table.refresh(0, 1, 1.05)
+    for _ in range(8):
+        table.refresh(0, 9, 1.1)
+    assert table.seconds(0, 9) == pytest.approx(1.1, rel=0.05)
+    assert table.seconds(0, 1) == pytest.approx(1.05, rel=0.05)
 
 
 def test_between_two_visited_counts_lies_a_line() -> None:
