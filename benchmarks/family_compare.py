@@ -1,8 +1,8 @@
 """The shipped family beside a first try and beside a rebuild of itself.
 
     python benchmarks/family_compare.py --measure FOLDER OUT.json   # each family; a GPU helps
-    python benchmarks/family_compare.py --first-try A.json --shipped B.json \\
-        --rebuild RECORDS --seconds N
+    python benchmarks/family_compare.py [--first-try A.json --shipped B.json] \\
+        [--rebuild RECORDS --seconds N]
 
 FOLDER holds a family's target, draft and mid; RECORDS the JSON records that family/build.py wrote,
 N the time that `build.py && card.py` took. Each drafter is compared with the target of its own
@@ -103,21 +103,23 @@ def main() -> None:
         out.write_text(json.dumps(measure_family(folder, options.rows), indent=1))
         print(out.read_text())
         return
-    machine = json.loads((options.rebuild / "target.json").read_text())["environment"]
-    report.write(
-        "family-compare",
-        "The family beside a first try and a rebuild",
-        {
-            "A first try and the shipped family": gains(options.first_try, options.shipped),
-            "The shipped family and its rebuild": rebuilt(options.rebuild),
-        },
-        "The first try: the same sizes, 90 seconds of plain forward KL on text; "
-        f"{options.rows} rows of {LENGTH} tokens, {PROMPT} of them prompt. The rebuild: "
-        "`python family/build.py && python family/card.py`, all stages in one go from the fetched "
-        f"text, {options.seconds / 60:.1f} minutes on one {machine['device']} (torch "
-        f"{machine['torch']}). Its heads saw all of the text, the shipped ones a sixth. alpha: "
-        "mean of sum min(p, q) at temperature 1; agreement: of the greedy tokens.",
-    )
+    tables: dict[str, list[dict[str, Any]]] = {}
+    notes = "alpha: mean of sum min(p, q) at temperature 1; agreement: of the greedy tokens."
+    if options.first_try:
+        tables["A first try and the shipped family"] = gains(options.first_try, options.shipped)
+        notes += (
+            " The first try: the same sizes, 90 seconds of plain forward KL on text; "
+            f"{options.rows} rows of {LENGTH} tokens, {PROMPT} of them prompt."
+        )
+    if options.rebuild:
+        tables["The shipped family and its rebuild"] = rebuilt(options.rebuild)
+        machine = json.loads((options.rebuild / "target.json").read_text())["environment"]
+        notes += (
+            " The rebuild: `python family/build.py && python family/card.py`, all stages in one go "
+            f"from the fetched text, {options.seconds / 60:.1f} minutes on one {machine['device']} "
+            f"(torch {machine['torch']}); its heads saw all of the text, the shipped ones a sixth."
+        )
+    report.write("family-compare", "The family beside a first try and a rebuild", tables, notes)
 
 
 if __name__ == "__main__":
