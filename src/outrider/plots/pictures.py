@@ -154,7 +154,8 @@ def speedup_by_k(rows: list[Row], path: Path) -> None:
 def speedup_by_batch(rows: list[Row], path: Path) -> None:
     with figure(path, "Speedup against batch size") as axes:
         axes.set_xscale("log", base=2)
-        for colour, contender in zip(COLOURS, _contenders(rows), strict=False):
+        contenders = zip(COLOURS, _contenders(rows), strict=False)
+        for order, (colour, contender) in enumerate(contenders):
             mine = sorted(_of(rows, contender), key=lambda r: float(r["batch"]))
             places, values = [r["batch"] for r in mine], [r["speedup"] for r in mine]
             spread = list(zip(*(_interval(r, "speedup") for r in mine), strict=True))
@@ -172,7 +173,7 @@ def speedup_by_batch(rows: list[Row], path: Path) -> None:
                 axes.axvline(at, color=colour, linewidth=1, linestyle=":")
                 axes.annotate(
                     f"crossover {at:.0f}",
-                    (at, 0.06),
+                    (at, 0.06 + 0.06 * order),  # crossovers may lie close together
                     xycoords=("data", "axes fraction"),
                     xytext=(4, 0),
                     textcoords="offset points",
