@@ -31,7 +31,8 @@ from gpu_pair import LLAMA_1B, LLAMA_8B, RandomTensors, make, make_transformers,
 from outrider.contracts import StepBatch
 from outrider.cuda.cycle import Cycle
 from outrider.cuda.decoder import CudaDecoder
-from outrider.cuda.ops import Pass, Tiles, TorchOps, TritonOps
+from outrider.cuda.ops import Pass, TorchOps
+from outrider.cuda.triton_ops import Tiles, TritonOps
 from outrider.engine import build
 from outrider.engine.build import EngineConfig
 from outrider.model.tokenizer import load_tokenizer

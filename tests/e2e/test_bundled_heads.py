@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exactness.same_tokens import assert_same, run, seeded
-from outrider import native
+from native_models import needs_native
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
@@ -36,7 +36,7 @@ BACKENDS = [
     "torch",
     pytest.param(
         "native",
-        marks=pytest.mark.skipif(not native.available(), reason="no compiler on this machine"),
+        marks=needs_native,
     ),
 ]
 # Acceptance lengths well below what was measured; a token off by one place falls far short.

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from exactness.same_tokens import assert_same, run, seeded
-from outrider import native
+from native_models import needs_native
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request, Speculation
@@ -41,7 +41,7 @@ BACKENDS = [
     "torch",
     pytest.param(
         "native",
-        marks=pytest.mark.skipif(not native.available(), reason="no compiler on this machine"),
+        marks=needs_native,
     ),
 ]
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from scipy import stats
 
+from native_models import needs_native
 from other_vocabulary import write_with_other_ids
-from outrider import native
 from outrider.contracts import Draw, Needs, Observation, Proposal, SequenceView
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
@@ -182,7 +182,7 @@ def test_a_drafter_of_another_family_leaves_the_law(foreign: Engine) -> None:
             "block",
             "quantized",
             3,
-            marks=pytest.mark.skipif(not native.available(), reason="no compiler here"),
+            marks=needs_native,
         ),
     ],
 )
@@ -215,7 +215,9 @@ class GreedyScoredAsSoft:
     def release(self, sequence_id: int) -> None: ...
 
 
-def test_the_same_test_flags_a_biased_drafter(engine: Engine) -> None:
-    engine.parts.proposers = {"biased": GreedyScoredAsSoft()}
+def test_the_same_test_flags_a_biased_drafter(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.parts, "proposers", {"biased": GreedyScoredAsSoft()})
     speculation = Speculation(proposer="biased", num_draft_tokens=1, verifier="token")
     assert p_value(engine, speculation) < 1e-6

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from exactness.same_tokens import assert_same, run, seeded
-from outrider import native
+from native_models import needs_native
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine, Result
 from outrider.engine.request import Speculation
@@ -106,7 +106,7 @@ def engine_for(
         "torch",
         pytest.param(
             "native",
-            marks=pytest.mark.skipif(not native.available(), reason="no compiler on this machine"),
+            marks=needs_native,
         ),
     ],
 )

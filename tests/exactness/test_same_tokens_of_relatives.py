@@ -14,6 +14,7 @@ import pytest
 from exactness.same_tokens import assert_same, run, seeded
 from exactness.test_same_tokens import PARAMS as ALL_PARAMS
 from exactness.test_same_tokens import prompts
+from native_models import needs_native
 from other_vocabulary import write_with_other_ids
 from outrider import native
 from outrider.engine.build import EngineConfig, build
@@ -22,7 +23,6 @@ from outrider.engine.request import Speculation
 from outrider.testing import write_tiny_llama
 
 PARAMS = {name: ALL_PARAMS[name] for name in ("greedy", "sampled", "penalised", "stops")}
-needs_native = pytest.mark.skipif(not native.available(), reason="no compiler on this machine")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ import numpy.typing as npt
 import torch
 
 from outrider.contracts import IntArray, StepBatch, StepOutput
-from outrider.cuda.ops import MAX_WIDTH, Ops, Pass, TritonOps, make_ops
+from outrider.cuda.ops import MAX_WIDTH, Ops, Pass, TorchOps
+from outrider.cuda.triton_ops import TritonOps
 from outrider.model.torch_decoder import TorchDecoder
 from outrider.noise import draw_keys
 from outrider.sampling import RowParams
@@ -103,7 +104,7 @@ class CudaDecoder(TorchDecoder):
     def allocate(self, num_blocks: int, block_size: int) -> None:
         super().allocate(num_blocks, block_size)
         config, device = self.config, self.device
-        self.ops = make_ops(device)
+        self.ops: Ops = TritonOps(device) if device.type == "cuda" else TorchOps()
         positions = config.max_positions + MAX_TOKENS
         angles = torch.arange(positions, device=device).float()[:, None] * self._frequencies
         scale = config.rope.attention_factor

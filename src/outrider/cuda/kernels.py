@@ -1,4 +1,4 @@
-"""The Triton kernels. `outrider.cuda.ops` launches them and says what each computes.
+"""The Triton kernels. `triton_ops` launches them; `ops` says what each computes.
 
 All of them write each element by one fixed sum: no atomics on numbers, and nothing in the order
 of a row's additions depends on how many rows there are or how long the others are. A row of a

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,18 +33,18 @@ from outrider.model.weights import read_config
 Mix = Callable[[Tensor, KeyValue], Tensor]
 
 
-class Head(nn.Module):
+class Head(nn.Module, ABC):
     """Common to all: a frozen config dataclass, and folders of config.json + model.safetensors."""
 
     kind: str
     taps: tuple[int, ...] = ()
 
-    def config_json(self) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def config_json(self) -> dict[str, Any]: ...
 
     @classmethod
-    def from_json(cls, config: dict[str, Any]) -> Self:
-        raise NotImplementedError
+    @abstractmethod
+    def from_json(cls, config: dict[str, Any]) -> Self: ...
 
     def save(self, folder: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
         """Write the folder, atomically. Floating-point tensors are stored as `dtype`."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 
 from outrider.contracts import Draw, Needs, Observation, Proposal, SequenceView
 from outrider.errors import ConfigError
 
 
-class LookupProposer:
+class LookupProposer(ABC):
     """Subclasses say `name`, `_draft` and `release`."""
 
     name: str
@@ -22,11 +23,13 @@ class LookupProposer:
             for view, budget in zip(views, budgets, strict=True)
         ]
 
-    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
+    def observe(  # noqa: B027
+        self, views: Seq[SequenceView], seen: Seq[Observation]
+    ) -> None:
         """Nothing to do: committed tokens are taken in when the next draft is asked for."""
 
-    def _draft(self, view: SequenceView, budget: int) -> list[int]:
-        raise NotImplementedError
+    @abstractmethod
+    def _draft(self, view: SequenceView, budget: int) -> list[int]: ...
 
 
 def check_lookup(proposer: str, min_n: int, max_n: int, factor: float) -> None:

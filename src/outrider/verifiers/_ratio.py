@@ -13,6 +13,7 @@ S sequences.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
@@ -36,16 +37,16 @@ class Decision(NamedTuple):
     law_V: torch.Tensor
 
 
-class RatioVerifier:
+class RatioVerifier(ABC):
     """Base of the ratio rules: subclasses say `name`, `trees` and `decide`."""
 
     name: str
     draws = RATIO_DRAWS
     trees = False
 
+    @abstractmethod
     def decide(self, p_MV: torch.Tensor, proposal: Proposal, uniforms: Seq[float]) -> Decision:
         """The pure decision; `uniforms[j]` in [0, 1) belongs to node j. Mutates nothing."""
-        raise NotImplementedError
 
     def verify(
         self, views: Seq[SequenceView], proposals: Seq[Proposal], laws: Laws

@@ -11,7 +11,8 @@ import transformers
 
 from outrider.cuda.cycle import Cycle
 from outrider.cuda.decoder import CudaDecoder
-from outrider.cuda.ops import TorchOps, TritonOps
+from outrider.cuda.ops import TorchOps
+from outrider.cuda.triton_ops import TritonOps
 from outrider.engine.build import EngineConfig, assemble
 from outrider.engine.engine import Engine
 from outrider.model.driver import Driver

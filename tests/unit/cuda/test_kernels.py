@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from outrider.contracts import Stream
-from outrider.cuda.ops import Pass, Tiles, TorchOps, TritonOps, _fitting
+from outrider.cuda.ops import Pass, TorchOps
+from outrider.cuda.triton_ops import Tiles, TritonOps, _fitting
 from outrider.noise import as_signed, draw_key, gumbel, uniforms_numpy
 from outrider.sampling import RowParams, SamplingParams, draw_tokens
 

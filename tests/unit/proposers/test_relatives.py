@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from native_models import needs_native
 from other_vocabulary import write_with_other_ids
 from outrider import native
 from outrider.contracts import StepBatch, StepOutput
@@ -111,7 +112,7 @@ def test_a_quantized_copy_is_refused_where_it_cannot_run(
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.skipif(not native.available(), reason="no compiler on this machine")
+@needs_native
 def test_a_quantized_copy_agrees_with_the_target(folder: Path) -> None:
     engine = engine_for(folder, "quantized")
     request = engine.add([5, 6, 7], SamplingParams(max_tokens=40, ignore_eos=True))

@@ -14,6 +14,7 @@ nothing here depends on time or chance.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -55,7 +56,7 @@ class Sequence:
     edits: Edits | None = None
 
 
-class LookUp:
+class LookUp(ABC):
     """What vLLM asks of a custom proposer, answered by one of ours."""
 
     kind: ClassVar[str]
@@ -74,10 +75,10 @@ class LookUp:
         self._num_seen = 0
 
     @classmethod
-    def build(cls, options: Mapping[str, Any]) -> Proposer:
-        raise NotImplementedError
+    @abstractmethod
+    def build(cls, options: Mapping[str, Any]) -> Proposer: ...
 
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
+    def load_model(self, *args: Any, **kwargs: Any) -> None:  # noqa: B027
         """vLLM loads every drafter's model; ours has none."""
 
     def propose(

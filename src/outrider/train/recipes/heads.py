@@ -9,6 +9,7 @@ Shapes: B rows, L positions, N compared places, H hidden, V vocabulary, W draft 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ class FrozenTarget:
         return torch.stack([states[tap] for tap in taps], dim=2)
 
 
-class HeadRecipe:
+class HeadRecipe(ABC):
     """Base of the head recipes; subclasses say what is compared at each depth."""
 
     def __init__(self, head: Head, target: FrozenTarget, config: HeadConfig) -> None:
@@ -94,9 +95,9 @@ class HeadRecipe:
         self.target, self.config = target, config
         self._distil = torch.compile(distil) if config.compiled else distil
 
+    @abstractmethod
     def depths(self, tokens_BL: Tensor, step: int, skip: int = 0) -> Iterator[Depth]:
         """What to compare on these rows, nearest depth first; no draft starts before `skip`."""
-        raise NotImplementedError
 
     def loss(self, tokens_BL: Tensor, step: int, done: float) -> tuple[Tensor, dict[str, Tensor]]:
         share = torch.tensor(self.config.tvd_share * done, device=tokens_BL.device)

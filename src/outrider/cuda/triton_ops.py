@@ -1,0 +1,351 @@
+"""The operations of `outrider.cuda.ops` by their kernels: how each product is cut up, and launched.
+
+Shape legend: see `outrider.cuda.ops`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outrider.cuda.ops import MAX_WIDTH, Pass
+
+PARTS_OF_DRAW = 4096  # logits one program of the draw looks at
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How a product is cut up: rows of weights and inputs per step, programs that share a tile."""
+
+    rows: int
+    inputs: int
+    split: int = 1
+    warps: int = 4
+    stages: int = 4
+
+
+class TritonOps:
+    """The kernels, on a CUDA device or (TRITON_INTERPRET=1) interpreted on the CPU."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        tiles: dict[tuple[int, int, bool], Tiles] | None = None,
+        pdl: bool | None = None,
+    ) -> None:
+        """`tiles`: by (outputs, inputs, gated), where the usual choice is to be overruled."""
+        from outrider.cuda import kernels
+
+        self.kernels: Any = kernels
+        self.pdl = _can_overlap(device) if pdl is None else pdl
+        self._memory = _shared_memory(device)
+        self.tiles = dict(tiles or {})
+        self.key_block = 32
+        self.programs = 256  # of attention, at least
+        self.device = device
+        self._sums = torch.empty(0, device=device)
+        self._tops = torch.empty(0, device=device)
+        self._parts = torch.empty(0, device=device)
+        self._best = torch.empty(0, device=device)
+        self._found = torch.empty(0, dtype=torch.int32, device=device)
+        self._arrived = torch.zeros(4096, dtype=torch.int32, device=device)
+
+    def reserve(
+        self, num_tokens: int, num_queries: int, dim: int, hidden: int, vocabulary: int
+    ) -> None:
+        """Makes room for passes of so many tokens. Not while a graph that uses it may run."""
+        parts = num_tokens * num_queries * 64  # splits, at most
+        draws = num_tokens * -(-vocabulary // PARTS_OF_DRAW)
+        self._sums = _grown(self._sums, parts * (dim + 1))
+        self._tops = _grown(self._tops, parts)
+        self._parts = _grown(self._parts, 4 * max(16, _power(num_tokens)) * (hidden + 128))
+        self._best = _grown(self._best, draws)
+        self._found = _grown(self._found, draws)
+
+    def _options(self, **more: int) -> dict[str, Any]:
+        options: dict[str, Any] = {"PDL": self.pdl, **more}
+        if self.pdl:
+            options["launch_pdl"] = True
+        return options
+
+    def linear(
+        self,
+        x_TK: torch.Tensor,
+        weight_NK: torch.Tensor,
+        out_TN: torch.Tensor,
+        *,
+        bias_N: torch.Tensor | None = None,
+        gated: bool = False,
+        add: bool = False,
+    ) -> None:
+        num_tokens, num_inputs = x_TK.shape
+        num_outputs = out_TN.shape[1]
+        tiles = self.tiles.get((num_outputs, num_inputs, gated))
+        if tiles is None:
+            tiles = usual_tiles(num_outputs, num_inputs, gated)
+        split = 1 if gated else tiles.split
+        num_tiles = -(-num_outputs // tiles.rows)
+        block = max(16, 1 << (num_tokens - 1).bit_length())
+        assert split == 1 or split * num_tiles * tiles.rows * block <= len(self._parts), (
+            "reserve first"
+        )
+        inputs, stages = _fitting(tiles, block, gated, x_TK.itemsize, self._memory)
+        even = num_outputs % tiles.rows == 0 and num_inputs % (inputs * split) == 0
+        self.kernels.linear_kernel[(num_tiles, split)](
+            x_TK,
+            weight_NK,
+            bias_N if bias_N is not None else x_TK,
+            out_TN,
+            self._parts,
+            self._arrived,
+            num_tokens,
+            num_outputs,
+            num_inputs,
+            GATED=gated,
+            ADD=add,
+            BIAS=bias_N is not None,
+            BT=block,
+            BN=tiles.rows,
+            BK=inputs,
+            SPLIT=split,
+            EVEN=even,
+            PRECISION="ieee" if x_TK.dtype == torch.float32 else "tf32",
+            **self._options(num_warps=tiles.warps, num_stages=stages),
+        )
+
+    def norm(
+        self, x_TH: torch.Tensor, norm_H: torch.Tensor, eps: float, out_TH: torch.Tensor
+    ) -> None:
+        num_tokens, hidden = x_TH.shape
+        self.kernels.norm_kernel[(num_tokens,)](
+            x_TH, norm_H, out_TH, hidden, eps, BH=_power(hidden), **self._options(num_warps=8)
+        )
+
+    def rope(
+        self,
+        qkv_THD: torch.Tensor,
+        q_norm_D: torch.Tensor | None,
+        k_norm_D: torch.Tensor | None,
+        eps: float,
+        turns: tuple[torch.Tensor, torch.Tensor],
+        where: Pass,
+        store_2PKD: torch.Tensor,
+    ) -> None:
+        num_tokens, num_heads, dim = qkv_THD.shape
+        num_kv = store_2PKD.shape[2]
+        self.kernels.rope_kernel[(num_tokens, num_heads)](
+            qkv_THD,
+            qkv_THD if q_norm_D is None else q_norm_D,
+            qkv_THD if k_norm_D is None else k_norm_D,
+            *turns,
+            where.positions_T,
+            where.slots_T,
+            store_2PKD[0],
+            store_2PKD[1],
+            eps,
+            QUERIES=num_heads - 2 * num_kv,
+            KVS=num_kv,
+            D=dim,
+            BD=_power(dim),
+            NORM=q_norm_D is not None,
+            **self._options(num_warps=1),
+        )
+
+    def attend(
+        self,
+        qkv_THD: torch.Tensor,
+        store_2PKD: torch.Tensor,
+        where: Pass,
+        page: int,
+        out_TQD: torch.Tensor,
+    ) -> None:
+        num_tokens, num_queries, dim = out_TQD.shape
+        num_kv = store_2PKD.shape[2]
+        group = num_queries // num_kv
+        # By the batch, never by the width: a row's sums must not depend on its neighbours.
+        splits = max(1, min(64, _power(self.programs // (where.num_sequences * num_kv) or 1)))
+        if self.device.type == "cpu":
+            splits = min(splits, 4)
+        assert num_tokens * num_queries * splits * (dim + 1) <= len(self._sums), "reserve first"
+        self.kernels.attend_kernel[(where.num_sequences, num_kv, splits)](
+            qkv_THD,
+            store_2PKD[0],
+            store_2PKD[1],
+            where.tables_SW,
+            where.contexts_S,
+            where.lengths_S,
+            where.masks_T,
+            self._sums,
+            self._tops,
+            where.tables_SW.shape[1],
+            dim**-0.5,
+            M=where.width,
+            G=group,
+            KVS=num_kv,
+            D=dim,
+            BD=max(16, _power(dim)),
+            PAGE=page,
+            BR=max(16, _power(MAX_WIDTH * group)),
+            BL=self.key_block,
+            SPLITS=splits,
+            PRECISION="ieee" if qkv_THD.dtype == torch.float32 else "tf32",
+            **self._options(num_warps=4, num_stages=3),
+        )
+        self.kernels.combine_kernel[(num_tokens * num_queries,)](
+            self._sums,
+            self._tops,
+            out_TQD,
+            D=dim,
+            BD=_power(dim),
+            SPLITS=splits,
+            **self._options(num_warps=1),
+        )
+
+    def draw(
+        self,
+        logits_TV: torch.Tensor,
+        num_tokens: int,
+        temperature_R: torch.Tensor,
+        keys_T: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        every: int = 1,
+    ) -> None:
+        num_draws = len(logits_TV) // every
+        block = min(PARTS_OF_DRAW, _power(num_tokens))
+        parts = -(-num_tokens // block)
+        assert num_draws * parts <= len(self._best), "reserve first"
+        self.kernels.draw_kernel[(num_draws, parts)](
+            logits_TV,
+            temperature_R,
+            keys_T,
+            self._best,
+            self._found,
+            num_tokens,
+            logits_TV.stride(0),
+            every,
+            BV=block,
+            PARTS=parts,
+            **self._options(num_warps=8),
+        )
+        self.kernels.pick_kernel[(num_draws,)](
+            self._best,
+            self._found,
+            out,
+            out.stride(0),
+            PARTS=parts,
+            BP=_power(parts),
+            **self._options(num_warps=1),
+        )
+
+    def place(
+        self,
+        line_SL: torch.Tensor,
+        lengths_S: torch.Tensor,
+        secrets_S: torch.Tensor,
+        offset: int,
+        page: int,
+        where: Pass,
+        keys_T: torch.Tensor,
+    ) -> None:
+        self.kernels.place_kernel[(where.num_sequences,)](
+            line_SL,
+            lengths_S,
+            secrets_S,
+            where.tables_SW,
+            where.tokens_T,
+            where.positions_T,
+            where.slots_T,
+            where.contexts_S,
+            where.lengths_S,
+            where.masks_T,
+            keys_T,
+            offset,
+            line_SL.shape[1],
+            where.tables_SW.shape[1],
+            M=where.width,
+            BM=_power(where.width),
+            PAGE=page,
+            **self._options(num_warps=1),
+        )
+
+    def settle(
+        self,
+        line_SL: torch.Tensor,
+        lengths_S: torch.Tensor,
+        draws_SM: torch.Tensor,
+        report: torch.Tensor,
+    ) -> None:
+        num_drafts = draws_SM.shape[1] - 1
+        self.kernels.settle_kernel[(len(lengths_S),)](
+            line_SL,
+            lengths_S,
+            draws_SM,
+            report,
+            line_SL.shape[1],
+            K=num_drafts,
+            BK=_power(num_drafts + 1),
+            **self._options(num_warps=1),
+        )
+
+
+def usual_tiles(num_outputs: int, num_inputs: int, gated: bool) -> Tiles:
+    """About one program per processor of an H200, where the shape has that many.
+
+    Found by `benchmarks/gpu_decode.py`; larger tiles lose less than many programs do.
+    """
+    inputs = min(256, max(16, _power(num_inputs // 2)))
+    if gated:
+        return Tiles(128, min(128, inputs), stages=3)
+    if num_outputs > 16384:
+        return Tiles(128, inputs, stages=3)
+    if num_outputs > 5000:
+        return Tiles(64, inputs)
+    if num_inputs <= 4096:
+        return Tiles(64 if num_outputs > 2048 else 32, min(512, 2 * inputs), 2, stages=3)
+    return Tiles(64 if num_outputs > 2048 else 32, inputs, 2)
+
+
+def _fitting(tiles: Tiles, block: int, gated: bool, itemsize: int, memory: int) -> tuple[int, int]:
+    """Inputs per step and stages that fit a processor's shared memory."""
+    inputs, stages = tiles.inputs, tiles.stages if block == 16 else 3
+
+    def need() -> int:
+        buffers = stages if block >= 64 else stages - 1  # the wider instructions read them later
+        return (tiles.rows * (1 + gated) + block) * inputs * itemsize * buffers
+
+    while need() > memory and inputs > 16:
+        if inputs > 64 or stages == 2:
+            inputs //= 2
+        else:
+            stages -= 1
+    return inputs, stages
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that one program may have."""
+    if device.type != "cuda":
+        return 1 << 30
+    from triton.runtime import driver
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
+def _can_overlap(device: torch.device) -> bool:
+    """Whether a kernel may be started before the one it depends on has ended: Hopper and later."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def _grown(buffer: torch.Tensor, size: int) -> torch.Tensor:
+    return buffer if len(buffer) >= size else buffer.new_empty(size)
+
+
+def _power(x: int) -> int:
+    """The smallest power of two that is not below x."""
+    return 1 << (x - 1).bit_length() if x > 1 else 1
