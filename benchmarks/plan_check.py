@@ -1,6 +1,6 @@
 """`outrider plan` against the real server, then on paper: 10 000 requests per second.
 
-    python benchmarks/plan_check.py            three to four minutes; writes results/plan-check.*
+    python benchmarks/plan_check.py            four to five minutes; writes results/plan-check.*
     make reference                             draws it
 
 The server's costs are measured with constant numbers of streams: seconds of a step at each batch
@@ -13,14 +13,17 @@ leaves a core for requests and for the client.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -28,36 +31,69 @@ from typing import Any
 import report
 
 from outrider import LLM
-from outrider.bench.serve import Answer, Server
-from outrider.errors import ConfigError
 from outrider.integrations.vllm.child import free_port
-from outrider.plan.costs import Curves, Hardware, ModelSize, Roofline
+from outrider.plan.costs import Curves, Hardware, ModelSize, Roofline, between
 from outrider.plan.fleet import Goal, Replica, plan
-from outrider.plan.simulate import Arrival, Load, Outcome, poisson, simulate
+from outrider.plan.simulate import Arrival, Load, poisson, simulate
 from outrider.theory import expected_tokens
 
 ROOT = Path(__file__).parents[1]
 K = 3
 STREAMS = (1, 2, 4, 8, 16)
-PROMPTS = (32, 96, 192)  # lengths whose reading is timed
+PROMPTS = (1, 4, 16, 32, 96, 192)  # lengths whose reading is timed
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 48
-CALIBRATING_TOKENS = 64
+CALIBRATING_TOKENS, SETTLED = 64, 8
+ROUNDS, SIMULATIONS = 3, 10
 SHARES = (0.3, 0.6, 0.85, 1.3)  # of what the server can do
 RATES = (10, 100, 1000, 10_000)
 TEMPERATURE = 0.8
 Rows = list[dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class Stream:
+    """One answer as its client saw it, read only when all is over: the server needs the cores."""
+
+    sent_s: float
+    lines: list[tuple[float, bytes]]
+
+    @cached_property
+    def counts(self) -> list[tuple[float, int]]:
+        """When how many tokens were there."""
+        events = [(at, json.loads(line[6:])) for at, line in self.lines if line[:7] == b"data: {"]
+        return [(at, e["usage"]["completion_tokens"]) for at, e in events if e["choices"]]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.counts[-1][1]
+
+    @property
+    def ttft_s(self) -> float:
+        return self.counts[0][0] - self.sent_s
+
+    @property
+    def rest_s(self) -> float:
+        """From the first token to the last."""
+        return self.counts[-1][0] - self.counts[0][0]
+
+    @property
+    def tpot_s(self) -> float:
+        return self.rest_s / max(1, self.num_tokens - 1)
+
+    def at(self, when_s: float) -> int:
+        return max((n for time_s, n in self.counts if time_s <= when_s), default=0)
+
+
 class Client:
     """The server under test and prompts of any length for it."""
 
-    def __init__(self, url: str) -> None:
-        self.server = Server(url)
+    def __init__(self, port: int) -> None:
+        self.port = port
         texts = (ROOT / "src/outrider/bench/texts/long.jsonl").read_text()
         self._tokens = LLM("bundled", num_draft_tokens=0).engine.tokenizer.encode(texts)
         self._next = 0
 
-    def ask(self, num_prompt: int, num_output: int, k: int) -> Answer:
+    def ask(self, num_prompt: int, num_output: int, k: int) -> Stream:
         """A stream over a piece of text that was not used before."""
         self._next += 1
         at = 61 * self._next % (len(self._tokens) - num_prompt)
@@ -69,17 +105,24 @@ class Client:
             "seed": self._next,
             "ignore_eos": True,
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             "speculation": {"num_draft_tokens": k},
         }
-        return self.server.complete(body)
+        headers = {"Content-Type": "application/json"}
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            sent_s = time.perf_counter()
+            connection.request("POST", "/v1/completions", json.dumps(body), headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise HTTPException(response.read(300))
+            return Stream(sent_s, [(time.perf_counter(), line) for line in response])
 
-    def at_once(self, count: int, num_output: int, k: int) -> list[Answer]:
+    def at_once(self, count: int, num_output: int, k: int) -> list[Stream]:
         with ThreadPoolExecutor(count) as pool:
             asked = [pool.submit(self.ask, PROMPT_TOKENS, num_output, k) for _ in range(count)]
             return [one.result() for one in asked]
 
-    def replay(self, trace: list[Arrival], k: int) -> tuple[float, list[Answer]]:
+    def replay(self, trace: list[Arrival], k: int) -> tuple[float, list[Stream]]:
         """Requests at the trace's times; the seconds until the last has ended."""
         started = time.perf_counter()
         with ThreadPoolExecutor(128) as pool:
@@ -98,14 +141,13 @@ def serving() -> Iterator[Client]:
     args += ["--max-num-seqs", str(max(STREAMS)), "--no-prefix-caching", "--log-level", "warning"]
     args += ["--threads", "1"]
     process = subprocess.Popen([sys.executable, "-m", "outrider", *args])
-    client = Client(f"http://127.0.0.1:{port}")
     try:
+        client = Client(port)
         for _ in range(240):
             try:
-                client.server.get("/health")
                 client.ask(8, 8, 0)
                 break
-            except ConfigError:
+            except (OSError, HTTPException):  # still loading
                 time.sleep(0.25)
         yield client
     finally:
@@ -125,28 +167,44 @@ class Calibration:
         self._steps: dict[int, dict[int, list[float]]] = {
             k: {n: [] for n in STREAMS} for k in self._gain
         }
-        self._reading: dict[int, list[float]] = {length: [] for length in PROMPTS}
+        self._waits: dict[int, list[float]] = {length: [] for length in PROMPTS}
+        self._rests: dict[int, list[float]] = {length: [] for length in (PROMPTS[1], PROMPTS[-1])}
 
     def run(self) -> None:
         for k, sizes in self._steps.items():
             for n, found in sizes.items():
-                answers = self._client.at_once(n, CALIBRATING_TOKENS, k)
-                # Who started early also waited for the prompts of the others.
-                last = max(answer.ttft_s for answer in answers)
-                late = [answer for answer in answers if answer.ttft_s > 0.9 * last]
-                found.append(fmean(answer.tpot_s for answer in late) * self._gain[k])
-        for length, waits in self._reading.items():
-            waits += [self._client.ask(length, 1, 0).ttft_s for _ in range(4)]
+                found.append(self._step_s(n, k))
+        for length, waits in self._waits.items():
+            waits += [self._client.ask(length, 1, 0).ttft_s for _ in range(3)]
+        for length, rests in self._rests.items():
+            rests += [self._client.ask(length, 3, K).rest_s for _ in range(5)]
+
+    def _step_s(self, n: int, k: int) -> float:
+        """While all streams run: after the last prompt was read, before the first stream ends."""
+        streams = self._client.at_once(n, CALIBRATING_TOKENS, k)
+        # A drafter reads its prompts after the first token: a few more may pass.
+        start = max(min(t for t, count in s.counts if count > SETTLED) for s in streams)
+        end = min(s.counts[-1][0] for s in streams)
+        num_tokens = sum(s.at(end) - s.at(start) for s in streams)
+        return (end - start) * n * self._gain[k] / num_tokens
+
+    @property
+    def request_s(self) -> float:
+        """What a request costs beside the pass that gives its first token."""
+        return max(0.0, median(self._waits[1]) - median(self._steps[0][1]))
 
     def curves(self) -> Curves:
-        verify = {n: median(found) for n, found in self._steps[0].items()}
-        verify |= {length: median(waits) for length, waits in self._reading.items()}
-        plain = Curves(verify, {1: 0.0}, {})
+        step = {k: {n: median(s) for n, s in sizes.items()} for k, sizes in self._steps.items()}
+        waits = {length: median(found) for length, found in self._waits.items()}
+        verify = {length: step[0][1] + wait - waits[1] for length, wait in waits.items()}
+        overhead = {n: step[0][n] - between(verify, n) for n in STREAMS}
         draft = {
-            n: {K: max(0.0, median(found) - plain.pass_s(n * (K + 1), 0))}
-            for n, found in self._steps[K].items()
+            n: {K: max(0.0, step[K][n] - between(verify, n * (K + 1)) - overhead[n])}
+            for n in STREAMS
         }
-        return Curves(verify, {1: 0.0}, draft)
+        short, long = (median(found) for found in self._rests.values())
+        reading = dict(zip(self._rests, (0.0, max(0.0, long - short)), strict=True))
+        return Curves(verify, overhead, draft, reading)
 
 
 def acceptance() -> float:
@@ -174,72 +232,87 @@ def acceptance() -> float:
 class Replay:
     """One load as the server met it."""
 
-    k: int
-    share: float
     load: Load
     trace: list[Arrival]
     took_s: float
-    answers: list[Answer]
+    answers: list[Stream]
 
-    def row(self, curves: Curves, alpha: float) -> dict[str, Any]:
-        predicted = simulate(
-            curves,
-            self.load,
-            alpha=alpha,
-            max_sequences=max(STREAMS),
-            num_draft_tokens=self.k,
-            trace=self.trace,
-            warm_up=0.0,
-        )
+    def measured(self) -> dict[str, float]:
         return {
-            "K": self.k,
-            "load": self.share,
-            "requests per s": self.load.rate,
-            "requests": len(self.trace),
-            **compared(predicted, self.took_s, self.answers),
+            "tokens per s": sum(answer.num_tokens for answer in self.answers) / self.took_s,
+            "first token, s": fmean(answer.ttft_s for answer in self.answers),
+            "per token, s": fmean(a.tpot_s for a in self.answers if a.num_tokens > 1),
+        }
+
+    def predicted(self, k: int, curves: Curves, alpha: float, request_s: float) -> dict[str, float]:
+        """The same arrivals simulated, several times: whether a draft is accepted is chance."""
+        outcomes = [
+            simulate(
+                curves,
+                self.load,
+                alpha=alpha,
+                max_sequences=max(STREAMS),
+                num_draft_tokens=k,
+                trace=self.trace,
+                warm_up=0.0,
+                request_s=request_s,
+                seed=seed,
+            )
+            for seed in range(SIMULATIONS)
+        ]
+        return {
+            "tokens per s": fmean(found.tokens_per_s for found in outcomes),
+            "first token, s": fmean(fmean(found.ttft_s) for found in outcomes),
+            "per token, s": fmean(fmean(found.tpot_s) for found in outcomes),
         }
 
 
 def replay_loads(
     client: Client, calibration: Calibration, alpha: float, seconds: float
-) -> list[Replay]:
-    """Every load, with a calibration before each and after the last."""
+) -> dict[tuple[int, float], list[Replay]]:
+    """Every load in every round, with calibrations between them."""
     client.at_once(max(STREAMS), CALIBRATING_TOKENS, K)
     calibration.run()
-    found = []
+    found: dict[tuple[int, float], list[Replay]] = {(k, s): [] for k in (0, K) for s in SHARES}
     most = max(STREAMS)
-    for k in (0, K):
-        for share in SHARES:
-            curves = calibration.curves()
-            step_s = curves.pass_s(most * (k + 1), 0) + curves.draft_s(most, k)
-            reading_s = curves.pass_s(PROMPT_TOKENS, 0) - curves.pass_s(1, 0)
-            service_s = OUTPUT_TOKENS / expected_tokens(alpha, k) * step_s / most + reading_s
-            load = Load(
-                rate=share / service_s, prompt_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS
-            )
-            trace = poisson(random.Random(len(found)), load, max(20, round(load.rate * seconds)))
-            took_s, answers = client.replay(trace, k)
-            found.append(Replay(k, share, load, trace, took_s, answers))
+    for number in range(ROUNDS):
+        for k in (0, K):
+            for share in SHARES:
+                curves = calibration.curves()
+                step_s = curves.pass_s(most * (k + 1), 0, most) + curves.draft_s(most, k)
+                reading_s = curves.pass_s(PROMPT_TOKENS, 0, 1) - curves.pass_s(1, 0, 1)
+                if k:
+                    reading_s += curves.read_s(PROMPT_TOKENS)
+                service_s = OUTPUT_TOKENS / expected_tokens(alpha, k) * step_s / most + reading_s
+                load = Load(
+                    rate=share / service_s, prompt_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS
+                )
+                num_requests = max(20, round(load.rate * seconds))
+                trace = poisson(random.Random(number), load, num_requests)
+                found[k, share].append(Replay(load, trace, *client.replay(trace, k)))
             calibration.run()
     return found
 
 
-def compared(predicted: Outcome, took: float, answers: list[Answer]) -> dict[str, Any]:
-    measured = {
-        "tokens per s": sum(answer.num_tokens for answer in answers) / took,
-        "first token, s": fmean(answer.ttft_s for answer in answers),
-        "per token, s": fmean(a.tpot_s for a in answers if a.num_tokens > 1),
+def compared(
+    k: int, share: float, replays: list[Replay], calibration: Calibration, alpha: float
+) -> dict[str, Any]:
+    """Medians over the rounds, of what was measured and of what was predicted in it."""
+    curves, request_s = calibration.curves(), calibration.request_s
+    measured = [replay.measured() for replay in replays]
+    predicted = [replay.predicted(k, curves, alpha, request_s) for replay in replays]
+    row: dict[str, Any] = {
+        "K": k,
+        "load": share,
+        "requests per s": median(replay.load.rate for replay in replays),
+        "requests": sum(len(replay.trace) for replay in replays),
     }
-    simulated = {
-        "tokens per s": predicted.tokens_per_s,
-        "first token, s": fmean(predicted.ttft_s),
-        "per token, s": fmean(predicted.tpot_s),
-    }
-    found: dict[str, Any] = {}
-    for name, value in measured.items():
-        found[name] = value
-        found[f"{name}: predicted / measured"] = simulated[name] / value
-    return found
+    for name in measured[0]:
+        row[name] = median(found[name] for found in measured)
+        row[f"{name}: predicted / measured"] = median(
+            p[name] / m[name] for p, m in zip(predicted, measured, strict=True)
+        )
+    return row
 
 
 # --- on paper -------------------------------------------------------------------------------------
@@ -285,22 +358,22 @@ def on_paper() -> Rows:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each load, in each round")
     given = parser.parse_args()
     alpha = acceptance()
     with serving() as client:
         calibration = Calibration(client, alpha)
         replays = replay_loads(client, calibration, alpha, given.seconds)
     curves = calibration.curves()
-    checked = [replay.row(curves, alpha) for replay in replays]
+    checked = [compared(*load, rounds, calibration, alpha) for load, rounds in replays.items()]
     for row in checked:
         print(row, flush=True)
     paper = on_paper()
     costs = [
         {
             "streams": n,
-            "plain step, s": curves.pass_s(n, 0),
-            f"step with K = {K}, s": curves.pass_s(n * (K + 1), 0) + curves.draft_s(n, K),
+            "plain step, s": curves.pass_s(n, 0, n),
+            f"step with K = {K}, s": curves.pass_s(n * (K + 1), 0, n) + curves.draft_s(n, K),
         }
         for n in STREAMS
     ]

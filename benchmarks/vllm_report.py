@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from math import sqrt
+from statistics import variance
 from typing import Any
 
 import report
@@ -55,12 +56,17 @@ def length(found: Figures) -> float:
     return 1 + accepted / drafts if drafts else 1.0
 
 
-def spread(found: Figures) -> float:
-    """The standard error of `length`, relative, from how much requests differ."""
+def spread(found: Figures, num_seeds: int) -> float:
+    """The standard error of accepted tokens per step, from how much seeds of one prompt differ.
+
+    The requests are all prompts with the first seed, all with the second and so on.
+    """
     drafts, accepted = found["drafts"], found["accepted"]
     mean = sum(accepted) / sum(drafts)
-    square = sum((a - mean * d) ** 2 for a, d in zip(accepted, drafts, strict=True))
-    return sqrt(square) / sum(drafts) / (1 + mean)
+    beyond = [a - mean * d for a, d in zip(accepted, drafts, strict=True)]
+    num_prompts = len(beyond) // num_seeds
+    prompts = [beyond[first::num_prompts] for first in range(num_prompts)]
+    return sqrt(num_seeds * sum(variance(seeds) for seeds in prompts)) / sum(drafts)
 
 
 def per_pass(found: Figures) -> float:
@@ -100,23 +106,29 @@ def row(drafter: str, identical: str, got: Any = None, mine: Any = None) -> dict
     }
 
 
-def sampled(engines: Figures, ours: Figures) -> Rows:
+def sampled(engines: Figures, ours: Figures, num_seeds: int) -> Rows:
     """Acceptance under the same law, with vLLM's kernels repaired."""
     rows = []
     for drafter, engine in engines.items():
         got = engine.get("works", {}).get("sampled")
-        if got is not None:
-            mine = ours[drafter]["sampled"]
-            rows.append(
-                {
-                    "drafter": drafter,
-                    "accepted / drafted": f"{got['accepted']} / {got['drafted']}",
-                    "length": length(got),
-                    "native length": length(mine),
-                    "ratio": length(got) / length(mine),
-                    "its standard error": sqrt(2) * spread(mine),
-                }
-            )
+        if got is None:
+            continue
+        mine = ours[drafter]["sampled"]
+        theirs, own = length(got) - 1, length(mine) - 1
+        # Both sides draw as much; the spread is taken from ours, which counts by request.
+        error = sqrt(2) * spread(mine, num_seeds)
+        rows.append(
+            {
+                "drafter": drafter,
+                "accepted / drafted": f"{got['accepted']} / {got['drafted']}",
+                "length": 1 + theirs,
+                "native length": 1 + own,
+                "ratio": (1 + theirs) / (1 + own),
+                "95 % of it": f"± {1.96 * error / (1 + own):.3f}",
+                "ratio of accepted drafts": theirs / own,
+                "95 % of that": f"± {1.96 * error / own:.3f}",
+            }
+        )
     return rows
 
 
@@ -177,7 +189,9 @@ def write() -> None:
     engines = theirs["engines"]
     works = {work["name"]: work for work in load("engines-job")["works"]}
     tables = {f"greedy, {name}": greedy(name, engines, ours, works) for name in ("code", "edit")}
-    tables["temperature 1, code, vLLM's CPU kernels repaired"] = sampled(engines, ours)
+    tables["temperature 1, code, vLLM's CPU kernels repaired"] = sampled(
+        engines, ours, works["sampled"]["seeds"]
+    )
     if "works" in engines["draft-model"]:
         tables["temperature 1, code, draft model"] = laws(engines["draft-model"]["works"])
     tables["our look-ups and vLLM's n-gram, greedy, edit"] = look_ups(engines)
@@ -192,20 +206,21 @@ def write() -> None:
         {"command line": name, "parsed": json.dumps(found).replace(str(WORK.parents[1]) + "/", "")}
         for name, found in theirs["parsed"].items()
     ]
-    first = works["sampled"]
+    code, hot = works["code"], works["sampled"]
     notes = (
         f"vLLM {theirs['version']} (CPU build), bundled target in float32, prompts from packages "
-        f"that no bundled model was trained on: {len(works['code']['prompts'])} of each kind for "
-        f"{works['code']['max_tokens']} tokens greedily, {len(first['prompts'])} for "
-        f"{first['max_tokens']} at temperature 1. K = 4 (Medusa and DFlash: as many as the head "
-        "has). Lengths are tokens of a step with drafts, the correction or bonus token included; "
-        "tokens per pass count all steps of vLLM. Identity is against the native engine's plain "
-        "decoding. DFlash heads are the export, without Markov bias, on both sides. vLLM counts "
-        "accepted tokens beyond the end of an output, the native engine drafts none. At "
-        "temperature 1 both sides use the ratio rule with sampled drafts (draft-model, eagle3, "
-        "dflash) or deterministic ones. vLLM's n-gram is compared with ours, which is another "
-        "algorithm. 'Repaired' replaces vLLM's two wrong CPU kernels (temperatures of draft "
-        "positions, stacked RMSNorm weights); without the repair its samples have not the law of "
-        "its logprobs, and `outrider serve --backend vllm` refuses to sample."
+        f"that no bundled model was trained on: {len(code['prompts'])} of each kind for "
+        f"{code['max_tokens']} tokens greedily; at temperature 1 {len(hot['prompts'])} requests "
+        f"(every prompt {hot['seeds']} times) for {hot['max_tokens']} tokens. K = 4 (Medusa and "
+        "DFlash: as many as the head has). Lengths are tokens of a step with drafts, the "
+        "correction or bonus token included; tokens per pass count all steps of vLLM. vLLM drafts "
+        "beyond the end of an output and counts what is accepted there; the native engine is "
+        "counted alike. Identity is against the native engine's plain decoding. DFlash heads are "
+        "the export, without Markov bias, on both sides. At temperature 1 both sides use the ratio "
+        "rule with sampled drafts (draft-model, eagle3, dflash) or deterministic ones; intervals "
+        "come from how much seeds of one prompt differ. vLLM's n-gram is compared with ours, which "
+        "is another algorithm. 'Repaired' replaces vLLM's two wrong CPU kernels (temperatures of "
+        "draft positions, stacked RMSNorm weights); without the repair its samples have not the "
+        "law of its logprobs, and `outrider serve --backend vllm` refuses to sample."
     )
     report.write("vllm", "Outrider and vLLM", {k: v for k, v in tables.items() if v}, notes)

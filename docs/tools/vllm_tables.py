@@ -11,10 +11,7 @@ PAGE = Path(__file__).parents[1] / "how-to" / "run-on-vllm.md"
 
 def tables() -> dict[str, list[str]]:
     options = ["| option of `outrider serve` | fate | with vLLM |", "|---|---|---|"]
-    options += [
-        f"| `--{option.name.replace('_', '-')}` | {option.fate} | {option.theirs} |"
-        for option in OPTIONS
-    ]
+    options += [f"| `{option.flag}` | {option.fate} | {option.theirs} |" for option in OPTIONS]
     proposers = ["| proposer | in vLLM | on its CPU build |", "|---|---|---|"]
     proposers += [
         f"| `{name}` | {theirs} | {on_cpu_build(name)} |" for name, theirs in PROPOSERS.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from outrider.errors import ConfigError
@@ -16,12 +16,16 @@ MOST_DRAFT_TOKENS = 8
 class Costs(Protocol):
     """What a replica's passes cost."""
 
-    def pass_s(self, num_tokens: int, context: float) -> float:
+    def pass_s(self, num_tokens: int, context: float, num_sequences: int) -> float:
         """A pass over `num_tokens` new tokens with `context` cached ones read, all sequences."""
         ...
 
     def draft_s(self, num_sequences: int, num_draft_tokens: int) -> float:
         """Drafting so many tokens for each of so many sequences."""
+        ...
+
+    def read_s(self, num_tokens: int) -> float:
+        """The drafter's own reading of a prompt, before its first draft."""
         ...
 
 
@@ -67,13 +71,16 @@ class Roofline:
     draft: ModelSize | None = None
     degree: int = 1  # tensor-parallel devices
 
-    def pass_s(self, num_tokens: int, context: float) -> float:
+    def pass_s(self, num_tokens: int, context: float, num_sequences: int) -> float:
         return self._pass(self.target, num_tokens, context)
 
     def draft_s(self, num_sequences: int, num_draft_tokens: int) -> float:
         if self.draft is None or not num_draft_tokens:
             return 0.0
         return num_draft_tokens * self._pass(self.draft, num_sequences, 0.0)
+
+    def read_s(self, num_tokens: int) -> float:
+        return 0.0 if self.draft is None else self._pass(self.draft, num_tokens, 0.0)
 
     def _pass(self, model: ModelSize, num_tokens: int, context: float) -> float:
         hardware = self.hardware
@@ -98,6 +105,7 @@ class Curves:
     verify: Mapping[int, float]  # tokens of a pass -> seconds
     overhead: Mapping[int, float]  # sequences -> seconds of a step besides
     draft: Mapping[int, Mapping[int, float]]  # sequences -> draft tokens -> seconds
+    reading: Mapping[int, float] = field(default_factory=dict)  # prompt tokens -> the drafter's
 
     @classmethod
     def read(cls, record: Mapping[str, Any], proposer: str) -> Curves:
@@ -114,14 +122,17 @@ class Curves:
                 f"these are not the doctor's curves of {proposer}: outrider doctor --json"
             ) from None
 
-    def pass_s(self, num_tokens: int, context: float) -> float:
-        return between(self.verify, num_tokens) + between(self.overhead, 1)
+    def pass_s(self, num_tokens: int, context: float, num_sequences: int) -> float:
+        return between(self.verify, num_tokens) + between(self.overhead, num_sequences)
 
     def draft_s(self, num_sequences: int, num_draft_tokens: int) -> float:
         if not num_draft_tokens or not self.draft:
             return 0.0
         at = {size: between(costs, num_draft_tokens) for size, costs in self.draft.items()}
         return between(at, num_sequences)
+
+    def read_s(self, num_tokens: int) -> float:
+        return between(self.reading, num_tokens) if self.reading else 0.0
 
 
 def between(curve: Mapping[int, float], at: float) -> float:
@@ -135,17 +146,29 @@ def between(curve: Mapping[int, float], at: float) -> float:
     return max(curve[low] + slope * (at - low), min(curve.values()))
 
 
-def best_k(costs: Costs, alpha: float, num_sequences: int, context: float) -> int:
-    """The K with the most tokens per second at this batch size; 0: plain decoding."""
+def best_k(
+    costs: Costs, alpha: float, num_sequences: int, context: float, reading_s: float = 0.0
+) -> int:
+    """The K with the most tokens per second at this batch size; 0: plain decoding.
+
+    `reading_s`: what the drafter's reading of a prompt costs for each token that comes out.
+    """
 
     def rate(k: int) -> float:
-        seconds = costs.draft_s(num_sequences, k) + costs.pass_s(num_sequences * (k + 1), context)
-        return expected_tokens(alpha, k) / seconds
+        tokens = expected_tokens(alpha, k)
+        seconds = costs.pass_s(num_sequences * (k + 1), context, num_sequences)
+        if k:
+            seconds += costs.draft_s(num_sequences, k) + num_sequences * tokens * reading_s
+        return tokens / seconds
 
     return max(range(MOST_DRAFT_TOKENS + 1), key=lambda k: (rate(k), -k))
 
 
-def break_even_batch(costs: Costs, alpha: float, context_each: float, most: int) -> int | None:
+def break_even_batch(
+    costs: Costs, alpha: float, context_each: float, most: int, reading_s: float = 0.0
+) -> int | None:
     """The first batch size at which no K pays; None: not up to `most`."""
-    sizes = (n for n in range(1, most + 1) if best_k(costs, alpha, n, n * context_each) == 0)
-    return next(sizes, None)
+    sizes = range(1, most + 1)
+    return next(
+        (n for n in sizes if not best_k(costs, alpha, n, n * context_each, reading_s)), None
+    )

@@ -139,9 +139,10 @@ def _fleet(
     alpha: float,
     price: float | None,
 ) -> Fleet:
-    context = load.prompt_tokens + load.output_tokens / 2
-    ks = {n: best_k(replica.costs, alpha, n, n * context) if alpha else 0 for n in BATCHES}
-    even = break_even_batch(replica.costs, alpha, context, 4096) if alpha else None
+    costs, context = replica.costs, load.prompt_tokens + load.output_tokens / 2
+    reading_s = load.reading_s(costs)
+    ks = {n: best_k(costs, alpha, n, n * context, reading_s) if alpha else 0 for n in BATCHES}
+    even = break_even_batch(costs, alpha, context, 4096, reading_s) if alpha else None
     cost = None
     if price is not None:
         tokens_per_hour = load.rate * load.output_tokens * 3600

@@ -2,7 +2,8 @@
 
 The unit of time is a pass. Between two passes arrived requests are admitted; a pass carries a
 chunk of the oldest unread prompt and, for every sequence that decodes, its root and K drafts. K is
-the best for the batch of that moment, as an adaptive server's would be.
+the best for the batch of that moment, as an adaptive server's would be. A drafter reads a prompt
+after the first token is out.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ class Load:
     def __post_init__(self) -> None:
         if self.rate <= 0 or self.prompt_tokens < 1 or self.output_tokens < 1:
             raise ConfigError("a load needs a positive rate, prompts and outputs")
+
+    def reading_s(self, costs: Costs) -> float:
+        """A drafter's reading of a prompt, for each token that comes out."""
+        return costs.read_s(self.prompt_tokens) / self.output_tokens
 
 
 class Arrival(NamedTuple):
@@ -75,6 +80,7 @@ class _Request:
     context: int
     output_left: int
     num_output: int
+    unread: int  # tokens of the prompt that its drafter has not seen
     first_s: float = 0.0
 
 
@@ -92,18 +98,20 @@ def simulate(
     num_draft_tokens: int | None = None,
     trace: Seq[Arrival] | None = None,
     warm_up: float = WARM_UP,
+    request_s: float = 0.0,
 ) -> Outcome:
     """Runs until `num_requests` have finished, or all of `trace`, whose mean is then the load.
 
     `capacity` is how many tokens the KV holds; `num_draft_tokens` None: the best K of the moment;
-    latencies of the `warm_up` share of requests that finish first are left out.
+    latencies of the `warm_up` share of requests that finish first are left out; `request_s` passes
+    between client and engine before a request can be admitted.
     """
     rng = random.Random(seed)
     if trace is None:
         trace = poisson(rng, load, 2 * num_requests + 1000)
     else:
         num_requests = len(trace)
-    arrivals = deque(_Request(at, prompt, 0, out, out) for at, prompt, out in trace)
+    arrivals = deque(_Request(at, prompt, 0, out, out, prompt) for at, prompt, out in trace)
     waiting: deque[_Request] = deque()
     running: list[_Request] = []
     found = Outcome()
@@ -113,11 +121,13 @@ def simulate(
     def k_at(num_sequences: int) -> int:
         if num_draft_tokens is not None:
             return num_draft_tokens
+        if not (speculate and alpha):
+            return 0
         context = num_sequences * (load.prompt_tokens + load.output_tokens / 2)
-        return best_k(costs, alpha, num_sequences, context) if speculate and alpha else 0
+        return best_k(costs, alpha, num_sequences, context, load.reading_s(costs))
 
     while found.num_requests < num_requests:
-        while arrivals and arrivals[0].arrived_s <= now:
+        while arrivals and arrivals[0].arrived_s + request_s <= now:
             waiting.append(arrivals.popleft())
         held = sum(r.context + r.output_left for r in running)
         while waiting and len(running) < max_sequences:
@@ -127,15 +137,18 @@ def simulate(
             held += need
             running.append(waiting.popleft())
         if not running:
-            now = arrivals[0].arrived_s
+            now = arrivals[0].arrived_s + request_s
             continue
         decoding = [r for r in running if not r.prompt_left]
         prefilling = [r for r in running if r.prompt_left]
         k = k_at(len(decoding)) if decoding else 0
-        num_prompt = _read(prefilling, chunk)
-        num_tokens = len(decoding) * (k + 1) + num_prompt
+        num_tokens = len(decoding) * (k + 1) + _read(prefilling, chunk)
         context = float(sum(r.context for r in decoding))
-        seconds = costs.pass_s(num_tokens, context) + costs.draft_s(len(decoding), k)
+        seconds = costs.pass_s(num_tokens, context, len(running)) + costs.draft_s(len(decoding), k)
+        if k and (unread := sum(r.unread for r in decoding)):
+            seconds += costs.read_s(unread)
+            for request in decoding:
+                request.unread = 0
         now += seconds
         found.busy_s += seconds
         found.batch_sum += len(running) * seconds

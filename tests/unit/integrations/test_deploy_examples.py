@@ -52,6 +52,7 @@ VOLUME: dict[str, Any] = {
 }
 POD: dict[str, Any] = {
     "terminationGracePeriodSeconds": int,
+    "securityContext": {"runAsNonRoot": bool, "runAsUser": int, "fsGroup": int},
     "containers": [CONTAINER],
     "volumes": [VOLUME],
 }
@@ -138,12 +139,12 @@ def test_the_image_is_well_formed() -> None:
     lines = (DEPLOY / "Containerfile").read_text().splitlines()
     steps = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
     names = [name for name, _ in steps]
-    known = {"FROM", "RUN", "WORKDIR", "COPY", "USER", "EXPOSE", "HEALTHCHECK", "STOPSIGNAL"}
+    known = {"FROM", "ARG", "RUN", "WORKDIR", "COPY", "USER", "EXPOSE", "HEALTHCHECK", "STOPSIGNAL"}
     assert set(names) <= known | {"ENTRYPOINT", "CMD"}
     assert names[0] == "FROM"
     assert re.fullmatch(r"[\w./-]+:[\w.-]+", steps[0][1])  # pinned, not whatever is latest
     assert names.index("COPY") < max(i for i, name in enumerate(names) if name == "RUN")
-    assert dict(steps)["USER"] != "root"
+    assert f"--uid {int(dict(steps)['USER'])} " in " ".join(rest for _, rest in steps)
     assert all("rm -rf /var/lib/apt/lists" in rest for _, rest in steps if "apt-get" in rest)
     assert all("--no-cache-dir" in rest for _, rest in steps if "pip install" in rest)
     assert "constraints.txt" in " ".join(rest for _, rest in steps)
@@ -183,6 +184,11 @@ def test_the_manifest_serves_on_vllm_and_drains() -> None:
     assert pod["terminationGracePeriodSeconds"] > options["drain_timeout"] + pause
     assert container["ports"][0]["containerPort"] == options["port"]
     assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
+    built = (DEPLOY / "Containerfile").read_text()
+    assert f"-t {container['image']} " in built
+    assert f"USER {pod['securityContext']['runAsUser']}\n" in built
+    secret = next(volume["secret"] for volume in pod["volumes"] if "secret" in volume)
+    assert secret["defaultMode"] & 0o040  # a secret's files are root's: the group must read them
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["volumes"]}
 

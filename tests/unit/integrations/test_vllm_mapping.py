@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from outrider.cli.app import app
 from outrider.cli.border import run
@@ -60,6 +61,13 @@ def test_every_option_of_serve_has_a_row() -> None:
     assert len(names) == len(OPTIONS)
 
 
+def test_options_are_called_what_users_write() -> None:
+    root: Any = typer.main.get_command(app)
+    known = root.get_command(typer.Context(root), "serve").params
+    flags = {flag for param in known for flag in (*param.opts, *param.secondary_opts)}
+    assert {option.flag for option in OPTIONS} - flags == {"MODEL"}
+
+
 def test_every_proposer_has_a_row() -> None:
     ours = {name for name in proposer_names() if name in PROPOSERS or "." not in name}
     assert ours <= set(PROPOSERS) | {"echo"}
@@ -72,7 +80,7 @@ def test_what_has_no_counterpart_is_refused_in_one_line(
     assert run(app, ["serve", "--backend", "vllm", *option.example]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
-    assert f"--{option.name.replace('_', '-')} has no effect with --backend vllm" in lines[0]
+    assert f"{option.flag} has no effect with --backend vllm" in lines[0]
 
 
 class Started:
@@ -190,7 +198,7 @@ def test_the_documented_tables_are_these() -> None:
     text = maker.PAGE.read_text()
     assert maker.page(text) == text
     assert all(f"| `{name}` |" in text for name in PROPOSERS)
-    assert all(f"| `--{option.name.replace('_', '-')}` |" in text for option in OPTIONS)
+    assert all(f"| `{option.flag}` |" in text for option in OPTIONS)
 
 
 def test_every_drafter_is_greedy_only_on_the_cpu_build() -> None:

@@ -35,20 +35,23 @@ class Constant:
 
     seconds: float = 0.01
 
-    def pass_s(self, num_tokens: int, context: float) -> float:
+    def pass_s(self, num_tokens: int, context: float, num_sequences: int) -> float:
         return self.seconds
 
     def draft_s(self, num_sequences: int, num_draft_tokens: int) -> float:
         return 0.0
 
+    def read_s(self, num_tokens: int) -> float:
+        return 0.0
+
 
 def test_a_pass_is_bound_by_reading_then_by_computing() -> None:
     costs = Roofline(hardware=HARDWARE, target=TARGET)
-    assert costs.pass_s(1, 0) == pytest.approx(2e9 / 1e12)
-    assert costs.pass_s(1000, 0) == pytest.approx(2 * 1e9 * 1000 / 1e14)
-    assert costs.pass_s(1, 10_000) == pytest.approx((2e9 + 1e9) / 1e12)
+    assert costs.pass_s(1, 0, 1) == pytest.approx(2e9 / 1e12)
+    assert costs.pass_s(1000, 0, 1) == pytest.approx(2 * 1e9 * 1000 / 1e14)
+    assert costs.pass_s(1, 10_000, 1) == pytest.approx((2e9 + 1e9) / 1e12)
     two = Roofline(hardware=HARDWARE, target=TARGET, degree=2)
-    assert costs.pass_s(1, 0) / 2 < two.pass_s(1, 0) < costs.pass_s(1, 0) / 2 + 0.01
+    assert costs.pass_s(1, 0, 1) / 2 < two.pass_s(1, 0, 1) < costs.pass_s(1, 0, 1) / 2 + 0.01
 
 
 def test_speculation_pays_until_computing_costs_more_than_reading() -> None:
@@ -74,7 +77,7 @@ def test_curves_are_read_and_interpolated() -> None:
         "draft_s": {"draft-model": {"1": {"1": 0.0002, "4": 0.0008}}},
     }
     curves = Curves.read(record, "draft-model")
-    assert curves.pass_s(5, 0) == pytest.approx(0.0021)
+    assert curves.pass_s(5, 0, 1) == pytest.approx(0.0021)
     assert curves.draft_s(3, 2) == pytest.approx(0.0004)
     with pytest.raises(ConfigError, match="doctor"):
         Curves.read(record, "ngram")
@@ -118,6 +121,43 @@ def test_a_trace_and_a_number_of_drafts_are_followed() -> None:
     assert found.ttft_s == pytest.approx([0.01, 0.01])
     assert found.tpot_s == pytest.approx([0.01 / 4])
     assert found.duration_s == pytest.approx(10.01)
+
+
+@dataclass(frozen=True)
+class Reading(Constant):
+    """As above, but the drafter reads prompts."""
+
+    def read_s(self, num_tokens: int) -> float:
+        return num_tokens / 100
+
+
+def test_a_drafter_reads_prompts_after_the_first_token() -> None:
+    load = Load(rate=1, prompt_tokens=8, output_tokens=4)
+    trace = [Arrival(0.0, 8, 5)]
+    found = simulate(Reading(), load, alpha=1.0, num_draft_tokens=3, trace=trace, warm_up=0.0)
+    assert found.ttft_s == pytest.approx([0.01])
+    assert found.duration_s == pytest.approx(0.02 + 0.08)
+    plain = simulate(Reading(), load, alpha=1.0, num_draft_tokens=0, trace=trace, warm_up=0.0)
+    assert plain.duration_s == pytest.approx(0.05)
+
+
+def test_drafts_that_do_not_pay_for_their_reading_are_left() -> None:
+    assert best_k(Reading(), 0.8, 1, 0) > 0
+    many = Load(rate=1, prompt_tokens=100, output_tokens=4)
+    assert best_k(Reading(), 0.8, 1, 0, many.reading_s(Reading())) == 0
+
+
+def test_steps_of_many_sequences_cost_their_overhead() -> None:
+    curves = Curves({1: 0.001, 9: 0.003}, {1: 0.0, 4: 0.0003}, {})
+    assert curves.pass_s(5, 0, 4) == pytest.approx(0.0023)
+    assert curves.pass_s(5, 0, 2) == pytest.approx(0.0021)
+
+
+def test_a_request_travels_before_it_is_admitted() -> None:
+    load = Load(rate=1, prompt_tokens=8, output_tokens=4)
+    trace = [Arrival(1.0, 8, 1)]
+    found = simulate(Constant(), load, trace=trace, warm_up=0.0, request_s=0.02)
+    assert found.ttft_s == pytest.approx([0.03])
 
 
 def test_memory_limits_the_batch() -> None:

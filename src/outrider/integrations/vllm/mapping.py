@@ -37,6 +37,13 @@ class Option:
     theirs: str  # vLLM's name for it; what the front does; why not
     example: tuple[str, ...] = ()  # a use of it on the command line
 
+    @property
+    def flag(self) -> str:
+        """As users write it."""
+        if self.example:
+            return self.example[0] if self.example[0].startswith("--") else self.name.upper()
+        return f"--{self.name.replace('_', '-')}"
+
 
 OPTIONS = (
     Option("model", "passed", "the model of `vllm serve`", ("bundled",)),
@@ -209,10 +216,7 @@ def refuse(given: Collection[str]) -> None:
     """ConfigError for the first option among `given` that has no counterpart."""
     for option in OPTIONS:
         if option.fate == "refused" and option.name in given:
-            raise ConfigError(
-                f"--{option.name.replace('_', '-')} has no effect with --backend vllm: "
-                f"{option.theirs}"
-            )
+            raise ConfigError(f"{option.flag} has no effect with --backend vllm: {option.theirs}")
 
 
 def speculative_config(wish: Wish) -> dict[str, Any] | None:
