@@ -240,6 +240,70 @@ class DraftsInOneCall(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class AheadBatch:
+    """S sequences in the middle of decoding, to be taken several steps further in one call.
+
+    `num_drafts_S[s]` tokens are drafted for sequence s in every step, by `drafter`, which is fed
+    `catch_up` first; 0 is plain decoding. The block tables reach as far as it may go.
+    """
+
+    last_S: list[int]  # the newest token, which the target has not seen yet
+    context_S: list[int]  # tokens before it
+    tables_SW: IntArray  # padded with -1
+    num_drafts_S: list[int]
+    num_left_S: list[int]  # tokens that may still be emitted
+    finish_ids: list[frozenset[int]]
+    rows: RowParams  # one per sequence
+    key_S: list[int]  # sequence keys of the target's noise
+    drafter: Model | None = None
+    catch_up: StepBatch | None = None  # one slice per sequence, empty where nothing is drafted
+    # Drafts without a drafter: the text that is expected next, and how many drafts from each place
+    # on follow it. `copies`: to be left where the target does, or at its end.
+    script_S2L: IntArray | None = None
+    copies: bool = False
+
+
+class AheadStep(NamedTuple):
+    """One of these steps: per sequence its chain and the target's draws, root first."""
+
+    chains: list[list[int]]
+    draws: list[list[int]]
+    draft_s: float
+    verify_s: float
+
+
+@runtime_checkable
+class RunsAhead(Protocol):
+    """A model that can take whole steps (draft, pass, draws, verdict) one after another."""
+
+    def run_ahead(self, batch: AheadBatch, most_steps: int, limit_s: float) -> list[AheadStep]:
+        """At least one step unless a draw is impossible; the last one is the first in which a
+        sequence finishes, runs out of slots for another, or `limit_s` ends."""
+        ...
+
+
+@runtime_checkable
+class DraftsAhead(Protocol):
+    """A proposer whose chains a model that `RunsAhead` can draft by itself."""
+
+    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
+        """Holds KV of its own for all steps and fills in what the batch says of the drafts.
+
+        It may draft less than `num_drafts_S` but not nothing. False: it cannot now. `end_ahead` is
+        called in either case.
+        """
+        ...
+
+    def drafted_ahead(self, view: SequenceView, chain: list[int]) -> None:
+        """One of the steps begins: this is what was drafted in it."""
+        ...
+
+    def end_ahead(self, view: SequenceView) -> None:
+        """There are no more; called before the last one is observed."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a proposer asks of the engine beyond the tokens."""
@@ -335,6 +399,7 @@ class Verifier(Protocol):
     name: str
     draws: frozenset[Draw]  # the draft laws it is exact for
     trees: bool
+    needs_draws_alone: bool  # looks at `Laws.draw()` only
 
     def verify(
         self, views: Seq[SequenceView], proposals: Seq[Proposal], laws: Laws
@@ -357,6 +422,14 @@ class Controller(Protocol):
 
     def budget(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> list[int]:
         """A budget for each view, at most its limit; `num_tokens` has the pass without drafts."""
+        ...
+
+    def standing(self) -> int:
+        """For how many steps the last budgets may be used, the one they were asked for included."""
+        ...
+
+    def repeat(self) -> None:
+        """Says that they are being used once more."""
         ...
 
     def update(

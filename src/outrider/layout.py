@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -65,12 +66,7 @@ def pack(slices: Seq[Slice], taps: tuple[int, ...] = ()) -> StepBatch:
                     ]
         starts.append(len(tokens))
     num_slices, t = len(slices), len(tokens)
-    if num_slices == 1:
-        tables = slices[0].table[None]
-    else:
-        tables = np.full((num_slices, max(len(s.table) for s in slices)), -1, np.int32)
-        for i, s in enumerate(slices):
-            tables[i, : len(s.table)] = s.table
+    tables = stack_tables([s.table for s in slices])
     contexts = [s.context for s in slices]
     # One array cut in pieces: a step is so short that six conversions would show.
     all = np.array(tokens + positions + parents + starts + contexts + rows + scored, np.int32)
@@ -87,3 +83,22 @@ def pack(slices: Seq[Slice], taps: tuple[int, ...] = ()) -> StepBatch:
         parents_T=all[2 * t : s1] if has_tree else None,
         taps=taps,
     )
+
+
+def stack_tables(tables: Seq[IntArray]) -> IntArray:
+    """Block tables as rows of one array, padded with -1."""
+    if len(tables) == 1:
+        return tables[0][None]
+    stacked = np.full((len(tables), max(map(len, tables), default=0)), -1, np.int32)
+    for i, table in enumerate(tables):
+        stacked[i, : len(table)] = table
+    return stacked
+
+
+def lay_script(texts: Seq[Seq[int]], num_right: Callable[[int], int] = int) -> IntArray:
+    """[S, 2, L]: each text, and of how many that are left the drafts from there on are right."""
+    script_S2L = np.zeros((len(texts), 2, max(map(len, texts))), np.int32)
+    for i, text in enumerate(texts):
+        script_S2L[i, 0, : len(text)] = text
+        script_S2L[i, 1, : len(text)] = [num_right(left) for left in range(len(text), 0, -1)]
+    return script_S2L

@@ -12,6 +12,7 @@ from typing import Protocol
 from outrider.bench.workloads import Prompt
 from outrider.contracts import Controller
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
+from outrider.engine.ahead import Ahead
 from outrider.engine.engine import Engine
 from outrider.engine.request import Sequence as Sequence_
 from outrider.engine.request import Speculation
@@ -95,6 +96,8 @@ class Lane:
         self._waiting: deque[Sequence_] = deque()
         self._stats = SpeculationStats()
         self.steps: list[tuple[int, float]] = []  # (tokens of the pass, seconds)
+        self._ahead = Ahead()  # nothing that is timed later may be computed before
+        self._reports: deque[tuple[StepReport, float]] = deque()
         self._most_tokens = sum(job.params.max_tokens for job in jobs)
         with self._on_stage():
             self._ids = [
@@ -113,10 +116,11 @@ class Lane:
         if self._running:
             self._step()  # draft models read the prompt behind its first token
         self._num_before = sum(len(s.output) for s in self._running)
+        self._ahead = Ahead(engine.parts.ahead.most_steps)
 
     @property
     def is_finished(self) -> bool:
-        return not self._running and not self._waiting
+        return not self._running and not self._waiting and not self._reports
 
     @property
     def progress(self) -> float:
@@ -124,7 +128,14 @@ class Lane:
         return (self._num_before + self._stats.num_tokens) / self._most_tokens
 
     def step(self) -> StepReport:
-        report, took = self._step()
+        """Steps computed in one go have taken the same time each."""
+        if not self._reports:
+            found = [self._step()]
+            while not self._ahead.is_empty:
+                found.append(self._step())
+            mean_s = sum(took for _, took in found) / len(found)
+            self._reports.extend((report, mean_s) for report, _ in found)
+        report, took = self._reports.popleft()
         self._stats.add_report(report)
         self.steps.append((report.timing.num_tokens, took))
         return report
@@ -148,14 +159,14 @@ class Lane:
     def _on_stage(self) -> Iterator[None]:
         parts = self._engine.parts
         scheduler = parts.scheduler
-        before = scheduler.running, scheduler.waiting, parts.controller
+        before = scheduler.running, scheduler.waiting, parts.controller, parts.ahead
         scheduler.running, scheduler.waiting = self._running, self._waiting
-        parts.controller = self._contender.controller
+        parts.controller, parts.ahead = self._contender.controller, self._ahead
         try:
             yield
         finally:
             self._running, self._waiting = scheduler.running, scheduler.waiting
-            scheduler.running, scheduler.waiting, parts.controller = before
+            scheduler.running, scheduler.waiting, parts.controller, parts.ahead = before
 
 
 def take_turns(lanes: Sequence[Lane]) -> Iterator[tuple[Lane, StepReport]]:

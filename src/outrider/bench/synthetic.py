@@ -17,9 +17,20 @@ from collections.abc import Sequence as Seq
 from random import Random
 from typing import Any, cast
 
-from outrider.contracts import Draw, Needs, Observation, Proposal, Proposer, SequenceView
+from outrider.contracts import (
+    AheadBatch,
+    DraftsAhead,
+    Draw,
+    IntArray,
+    Needs,
+    Observation,
+    Proposal,
+    Proposer,
+    SequenceView,
+)
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
+from outrider.layout import lay_script
 
 NAME = "synthetic"
 
@@ -58,10 +69,9 @@ class SyntheticProposer:
     def _draft(self, view: SequenceView, budget: int) -> list[int]:
         done = len(view.tokens) - view.num_prompt_tokens
         tokens = view.prediction[done : done + budget]
-        for k, token in enumerate(tokens):
-            if self._random.random() >= self.alphas[min(k, len(self.alphas) - 1)]:
-                tokens[k] = (token + 1) % self._num_tokens
-                break
+        right = self._num_right(len(tokens))
+        if right < len(tokens):
+            tokens[right] = (tokens[right] + 1) % self._num_tokens
         return tokens
 
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
@@ -71,6 +81,38 @@ class SyntheticProposer:
                  if v.id in self._shadows]  # fmt: skip
         told = [Observation(shadow.follow(), o.verdict, start=o.start) for shadow, o in known]
         self._beneath.observe(cast("list[SequenceView]", [shadow for shadow, _ in known]), told)
+
+    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
+        if self._beneath is not None:
+            if not isinstance(self._beneath, DraftsAhead):
+                return False
+            shadows = [self._shadows.setdefault(v.id, _Shadow(v)) for v in views]
+            beneath = cast("list[SequenceView]", shadows)
+            if not self._beneath.begin_ahead(beneath, most_steps, batch):
+                return False
+        batch.script_S2L = self._script(views)
+        return True
+
+    def drafted_ahead(self, view: SequenceView, chain: list[int]) -> None:
+        if isinstance(self._beneath, DraftsAhead):
+            shadow = self._shadows[view.id]
+            shadow.draft = Proposal(chain)
+            self._beneath.drafted_ahead(cast("SequenceView", shadow), chain)
+
+    def end_ahead(self, view: SequenceView) -> None:
+        if isinstance(self._beneath, DraftsAhead):
+            self._beneath.end_ahead(view)
+
+    def _script(self, views: Seq[SequenceView]) -> IntArray:
+        """The text to come, and how many drafts that start at each place are right."""
+        texts = [v.prediction[len(v.tokens) - v.num_prompt_tokens :] for v in views]
+        return lay_script(texts, self._num_right)
+
+    def _num_right(self, most: int) -> int:
+        for k in range(most):
+            if self._random.random() >= self.alphas[min(k, len(self.alphas) - 1)]:
+                return k
+        return most
 
     def release(self, sequence_id: int) -> None:
         if self._beneath is not None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
+from outrider.control.fixed import FixedController
+from outrider.engine.ahead import Ahead
 from outrider.engine.engine import Engine, Result
 from outrider.engine.request import Speculation
 from outrider.engine.scheduler import Scheduler, SchedulerConfig
@@ -56,7 +58,13 @@ def lanes(engine: Engine) -> tuple[Lane, Lane]:
     """A plain and a speculative lane over the engine's models and KV pool, scheduled apart."""
     parts = engine.parts
     schedule = Scheduler(parts.kv, parts.scheduler.max_positions, SchedulerConfig())
-    plain = Engine(replace(parts, scheduler=schedule), engine.tokenizer, engine.default)
+    own = replace(
+        parts,
+        scheduler=schedule,
+        controller=FixedController(),
+        ahead=Ahead(parts.ahead.most_steps),
+    )
+    plain = Engine(own, engine.tokenizer, engine.default)
     return (
         Lane("plain", plain, Speculation(num_draft_tokens=0)),
         Lane("speculative", engine, engine.default),

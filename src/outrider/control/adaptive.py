@@ -21,6 +21,7 @@ are left alone.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -158,6 +159,22 @@ class AdaptiveController:
             budgets[i] = k
             self._asked.append((i, track, k))
         return budgets
+
+    def standing(self) -> int:
+        if self._resting:
+            return self._rest + 1
+        if not self._asked:
+            return sys.maxsize
+        if any(k != track.budget for _, track, k in self._asked):
+            return 1  # a trial
+        return max(1, min(self._every - self._age, self._until_stray))
+
+    def repeat(self) -> None:
+        if self._resting:
+            self._rest -= 1
+        elif self._asked:
+            self._age += 1
+            self._until_stray -= 1
 
     def _wake(self) -> None:
         """Ends a rest: what was not counted sequence by sequence is counted now."""

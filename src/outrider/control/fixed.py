@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence as Seq
 
 from outrider.contracts import ControlledView, Proposal, Verdict
@@ -11,6 +12,12 @@ from outrider.events import StepTiming
 class FixedController:
     def budget(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> list[int]:
         return list(limits)
+
+    def standing(self) -> int:
+        return sys.maxsize
+
+    def repeat(self) -> None:
+        pass
 
     def update(
         self,

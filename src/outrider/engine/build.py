@@ -13,6 +13,7 @@ from outrider import native
 from outrider.contracts import Model, Proposer, ProposerContext
 from outrider.control import DEFAULT_NUM_DRAFT_TOKENS, NumDraftTokens
 from outrider.control.adaptive import AdaptiveController
+from outrider.engine.ahead import Ahead
 from outrider.engine.calibrate import Calibration
 from outrider.engine.engine import Engine
 from outrider.engine.parts import Parts
@@ -50,12 +51,14 @@ class EngineConfig:
     prefix_caching: bool = True
     max_sequences: int = 64
     max_step_tokens: int = 512
+    max_ahead_steps: int = 8  # taken in one native call, where nothing can come between; 1: none
 
     def __post_init__(self) -> None:
         for name in (
             "block_size",
             "max_sequences",
             "max_step_tokens",
+            "max_ahead_steps",
             "threads",
             "tensor_parallel_size",
         ):
@@ -173,7 +176,9 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         SchedulerConfig(max_sequences=config.max_sequences, max_step_tokens=config.max_step_tokens),
     )
     controller = AdaptiveController()
-    parts = Parts(target, kv, scheduler, controller, proposers, verifiers)
+    parts = Parts(
+        target, kv, scheduler, controller, proposers, verifiers, Ahead(config.max_ahead_steps)
+    )
     default = Speculation(
         proposer=name if config.num_draft_tokens else None,
         num_draft_tokens=config.num_draft_tokens,

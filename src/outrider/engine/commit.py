@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outrider.contracts import Proposal, Verdict
+from outrider.engine.ahead import DrawnLaws
 from outrider.engine.finish import absorb
 from outrider.engine.logprobs import token_logprob
 from outrider.engine.parts import Parts
@@ -12,7 +13,7 @@ from outrider.sampling import RowLaws
 
 
 def verify(
-    parts: Parts, sequences: list[Sequence], proposals: list[Proposal], laws: RowLaws
+    parts: Parts, sequences: list[Sequence], proposals: list[Proposal], laws: RowLaws | DrawnLaws
 ) -> list[Verdict]:
     groups: dict[str, list[int]] = {}
     for i, sequence in enumerate(sequences):
@@ -34,7 +35,7 @@ def commit(
     sequence: Sequence,
     proposal: Proposal,
     verdict: Verdict,
-    laws: RowLaws,
+    laws: RowLaws | DrawnLaws,
     root_row: int,
 ) -> StepEvent:
     """Appends what the verdict confirmed, up to a finish inside the block; frees the rest's K/V."""

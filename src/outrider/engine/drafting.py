@@ -19,12 +19,11 @@ logger = logging.getLogger(__name__)
 Draws = frozenset[Draw]
 
 
-def draft(parts: Parts, ready: list[Scheduled], num_pending: int) -> list[Proposal]:
+def draft(parts: Parts, ready: list[Scheduled], budgets: list[int]) -> list[Proposal]:
     """A proposal per ready line; empty where there is no budget, no proposer or no KV left."""
     sequences = [line.sequence for line in ready]
     proposals = [Proposal() for _ in ready]
     limits = [line.draft_limit for line in ready]
-    budgets = parts.controller.budget(sequences, limits, num_pending)
     for i, sequence in enumerate(sequences):
         if sequence.matcher is not None and limits[i]:
             proposals[i] = _forced(parts, sequence, budgets[i] or limits[i])
@@ -39,7 +38,7 @@ def draft(parts: Parts, ready: list[Scheduled], num_pending: int) -> list[Propos
                 rule = parts.verifiers[sequences[i].request.speculation.verifier]
                 _check_proposal(answer, budgets[i], parts.target.spec.num_tokens, rule.draws)
         except Exception:
-            _switch_off(parts, name, asked)
+            switch_off(parts, name, asked)
             continue
         for i, answer in zip(members, answers, strict=True):
             sequence = sequences[i]
@@ -111,10 +110,10 @@ def observe(
         try:
             parts.proposers[name].observe(views, [seen[i] for i in members])
         except Exception:
-            _switch_off(parts, name, views)
+            switch_off(parts, name, views)
 
 
-def _switch_off(parts: Parts, name: str, sequences: list[Sequence]) -> None:
+def switch_off(parts: Parts, name: str, sequences: list[Sequence]) -> None:
     """Inside an except block: a broken drafter may cost speed, never the request."""
     logger.exception("proposer %s failed; its sequences go on without drafts", name)
     for sequence in sequences:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outrider.contracts import Controller, Model, Proposer, Verifier
+from outrider.engine.ahead import Ahead
 from outrider.engine.request import Sequence
 from outrider.engine.scheduler import Scheduler
 from outrider.kv.cache import KVCache
@@ -24,6 +25,7 @@ class Parts:
     controller: Controller
     proposers: Mapping[str, Proposer]
     verifiers: dict[str, Verifier]
+    ahead: Ahead = field(default_factory=Ahead)
 
     def taps_for(self, sequences: Iterable[Sequence]) -> tuple[int, ...]:
         """The hidden layers that these sequences' proposers ask to see, ascending."""

@@ -6,13 +6,15 @@
     verify    which guesses stand, and one token more              (sampling, verifiers)
     commit    keep the K/V of what stands, roll back the rest      (kv, finish conditions)
 
-Plain decoding is this same step with empty drafts: there is no other path.
+Plain decoding is this same step with empty drafts: there is no other path. Where nothing can come
+between a step and the next, a model may have computed it ahead, and the first three are done.
 """
 
 from __future__ import annotations
 
 from time import perf_counter
 
+from outrider.engine.ahead import Computed
 from outrider.engine.commit import commit, verify
 from outrider.engine.drafting import draft, observe
 from outrider.engine.forward import TurnedAway, forward
@@ -26,23 +28,17 @@ def run_step(parts: Parts) -> StepReport | None:
     Requests named in the report's `failures` made no progress: the caller ends them.
     """
     started = perf_counter()
-    lines, preempted = parts.scheduler.plan()
-    for sequence in preempted:
-        parts.release_drafts(sequence)
-    if not lines:
-        return None
-    ready = [line for line in lines if line.is_last_chunk]
-    sequences = [line.sequence for line in ready]
-    num_pending = sum(line.num_tokens for line in lines)
-
-    proposals = draft(parts, ready, num_pending)
-    drafted = perf_counter()
-
     try:
-        passed = forward(parts, lines, proposals)
+        computed = parts.ahead.take(parts) or compute(parts)
     except TurnedAway as refused:
         return StepReport([], StepTiming(0, 0, perf_counter() - started, 0, 0), refused.failures)
-    verdicts = verify(parts, sequences, proposals, passed.laws)
+    if computed is None:
+        return None
+    lines, proposals, laws = computed.lines, computed.proposals, computed.laws
+    ready = [line.sequence for line in lines if line.is_last_chunk]
+    num_tokens = sum([line.num_tokens for line in lines]) + sum(map(len, proposals))
+    passed = perf_counter()
+    verdicts = verify(parts, ready, proposals, laws)
     verified = perf_counter()
 
     for line in lines:
@@ -50,23 +46,56 @@ def run_step(parts: Parts) -> StepReport | None:
             line.sequence.num_computed += line.num_tokens
             parts.kv.commit(line.sequence.id, line.sequence.tokens, line.sequence.num_computed)
     events = [
-        commit(parts, sequence, proposal, verdict, passed.laws, row)
+        commit(parts, sequence, proposal, verdict, laws, row)
         for sequence, proposal, verdict, row in zip(
-            sequences, proposals, verdicts, passed.laws.starts, strict=True
+            ready, proposals, verdicts, laws.starts, strict=True
         )
-        if sequence.request.id not in passed.failures
+        if sequence.request.id not in computed.failures
     ]
-    observe(parts, lines, proposals, verdicts, passed.taps)
+    observe(parts, lines, proposals, verdicts, computed.taps)
     timing = StepTiming(
-        draft_s=drafted - started,
-        verify_s=verified - drafted,
-        other_s=perf_counter() - verified,
+        draft_s=computed.draft_s,
+        verify_s=computed.verify_s + verified - passed,
+        other_s=computed.other_s + perf_counter() - verified,
         num_sequences=len(lines),
-        num_tokens=num_pending + sum(map(len, proposals)),
+        num_tokens=num_tokens,
     )
-    parts.controller.update(sequences, proposals, verdicts, timing)
-    for sequence in sequences:
+    parts.controller.update(ready, proposals, verdicts, timing)
+    for sequence in ready:
         if sequence.finish_reason is not None:
             parts.scheduler.remove(sequence)
             parts.release_drafts(sequence)
-    return StepReport(events, timing, passed.failures)
+    return StepReport(events, timing, computed.failures)
+
+
+def compute(parts: Parts) -> Computed | None:
+    """Plan, draft and forward."""
+    started = perf_counter()
+    lines, preempted = parts.scheduler.plan()
+    for sequence in preempted:
+        parts.release_drafts(sequence)
+    if not lines:
+        return None
+    ready = [line for line in lines if line.is_last_chunk]
+    budgets = parts.controller.budget(
+        [line.sequence for line in ready],
+        [line.draft_limit for line in ready],
+        sum([line.num_tokens for line in lines]),
+    )
+    computed = parts.ahead.begin(parts, lines, budgets)
+    if computed is not None:
+        return computed
+    proposals = draft(parts, ready, budgets)
+    drafted = perf_counter()
+    passed = forward(parts, lines, proposals)
+    verify_s = perf_counter() - drafted
+    return Computed(
+        lines,
+        proposals,
+        passed.laws,
+        drafted - started,
+        verify_s,
+        0.0,
+        passed.taps,
+        passed.failures,
+    )

@@ -33,12 +33,13 @@ _NEVER = sys.maxsize
 class _Sequence:
     """One block table. `digest is None` marks a sequence that shares nothing."""
 
-    __slots__ = ("blocks", "buffer", "capacity", "digest", "seal_at", "sealed", "view")
+    __slots__ = ("blocks", "buffer", "capacity", "digest", "held", "seal_at", "sealed", "view")
 
     def __init__(self, digest: bytes | None, blocks: list[int], block_size: int) -> None:
         self.blocks = blocks
         self.capacity = self.sealed = len(blocks) * block_size  # in slots
         self.digest = digest  # names the sealed prefix
+        self.held = 0  # slots that no commit gives back
         self.seal_at = _NEVER if digest is None else self.sealed + block_size
         self.buffer = np.empty(max(16, 2 * len(blocks)), np.int32)
         self.buffer[: len(blocks)] = blocks
@@ -111,6 +112,18 @@ class KVCache:
             return True
         return self._grow(sequence_id, sequence, num_slots)
 
+    def hold(self, sequence_id: int, num_slots: int) -> bool:
+        """Reserves `num_slots` slots in all that commits leave alone until `hold(..., 0)`.
+
+        False, and nothing changed, when the pool is short. What is no longer held is freed by the
+        next commit.
+        """
+        if num_slots and not self.reserve(sequence_id, num_slots):
+            return False
+        if sequence_id in self._sequences:
+            self._sequences[sequence_id].held = num_slots
+        return True
+
     def commit(self, sequence_id: int, tokens: Seq[int], num_slots: int) -> None:
         """Says that the first `num_slots` slots now hold the K/V of `tokens[:num_slots]`.
 
@@ -125,7 +138,7 @@ class KVCache:
         )
         if num_slots >= sequence.seal_at:
             self._seal(sequence, tokens, num_slots)
-        if sequence.capacity - num_slots >= self.block_size:
+        if sequence.capacity - max(num_slots, sequence.held) >= self.block_size:
             self._truncate(sequence, num_slots)
 
     def compact(
@@ -215,7 +228,7 @@ class KVCache:
 
     def _truncate(self, sequence: _Sequence, num_slots: int) -> None:
         blocks = sequence.blocks
-        keep = -(-num_slots // self.block_size)
+        keep = -(-max(num_slots, sequence.held) // self.block_size)
         while len(blocks) > keep:
             self._pool.release(blocks.pop(), keep=False)
         self._resize(sequence)

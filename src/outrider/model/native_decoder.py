@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from outrider import native
-from outrider.contracts import IntArray, ModelSpec, StepBatch, StepOutput
+from outrider.contracts import AheadBatch, AheadStep, IntArray, ModelSpec, StepBatch, StepOutput
 from outrider.errors import UnknownName
 from outrider.model.families import DecoderConfig, read_decoder_config
 from outrider.model.native_model import SOURCE_TYPES, WEIGHT_TYPES, NativeModel
@@ -51,6 +51,8 @@ _LAYER_TENSORS = {
     "mlp.up_proj.bias": 19,
     "mlp.down_proj.bias": 20,
 }
+
+_NO_TABLES = np.empty((1, 0), np.int32)
 
 
 def available(config: DecoderConfig, device: str) -> bool:
@@ -211,6 +213,86 @@ class NativeDecoder(NativeModel):
             native.check(call(*arguments))
         draws = None if batch.draws is None else self._drawn[: step.num_rows]
         return StepOutput(logits_RV, taps, draws)
+
+    def run_ahead(self, batch: AheadBatch, most_steps: int, limit_s: float) -> list[AheadStep]:
+        """See `contracts.RunsAhead`: draft, pass, draws and verdict again and again in one call."""
+        num_seqs, counts = len(batch.last_S), batch.num_drafts_S
+        width = max(counts)
+        longest = max(batch.context_S) + most_steps * (width + 1) + 1
+        drafter = batch.drafter if width else None
+        catch_up = batch.catch_up
+        if drafter is not None and not isinstance(drafter, NativeModel):
+            return []
+        for model in (self, drafter):
+            if model is not None and model._rope_positions < longest:
+                model._extend_rope(max(longest, 2 * model._rope_positions))
+        finish = [sorted(ids) for ids in batch.finish_ids]
+        if drafter is None or catch_up is None:
+            fed, own_tables, starts, tokens = [0] * num_seqs, _NO_TABLES, [0] * (num_seqs + 1), []
+        else:
+            fed, own_tables = catch_up.context_S.tolist(), catch_up.tables_SW
+            starts, tokens = catch_up.starts_S1.tolist(), catch_up.tokens_T.tolist()
+        packed = np.array(
+            [
+                *batch.last_S,
+                *batch.context_S,
+                *batch.num_left_S,
+                *fed,
+                *batch.tables_SW.ravel().tolist(),
+                *own_tables.ravel().tolist(),
+                *starts,
+                *tokens,
+                *np.cumsum([0, *map(len, finish)]).tolist(),
+                *(token for ids in finish for token in ids),
+            ],
+            np.int32,
+        ).tobytes()
+        stride = 2 * width + 1
+        out = (ctypes.c_int32 * (most_steps * num_seqs * stride))()
+        seconds = (ctypes.c_double * (2 * most_steps))()
+        self._rows(sum(counts) + num_seqs)
+        ahead = native.Ahead(
+            drafter=None if drafter is None else drafter._handle,
+            logits=self._logits.data_ptr(),
+            out=ctypes.addressof(out),
+            seconds=ctypes.addressof(seconds),
+            limit_s=limit_s,
+            num_seqs=num_seqs,
+            table_width=batch.tables_SW.shape[1],
+            draft_table_width=own_tables.shape[1],
+            width=width,
+            most_cycles=most_steps,
+            threads=self._threads or native.num_threads(),
+        )
+        script = batch.script_S2L
+        if script is not None:
+            ahead.script, ahead.script_length = script.ctypes.data, script.shape[2]
+            ahead.copies = batch.copies
+        parameters = (
+            np.array(batch.key_S, np.uint64).tobytes(),
+            batch.rows.temperature_R.tobytes(),
+            np.array(counts, np.int32).tobytes(),
+            batch.rows.top_k_R.tobytes(),
+            batch.rows.top_p_R.tobytes(),
+            batch.rows.min_p_R.tobytes(),
+        )
+        native.check(
+            self._lib.outrider_run_ahead(
+                self._model_arg, packed, b"".join(parameters), ctypes.byref(ahead)
+            )
+        )
+        steps = []
+        for cycle in range(ahead.cycles):
+            at = [(cycle * num_seqs + i) * stride for i in range(num_seqs)]
+            steps.append(
+                AheadStep(
+                    [out[a : a + k] for a, k in zip(at, counts, strict=True)],
+                    [out[a + width : a + width + k + 1] for a, k in zip(at, counts, strict=True)],
+                    seconds[2 * cycle],
+                    seconds[2 * cycle + 1],
+                )
+            )
+        return steps
 
     def _tap_buffers(self, batch: StepBatch) -> dict[int, torch.Tensor]:
         step = self._step

@@ -14,7 +14,17 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_uint64,
+    c_void_p,
+)
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -113,6 +123,27 @@ class Sample(Structure):
     ]
 
 
+class Ahead(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("drafter", "logits", "out", "seconds", "script")),
+        ("limit_s", c_double),
+        *(
+            (name, c_int32)
+            for name in (
+                "num_seqs",
+                "table_width",
+                "draft_table_width",
+                "width",
+                "most_cycles",
+                "threads",
+                "script_length",
+                "copies",
+                "cycles",
+            )
+        ),
+    ]
+
+
 _SIGNATURES: dict[str, tuple[Any, list[Any] | None]] = {
     "outrider_error": (c_char_p, []),
     "outrider_isa": (c_char_p, []),
@@ -135,6 +166,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any] | None]] = {
     "outrider_step_and_draw": (c_int32, None),
     "outrider_draft": (c_int32, None),
     "outrider_grow": (c_int32, None),
+    "outrider_run_ahead": (c_int32, None),
     "outrider_copy_slots": (c_int32, [c_void_p, c_void_p, c_void_p, c_int32]),
     "outrider_sample": (c_int32, None),
     "outrider_read": (c_float, [c_void_p, c_int64, c_int32]),
@@ -160,8 +192,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
                 function.argtypes = arguments
     except (OSError, AttributeError) as error:
         return None, f"{path.name} does not load ({error}); run `python -m outrider.native.build`"
-    structs = (Config, Step, Draft, Tree, Sample)
-    sizes = sum(ctypes.sizeof(struct) << 12 * i for i, struct in enumerate(structs))
+    structs = (Config, Step, Draft, Tree, Sample, Ahead)
+    sizes = sum(ctypes.sizeof(struct) << 10 * i for i, struct in enumerate(structs))
     if lib.outrider_struct_sizes() != sizes:
         return None, f"{path.name} is out of date; run `python -m outrider.native.build`"
     return lib, ""

@@ -28,6 +28,7 @@ SANITIZED = "_outrider_sanitized.so"
 X86 = ("x86_64", "AMD64")
 # Source file -> flags for x86-64; a file of another instruction set is empty elsewhere.
 SOURCES = {
+    "ahead.cpp": [],
     "dispatch.cpp": [],
     "draft.cpp": [],
     "grow.cpp": [],

@@ -56,9 +56,9 @@ const char* outrider_isa(void) {
 int32_t outrider_cores(void) { return outrider::available_cores(); }
 
 uint64_t outrider_struct_sizes(void) {
-  return uint64_t(sizeof(OutriderConfig)) | uint64_t(sizeof(OutriderStep)) << 12 |
-         uint64_t(sizeof(OutriderDraft)) << 24 | uint64_t(sizeof(OutriderTree)) << 36 |
-         uint64_t(sizeof(OutriderSample)) << 48;
+  return uint64_t(sizeof(OutriderConfig)) | uint64_t(sizeof(OutriderStep)) << 10 |
+         uint64_t(sizeof(OutriderDraft)) << 20 | uint64_t(sizeof(OutriderTree)) << 30 |
+         uint64_t(sizeof(OutriderSample)) << 40 | uint64_t(sizeof(OutriderAhead)) << 50;
 }
 
 }  // extern "C"

@@ -105,6 +105,25 @@ typedef struct {
   int32_t children;     // out is [num_rows][children] then
 } OutriderSample;
 
+// Several cycles of decoding sequences. Their integers as one array: last token, context, tokens
+// that may still be emitted and, of the drafter, context [num_seqs each]; tables
+// [num_seqs][table_width], the drafter's [num_seqs][draft_table_width]; starts [num_seqs + 1] and
+// tokens that the drafter is to be fed first; starts [num_seqs + 1] and ids that finish. Their
+// parameters as for a draft. Stops where a sequence finishes, has no slots left for a cycle, or
+// `limit_s` is over.
+typedef struct {
+  OutriderModel* drafter;  // null: nobody drafts
+  float* logits;           // [rows of a cycle][vocab]
+  int32_t* out;            // [most_cycles][num_seqs][2 * width + 1]: the drafts, then the draws
+  double* seconds;         // [most_cycles][2]: drafting, pass
+  const int32_t* script;   // null, or [num_seqs][2][script_length]: what to draft instead: the text
+                           // that is expected, and how many drafts from each place on follow it
+  double limit_s;
+  int32_t num_seqs, table_width, draft_table_width, width, most_cycles, threads, script_length;
+  int32_t copies;          // stops where a sequence leaves its script, or there is no more of it
+  int32_t cycles;          // set: how many were run
+} OutriderAhead;
+
 OUTRIDER_API const char* outrider_error(void);
 OUTRIDER_API const char* outrider_isa(void);  // null: OUTRIDER_ISA names one that cannot run
 OUTRIDER_API int32_t outrider_cores(void);
@@ -138,6 +157,8 @@ OUTRIDER_API int32_t outrider_draft(OutriderModel* model, const int32_t* packed,
 OUTRIDER_API int32_t outrider_grow(OutriderModel* model, const int32_t* packed,
                                    const OutriderStep* step, const void* draft_packed,
                                    const OutriderTree* tree);
+OUTRIDER_API int32_t outrider_run_ahead(OutriderModel* model, const int32_t* packed,
+                                        const void* draft_packed, OutriderAhead* ahead);
 OUTRIDER_API int32_t outrider_copy_slots(OutriderModel* model, const int32_t* source,
                                          const int32_t* target, int32_t count);
 // Draws a token per row; -1 where the row has a NaN. With `scores`, instead: the best guesses of

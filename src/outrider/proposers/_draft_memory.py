@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from outrider.contracts import Model, Proposal, SequenceView
+import numpy as np
+
+from outrider.contracts import AheadBatch, Model, Proposal, SequenceView
 from outrider.kv.cache import KVCache
 from outrider.layout import Slice, pack
 
 CATCH_UP_TOKENS = 512  # most tokens of one catch-up pass
+_NOTHING = Slice([], 0, np.empty(0, np.int32), None)
 
 
 @dataclass(slots=True)
@@ -57,6 +60,28 @@ class DraftMemory:
             )
             state.num_fed = stop
         return Slice(tokens[state.num_fed :], state.num_fed, table, Proposal())
+
+    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
+        """contracts.DraftsAhead."""
+        slices = []
+        for i, (view, num_drafts) in enumerate(zip(views, batch.num_drafts_S, strict=True)):
+            if num_drafts == 0:
+                slices.append(_NOTHING)
+                continue
+            room = self.room(view)
+            batch.num_left_S[i] = min(batch.num_left_S[i], room + 1)
+            furthest = min(batch.num_left_S[i], most_steps * (num_drafts + 1))
+            slice_ = self.catch_up(view, furthest) if room >= num_drafts else None
+            if slice_ is None:
+                return False
+            self.kv.hold(view.id, len(view.tokens) + furthest)
+            slices.append(slice_)
+        batch.drafter = self.model
+        batch.catch_up = pack(slices)
+        return True
+
+    def end_ahead(self, view: SequenceView) -> None:
+        self.kv.hold(view.id, 0)
 
     def drafted(
         self, view: SequenceView, tokens: list[int], parents: Seq[int] | None = None

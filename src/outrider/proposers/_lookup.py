@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 
-from outrider.contracts import Draw, Needs, Observation, Proposal, SequenceView
+from outrider.contracts import AheadBatch, Draw, Needs, Observation, Proposal, SequenceView
 from outrider.errors import ConfigError
+from outrider.layout import lay_script
 
 
 class LookupProposer(ABC):
@@ -28,8 +29,29 @@ class LookupProposer(ABC):
     ) -> None:
         """Nothing to do: committed tokens are taken in when the next draft is asked for."""
 
+    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
+        """contracts.DraftsAhead: the copy goes on for as long as the target agrees."""
+        texts: list[list[int]] = []
+        for i, (view, budget) in enumerate(zip(views, batch.num_drafts_S, strict=True)):
+            num_drafts = len(self._draft(view, budget)) if budget else 0
+            if budget and not num_drafts:
+                return False
+            batch.num_drafts_S[i] = num_drafts
+            text = self._draft(view, most_steps * (num_drafts + 1), trust=True) if budget else []
+            texts.append(text)
+        batch.script_S2L = lay_script(texts)
+        batch.copies = True
+        return True
+
+    def drafted_ahead(self, view: SequenceView, chain: list[int]) -> None:  # noqa: B027
+        """Nothing to do."""
+
+    def end_ahead(self, view: SequenceView) -> None:  # noqa: B027
+        """Nothing to do."""
+
     @abstractmethod
-    def _draft(self, view: SequenceView, budget: int) -> list[int]: ...
+    def _draft(self, view: SequenceView, budget: int, *, trust: bool = False) -> list[int]:
+        """At most `budget` tokens; `trust`: as many, however little speaks for the place."""
 
 
 def check_lookup(proposer: str, min_n: int, max_n: int, factor: float) -> None:

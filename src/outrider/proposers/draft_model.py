@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from outrider import native
 from outrider.contracts import (
+    AheadBatch,
     Draw,
     Needs,
     Observation,
@@ -50,6 +51,15 @@ class ModelProposer:
 
     def release(self, sequence_id: int) -> None:
         self.memory.release(sequence_id)
+
+    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
+        return self.memory.begin_ahead(views, most_steps, batch)
+
+    def drafted_ahead(self, view: SequenceView, chain: list[int]) -> None:
+        self.memory.drafted(view, chain[:-1])
+
+    def end_ahead(self, view: SequenceView) -> None:
+        self.memory.end_ahead(view)
 
 
 class DraftModelProposer(ModelProposer):

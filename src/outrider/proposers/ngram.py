@@ -53,7 +53,7 @@ class NgramProposer(LookupProposer):
     def release(self, sequence_id: int) -> None:
         self._indexes.pop(sequence_id, None)
 
-    def _draft(self, view: SequenceView, budget: int) -> list[int]:
+    def _draft(self, view: SequenceView, budget: int, *, trust: bool = False) -> list[int]:
         index = self._indexes.get(view.id)
         if index is None:
             index = NgramIndex(self.config.min_n, self.config.max_n)
@@ -62,5 +62,7 @@ class NgramProposer(LookupProposer):
         start = index.find(view.tokens)
         if start is None:
             return []
-        trusted = trusted_length(match_length(view.tokens, start), self.config.factor)
-        return up_to_finish(copy_from(view.tokens, start, min(budget, trusted)), view.finish_ids)
+        if not trust:
+            trusted = trusted_length(match_length(view.tokens, start), self.config.factor)
+            budget = min(budget, trusted)
+        return up_to_finish(copy_from(view.tokens, start, budget), view.finish_ids)

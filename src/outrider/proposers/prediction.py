@@ -101,7 +101,7 @@ class PredictionProposer(LookupProposer):
     def release(self, sequence_id: int) -> None:
         self._alignments.pop(sequence_id, None)
 
-    def _draft(self, view: SequenceView, budget: int) -> list[int]:
+    def _draft(self, view: SequenceView, budget: int, *, trust: bool = False) -> list[int]:
         if not view.prediction:
             return []
         alignment = self._alignments.get(view.id)
@@ -110,7 +110,7 @@ class PredictionProposer(LookupProposer):
         alignment.read(view.tokens, view.num_prompt_tokens)
         if alignment.is_lost:
             return []
-        trusted = trusted_length(alignment.num_agreed, self.config.factor)
-        stop = alignment.cursor + min(budget, trusted)
-        guessed = view.prediction[alignment.cursor : stop]
+        if not trust:
+            budget = min(budget, trusted_length(alignment.num_agreed, self.config.factor))
+        guessed = view.prediction[alignment.cursor : alignment.cursor + budget]
         return up_to_finish(guessed, view.finish_ids)

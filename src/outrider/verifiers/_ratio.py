@@ -43,6 +43,7 @@ class RatioVerifier(ABC):
     name: str
     draws = RATIO_DRAWS
     trees = False
+    needs_draws_alone = False
 
     @abstractmethod
     def decide(self, p_MV: torch.Tensor, proposal: Proposal, uniforms: Seq[float]) -> Decision:

@@ -18,6 +18,7 @@ class CoupledVerifier:
     name = "coupled"
     draws = frozenset(Draw)
     trees = True
+    needs_draws_alone = True
 
     def verify(
         self, views: Seq[SequenceView], proposals: Seq[Proposal], laws: Laws

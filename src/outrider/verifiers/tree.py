@@ -30,6 +30,7 @@ from outrider.verifiers.block import keep_probability
 class TreeVerifier(RatioVerifier):
     name = "tree"
     trees = True
+    needs_draws_alone = False
 
     def decide(self, p_MV: torch.Tensor, proposal: Proposal, uniforms: Seq[float]) -> Decision:
         parents = proposal.parents

@@ -173,7 +173,8 @@ def test_a_drafter_that_fails_costs_one_line_and_no_output(
 
     args = ["generate", *pair, "-p", "hello", "-m", "12"]
     plain = command(*args, "-k", "0").out
-    monkeypatch.setattr("outrider.proposers.draft_model.DraftModelProposer.propose", broken)
+    for method in ("propose", "begin_ahead"):
+        monkeypatch.setattr(f"outrider.proposers.draft_model.DraftModelProposer.{method}", broken)
     # Capturing logs, pytest stands where the command's own handler would be.
     record = logging.LogRecord("outrider", logging.WARNING, "", 0, "it failed", (), None)
     try:

@@ -1,0 +1,208 @@
+"""Steps computed before their turn, where nothing can come between them.
+
+Behind every pass of the target the engine's own code and data have gone from the caches, and a
+small model's pass is so short that fetching them again shows. A model that can therefore takes
+several whole steps in one call; the engine then catches up with them one by one, as if each had
+just been computed. Whatever happens in between (a request that is cancelled, a drafter that fails)
+costs no more than the steps not caught up with: K/V of tokens that are not committed means nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider.contracts import (
+    AheadBatch,
+    AheadStep,
+    DraftsAhead,
+    Proposal,
+    RunsAhead,
+    Stream,
+)
+from outrider.engine.request import Sequence
+from outrider.engine.scheduler import Scheduled
+from outrider.errors import EngineError
+from outrider.layout import stack_tables
+from outrider.noise import sequence_key
+from outrider.sampling import RowLaws, RowParams
+
+if TYPE_CHECKING:
+    from outrider.engine.parts import Parts
+
+logger = logging.getLogger(__name__)
+
+LIMIT_S = 0.02  # longer than that neither tokens nor new requests are kept waiting
+
+
+@dataclass(slots=True)
+class Computed:
+    """A step up to its verdicts: what was drafted, and what the target said."""
+
+    lines: list[Scheduled]
+    proposals: list[Proposal]
+    laws: DrawnLaws | RowLaws
+    draft_s: float
+    verify_s: float
+    other_s: float = 0.0
+    taps: dict[int, torch.Tensor] = field(default_factory=dict)
+    failures: dict[str, EngineError] = field(default_factory=dict)  # see forward.Pass
+
+
+class DrawnLaws:
+    """contracts.Laws of which only the draws are left: all that sample-match asks for."""
+
+    def __init__(self, draws: list[list[int]]) -> None:
+        self.starts: list[int] = []
+        self._draws: list[int] = []
+        self._by_sequence = draws
+        for some in draws:
+            self.starts.append(len(self._draws))
+            self._draws += some
+
+    def draw(self) -> list[int]:
+        return self._draws
+
+    def probs(self, start: int, stop: int) -> torch.Tensor:
+        raise NotImplementedError("only draws were kept of a step computed ahead")
+
+    def logprobs(self, row: int) -> torch.Tensor:
+        raise NotImplementedError("only draws were kept of a step computed ahead")
+
+    def select(self, indices: list[int]) -> DrawnLaws:
+        return DrawnLaws([self._by_sequence[i] for i in indices])
+
+
+class Ahead:
+    """`most_steps` in one call; 1: every step by itself."""
+
+    def __init__(self, most_steps: int = 1) -> None:
+        self.most_steps = most_steps
+        self._steps: deque[AheadStep] = deque()
+        self._sequences: list[Sequence] = []
+        self._name: str | None = None  # who drafts, and for whom
+        self._drafts: list[bool] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the next step is yet to be computed."""
+        return not self._steps
+
+    def begin(self, parts: Parts, lines: list[Scheduled], budgets: list[int]) -> Computed | None:
+        """Computes this step and those that follow from it alone. None: it cannot be done so."""
+        started = perf_counter()
+        most_steps = min(self.most_steps, parts.controller.standing())
+        if most_steps < 2 or not isinstance(parts.target, RunsAhead) or parts.scheduler.waiting:
+            return None
+        for line in lines:
+            if not _needs_draws_alone(parts, line):
+                return None
+        sequences = [line.sequence for line in lines]
+        names = {s.proposer for s, budget in zip(sequences, budgets, strict=True) if budget}
+        if len(names) > 1 or parts.taps_for(sequences):
+            return None
+        self._sequences = sequences
+        self._name = next(iter(names), None)
+        self._drafts = [budget > 0 for budget in budgets]
+        try:
+            batch = self._layout(parts, budgets, most_steps)
+            if batch is not None:
+                self._steps.extend(parts.target.run_ahead(batch, most_steps, LIMIT_S))
+        except Exception as error:  # whoever is to blame fails again in the step by itself
+            logger.debug("nothing was computed ahead: %s", error)
+        if not self._steps:
+            self._let_go(parts)
+            return None
+        passes_s = sum(step.draft_s + step.verify_s for step in self._steps)
+        computed = self._next(parts)
+        computed.other_s = perf_counter() - started - passes_s
+        return computed
+
+    def take(self, parts: Parts) -> Computed | None:
+        """The next step if it has been computed."""
+        if not self._steps:
+            return None
+        if any(s.finish_reason is not None for s in self._sequences) or any(
+            s.proposer != self._name
+            for s, drafts in zip(self._sequences, self._drafts, strict=True)
+            if drafts
+        ):
+            self._steps.clear()
+            self._let_go(parts)
+            return None
+        parts.controller.repeat()
+        return self._next(parts)
+
+    def _next(self, parts: Parts) -> Computed:
+        step = self._steps.popleft()
+        lines = [Scheduled.of(s, 1) for s in self._sequences]
+        proposals = [
+            Proposal(chain, draw=sequence.draw, source=self._name or "") if chain else Proposal()
+            for sequence, chain in zip(self._sequences, step.chains, strict=True)
+        ]
+        proposer = self._drafter(parts)
+        if proposer is not None:
+            for sequence, chain in zip(self._sequences, step.chains, strict=True):
+                if chain:
+                    proposer.drafted_ahead(sequence, chain)
+        if not self._steps:
+            self._let_go(parts)  # the commit that follows gives back what is not needed
+        return Computed(lines, proposals, DrawnLaws(step.draws), step.draft_s, step.verify_s)
+
+    def _drafter(self, parts: Parts) -> DraftsAhead | None:
+        proposer = None if self._name is None else parts.proposers[self._name]
+        return proposer if isinstance(proposer, DraftsAhead) else None
+
+    def _layout(self, parts: Parts, budgets: list[int], most_steps: int) -> AheadBatch | None:
+        """None where KV is short, or the drafter cannot be run so."""
+        sequences = self._sequences
+        if self._name is not None and self._drafter(parts) is None:
+            return None
+        for s, budget in zip(sequences, budgets, strict=True):
+            left = min(s.params.max_tokens - s.num_output_tokens, most_steps * (budget + 1))
+            if not parts.kv.hold(s.id, len(s.tokens) + left):
+                return None
+        limit = parts.scheduler.max_positions
+        batch = AheadBatch(
+            last_S=[s.tokens[-1] for s in sequences],
+            context_S=[s.num_computed for s in sequences],
+            tables_SW=stack_tables([parts.kv.table(s.id) for s in sequences]),
+            num_drafts_S=list(budgets),
+            num_left_S=[
+                min(s.params.max_tokens - s.num_output_tokens, limit - len(s.tokens))
+                for s in sequences
+            ],
+            finish_ids=[s.finish_ids for s in sequences],
+            rows=RowParams.of([s.params for s in sequences], [1] * len(sequences)),
+            key_S=[sequence_key(s.seed, s.sample_index, Stream.TARGET) for s in sequences],
+        )
+        proposer = self._drafter(parts)
+        if proposer is not None and not proposer.begin_ahead(sequences, most_steps, batch):
+            return None
+        return batch
+
+    def _let_go(self, parts: Parts) -> None:
+        proposer = self._drafter(parts)
+        for sequence in self._sequences:
+            parts.kv.hold(sequence.id, 0)
+            if proposer is not None:
+                proposer.end_ahead(sequence)
+
+
+def _needs_draws_alone(parts: Parts, line: Scheduled) -> bool:
+    """Whether a sequence decodes, and nothing of the target is asked for but its draws."""
+    s = line.sequence
+    return (
+        line.num_tokens == 1
+        and line.is_last_chunk
+        and s.edits is None
+        and s.params.logprobs is None
+        and not s.params.stop
+        and not s.scores_prompt
+        and parts.verifiers[s.request.speculation.verifier].needs_draws_alone
+    )

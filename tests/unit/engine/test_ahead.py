@@ -1,0 +1,266 @@
+"""Steps computed ahead: the same tokens, nothing held for longer, no harm by what comes between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from native_models import needs_native
+from outrider.bench.synthetic import add_synthetic
+from outrider.contracts import AheadBatch, AheadStep
+from outrider.control.adaptive import AdaptiveController
+from outrider.engine.build import EngineConfig, build
+from outrider.engine.engine import Engine, Result
+from outrider.engine.request import Speculation
+from outrider.model.native_decoder import NativeDecoder
+from outrider.sampling import SamplingParams
+from outrider.testing import write_tiny_llama
+
+pytestmark = needs_native
+
+PROMPTS = [[5, 9, 5, 9, 5, 9, 2], [1, 2, 3], [7] * 20, [3, 1, 4, 1, 5, 9, 2, 6]]
+PLAIN = Speculation(num_draft_tokens=0)
+DRAFTED = Speculation(proposer="draft-model", num_draft_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("pair")
+    target = write_tiny_llama(folder / "target", max_positions=160)
+    return target, write_tiny_llama(folder / "draft", num_layers=1, max_positions=96)
+
+
+@dataclass
+class Runs:
+    """What a target was asked for, and how many steps came of it."""
+
+    asked: int = 0
+    steps: int = 0
+
+
+Make = Callable[..., Engine]
+
+
+@pytest.fixture
+def make(pair: tuple[Path, Path]) -> Make:
+    def make_one(most: int, **settings: object) -> Engine:
+        config = {"kv_tokens": 1024, "block_size": 8, "prefix_caching": False, **settings}
+        return build(
+            EngineConfig(
+                model=str(pair[0]),
+                draft_model=str(pair[1]),
+                backend="native",
+                num_draft_tokens=4,
+                max_ahead_steps=most,
+                **config,  # type: ignore[arg-type]
+            )
+        )
+
+    return make_one
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    counted = Runs()
+    real = NativeDecoder.run_ahead
+
+    def run_ahead(
+        self: NativeDecoder, batch: AheadBatch, most_steps: int, limit_s: float
+    ) -> list[AheadStep]:
+        steps = real(self, batch, most_steps, limit_s)
+        counted.asked += 1
+        counted.steps += len(steps)
+        return steps
+
+    monkeypatch.setattr(NativeDecoder, "run_ahead", run_ahead)
+    monkeypatch.setattr("outrider.engine.ahead.LIMIT_S", 60.0)  # however busy the machine is
+    return counted
+
+
+def finish(engine: Engine, requests: list[str]) -> list[Result]:
+    for _ in engine.run(requests):
+        engine.parts.kv.check()
+    return [engine.collect(request) for request in requests]
+
+
+def decode(
+    engine: Engine, params: SamplingParams, wishes: list[Speculation], prompts: list[list[int]]
+) -> list[Result]:
+    return finish(
+        engine,
+        [
+            engine.add(prompt, params, speculation=wish)
+            for prompt, wish in zip(prompts, wishes, strict=True)
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_tokens=40, ignore_eos=True),
+        SamplingParams(temperature=1.0, seed=3, max_tokens=40),
+        SamplingParams(temperature=0.7, top_p=0.9, min_p=0.02, top_k=20, seed=5, max_tokens=33),
+        SamplingParams(temperature=1.0, seed=4, max_tokens=60, stop_ids=tuple(range(0, 256, 7))),
+        SamplingParams(temperature=0.9, seed=1, max_tokens=30, n=2),
+    ],
+    ids=["greedy", "sampled", "filtered", "stops", "two samples"],
+)
+@pytest.mark.parametrize(
+    "wishes",
+    [[PLAIN], [DRAFTED], [DRAFTED, PLAIN, Speculation(proposer="draft-model", num_draft_tokens=1)]],
+    ids=["plain", "drafted", "ragged"],
+)
+def test_the_same_tokens_and_events(
+    make: Make, runs: Runs, params: SamplingParams, wishes: list[Speculation]
+) -> None:
+    prompts = PROMPTS[: len(wishes)]
+    one = decode(make(1), params, wishes, prompts)
+    assert runs.asked == 0
+    engine = make(8)
+    many = decode(engine, params, wishes, prompts)
+    assert runs.steps > runs.asked > 0
+    for a, b in zip(one, many, strict=True):
+        assert [c.tokens for c in a.completions] == [c.tokens for c in b.completions]
+        assert [c.text for c in a.completions] == [c.text for c in b.completions]
+        assert [c.finish_reason for c in a.completions] == [c.finish_reason for c in b.completions]
+        if len(wishes) == 1 and params.n == 1:  # otherwise steps group differently
+            assert a.stats.num_drafted == b.stats.num_drafted
+            assert a.stats.num_accepted == b.stats.num_accepted
+            assert a.stats.num_steps == b.stats.num_steps
+    assert engine.parts.kv.num_free_blocks == engine.parts.kv.num_blocks
+
+
+def test_up_to_the_end_of_both_contexts(make: Make, runs: Runs) -> None:
+    """The drafter's positions end before the target's; nothing is drafted or held beyond."""
+    params = SamplingParams(max_tokens=500, ignore_eos=True)
+    (one,) = decode(make(1), params, [DRAFTED], PROMPTS[:1])
+    engine = make(8)
+    (many,) = decode(engine, params, [DRAFTED], PROMPTS[:1])
+    assert len(many.prompt_tokens) + len(many.tokens) == 160
+    assert many.tokens == one.tokens
+    assert runs.steps > runs.asked > 0
+
+
+def test_blocks_are_given_back_with_the_last_step(make: Make) -> None:
+    engine = make(8)
+    request = engine.add(
+        PROMPTS[0], SamplingParams(max_tokens=60, ignore_eos=True), speculation=PLAIN
+    )
+    kv, num_tokens, num_ends = engine.parts.kv, len(PROMPTS[0]), 0
+    for report in engine.run([request]):
+        num_tokens += len(report.events[0].tokens)
+        if engine.parts.ahead.is_empty:
+            num_ends += 1
+            assert kv.num_blocks - kv.num_free_blocks <= -(-num_tokens // kv.block_size)
+    assert 1 < num_ends < 30
+    engine.collect(request)
+
+
+def test_a_full_pool_costs_speed_only(make: Make) -> None:
+    params = SamplingParams(max_tokens=30, ignore_eos=True, temperature=1.0, seed=2)
+    wishes = [DRAFTED] * 4
+    roomy = decode(make(1), params, wishes, PROMPTS)
+    engine = make(8, kv_tokens=112)
+    tight = decode(engine, params, wishes, PROMPTS)
+    assert [r.tokens for r in tight] == [r.tokens for r in roomy]
+    assert engine.parts.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("wish", [PLAIN, DRAFTED], ids=["plain", "drafted"])
+def test_a_request_that_ends_or_begins_in_between(
+    make: Make, runs: Runs, wish: Speculation
+) -> None:
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    alone = [decode(make(1), params, [wish], [prompt])[0] for prompt in PROMPTS[:3]]
+    engine = make(8)
+    first = engine.add(PROMPTS[0], params, speculation=wish)
+    victim = engine.add(PROMPTS[1], params, speculation=wish)
+    while engine.parts.ahead.is_empty:
+        engine.step()
+    engine.cancel(victim)
+    while engine.parts.ahead.is_empty:
+        engine.step()
+    last = engine.add(PROMPTS[2], params, speculation=wish)
+    results = finish(engine, [first, last])
+    assert [r.tokens for r in results] == [alone[0].tokens, alone[2].tokens]
+    cut = engine.collect(victim).tokens
+    assert cut == alone[1].tokens[: len(cut)]
+    assert engine.parts.kv.num_free_blocks == engine.parts.kv.num_blocks
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2),
+        SamplingParams(max_tokens=12, ignore_eos=True, stop=("zzz",)),
+        SamplingParams(max_tokens=12, ignore_eos=True, repetition_penalty=1.2),
+    ],
+    ids=["logprobs", "stop strings", "penalties"],
+)
+def test_what_needs_more_than_draws_goes_step_by_step(
+    make: Make, runs: Runs, params: SamplingParams
+) -> None:
+    decode(make(8), params, [DRAFTED], PROMPTS[:1])
+    assert runs.asked == 0
+
+
+def test_ratio_rules_go_step_by_step(make: Make, runs: Runs) -> None:
+    wish = Speculation(proposer="draft-model", num_draft_tokens=4, verifier="token")
+    decode(make(8), SamplingParams(max_tokens=12, temperature=1.0, seed=1), [wish], PROMPTS[:1])
+    assert runs.asked == 0
+
+
+def test_nobody_runs_ahead_of_a_trial() -> None:
+    """A decision is used for as long as it stands; a probe or a neighbour's K only once."""
+    controller = AdaptiveController()
+    assert controller.standing() > 1000  # nobody asked for anything adaptive
+    controller._resting, controller._rest = [1], 3
+    assert controller.standing() == 4
+    controller.repeat()
+    assert controller.standing() == 3
+
+
+def test_copies_go_on_while_the_target_agrees(make: Make, runs: Runs) -> None:
+    params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=1.0, seed=1)
+    (plain,) = decode(make(1), params, [PLAIN], PROMPTS[:1])
+    wrong = (plain.tokens[25] + 1) % 256
+    guess = [*plain.tokens[:25], wrong, *plain.tokens[26:]]
+    for proposer in ("prediction", "ngram"):
+        wish = Speculation(proposer=proposer, num_draft_tokens=4)
+        accepted = []
+        for most in (1, 8):
+            engine = make(most)
+            request = engine.add(PROMPTS[0], params, speculation=wish, prediction=guess)
+            (result,) = finish(engine, [request])
+            assert result.tokens == plain.tokens
+            assert engine.parts.kv.num_free_blocks == engine.parts.kv.num_blocks
+            accepted.append(result.stats.num_accepted)
+        if proposer == "prediction":
+            assert runs.steps > runs.asked > 0
+            assert min(accepted) > 30
+
+
+def test_a_prescribed_acceptance_is_kept(make: Make, runs: Runs) -> None:
+    params = SamplingParams(max_tokens=140, ignore_eos=True)
+    (plain,) = decode(make(1), params, [PLAIN], PROMPTS[:1])
+    rates = {}
+    for most in (1, 8):
+        engine = make(most)
+        lengths = []
+        for beneath in (None, "draft-model"):
+            name = add_synthetic(engine, 0.7, beneath)
+            wish = Speculation(proposer=name, num_draft_tokens=3)
+            for _ in range(6):
+                request = engine.add(PROMPTS[0], params, speculation=wish, prediction=plain.tokens)
+                (result,) = finish(engine, [request])
+                assert result.tokens == plain.tokens
+                lengths.append(result.stats.num_accepted / result.stats.num_steps)
+        rates[most] = sum(lengths) / len(lengths)
+    expected = 0.7 + 0.7**2 + 0.7**3
+    assert runs.steps > runs.asked > 0
+    for rate in rates.values():
+        assert abs(rate - expected) < 0.2
