@@ -207,7 +207,7 @@ def build_target(build: Build) -> None:
 
 
 def build_draft(build: Build, name: str) -> None:
-    target = build.load("target")
+    target = FrozenTarget(build.load("target"), compiled=build.compiled)
     table = train_rows(build)
     draft = llama(**build.shape(name), vocab_size=VOCABULARY, seed=1).to(build.device)
     recipe = DraftRecipe(draft, target, DraftConfig(compiled=build.compiled))

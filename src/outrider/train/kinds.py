@@ -70,7 +70,7 @@ def _draft(material: Material, options: dict[str, Any]) -> Recipe:
                       eos_token_id=_end(config), seed=material.seed)  # fmt: skip
     device = next(material.target.parameters()).device
     recipe_config = DraftConfig(compiled=material.compiled, **options)
-    return DraftRecipe(draft.to(device), material.target, recipe_config)
+    return DraftRecipe(draft.to(device), _frozen(material), recipe_config)
 
 
 def draft_shape(config: Any, given: Mapping[str, int]) -> dict[str, int]:

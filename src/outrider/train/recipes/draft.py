@@ -15,17 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.train.losses import acceptance, get_loss, greedy_agreement
+from outrider.train.losses import acceptance, get_loss, greedy_agreement, tvd
 from outrider.train.measure import measure, model_logits
 from outrider.train.models import compile_layers, hidden_states, output_logits, save_model
+from outrider.train.recipes.heads import FrozenTarget
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftConfig:
     loss: str = "forward-kl"
-    # Share of the total variation in the loss at the end of the run (0 at the start, linear
-    # between).
+    # Share of the total variation in the loss: 0 at the start, rising to `tvd_share` by the part
+    # `tvd_by` of the run.
     tvd_share: float = 0.9
+    tvd_by: float = 1.0
+    # Part of the total variation that is taken between the laws at temperature 1/2: the likeliest
+    # tokens, and so greedy agreement, count for more.
+    sharp_share: float = 0.0
     # Positions per slice of the loss: the fp32 laws of a whole batch need not fit in memory.
     slice_rows: int = 1 << 15
     compiled: bool = False
@@ -35,23 +40,25 @@ class DraftConfig:
 
 
 class DraftRecipe:
-    """Distil `draft` from the frozen `target`. Mutates `draft` in training."""
+    """Distil `draft` from the frozen `target`. Mutates `draft` in training.
 
-    def __init__(self, draft: Any, target: Any, config: DraftConfig) -> None:
+    Recipes that share a `target` and run `Together` compute its states once per batch.
+    """
+
+    def __init__(self, draft: Any, target: FrozenTarget, config: DraftConfig) -> None:
         self.module: nn.Module = draft
-        self.draft, self.target, self.config = draft, target.eval().requires_grad_(False), config
+        self.draft, self.target, self.config = draft, target, config
         self._base = get_loss(config.loss)
         self._distil = self._distil_slice
         if config.compiled:
             compile_layers(draft)
-            compile_layers(target)
             self._distil = torch.compile(self._distil_slice)
 
     def loss(self, tokens_BL: Tensor, step: int, done: float) -> tuple[Tensor, dict[str, Tensor]]:
-        with torch.no_grad():
-            target_NH = hidden_states(self.target, tokens_BL).flatten(0, 1)
+        target_NH = self.target.last(tokens_BL).flatten(0, 1)
         draft_NH = hidden_states(self.draft, tokens_BL).flatten(0, 1)
-        weight = torch.tensor(self.config.tvd_share * done, device=tokens_BL.device)
+        risen = min(1.0, done / self.config.tvd_by)
+        weight = torch.tensor(self.config.tvd_share * risen, device=tokens_BL.device)
         totals = torch.zeros(3, device=tokens_BL.device)
         for q_NH, p_NH in zip(
             torch.split(draft_NH, self.config.slice_rows),
@@ -66,14 +73,16 @@ class DraftRecipe:
         """[sum of the loss, of alpha, of greedy agreement] over the slice's positions."""
         q_NV = output_logits(self.draft, q_NH)
         with torch.no_grad():
-            p_NV = output_logits(self.target, p_NH)
-        tvd_N = get_loss("tvd")(q_NV, p_NV)
+            p_NV = self.target.logits(p_NH)
+        tvd_N = tvd(q_NV, p_NV)
+        if self.config.sharp_share:
+            tvd_N = torch.lerp(tvd_N, tvd(2 * q_NV, 2 * p_NV), self.config.sharp_share)
         loss = ((1 - weight) * self._base(q_NV, p_NV) + weight * tvd_N).sum()
         alpha = acceptance(q_NV, p_NV).sum()
         return torch.stack([loss, alpha, greedy_agreement(q_NV, p_NV).sum()])
 
     def measure(self, rows_BL: Tensor) -> dict[str, Any]:
-        return measure(model_logits(self.draft), model_logits(self.target), rows_BL).as_dict()
+        return measure(model_logits(self.draft), model_logits(self.target.model), rows_BL).as_dict()
 
     def save(self, folder: Path) -> None:
         save_model(self.draft, folder)

@@ -10,7 +10,7 @@ Shapes: B rows, L positions, N compared places, H hidden, V vocabulary, W draft 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from outrider.model.heads import Head
 from outrider.train.losses import distil
-from outrider.train.models import compile_layers, layer_states, output_logits
+from outrider.train.models import compile_layers, hidden_states, layer_states, output_logits
+from outrider.train.trainer import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,7 @@ class FrozenTarget:
         self._seen: Tensor | None = None
         self._states: tuple[Tensor, ...] = ()
         self._laws: Tensor | None = None
+        self._last: tuple[Tensor, Tensor] | None = None
         if compiled:
             compile_layers(model)
 
@@ -67,6 +69,13 @@ class FrozenTarget:
             self._seen, self._laws = tokens_BL, None
             self._states = layer_states(self.model, tokens_BL)
         return self._states
+
+    @torch.no_grad()
+    def last(self, tokens_BL: Tensor) -> Tensor:
+        """The last state alone, after the final norm, [B, L, H]: what a draft model learns from."""
+        if self._last is None or self._last[0] is not tokens_BL:
+            self._last = tokens_BL, hidden_states(self.model, tokens_BL)
+        return self._last[1]
 
     @torch.no_grad()
     def laws(self, tokens_BL: Tensor) -> Tensor:
@@ -170,7 +179,7 @@ def confidence_loss(confidence_N: Tensor, alpha_N: Tensor) -> Tensor:
 class Together:
     """Several recipes in one run, on the same batches; their parameters are disjoint."""
 
-    def __init__(self, recipes: dict[str, HeadRecipe]) -> None:
+    def __init__(self, recipes: Mapping[str, Recipe]) -> None:
         self.recipes = recipes
         self.module: nn.Module = nn.ModuleDict({name: r.module for name, r in recipes.items()})
 
