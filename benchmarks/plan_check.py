@@ -5,9 +5,9 @@
 
 The server's costs are measured with constant numbers of streams: seconds of a step at each batch
 size, with and without drafts, and of reading a prompt. The simulation, fed with these curves, says
-what Poisson arrivals meet; the server gets the very same arrivals. Both are measured in turns, so
-that a machine that changes its pace does so for both. The server computes with one thread, which
-leaves a core for requests and for the client.
+what Poisson arrivals meet; the server gets the very same arrivals. A shared machine changes its
+pace: both are measured in turns, and each prediction follows the pace of its minute. The server
+computes with one thread, which leaves a core for requests and for the client.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from outrider import LLM
 from outrider.integrations.vllm.child import free_port
 from outrider.plan.costs import Curves, Hardware, ModelSize, Roofline, between
 from outrider.plan.fleet import Goal, Replica, plan
-from outrider.plan.simulate import Arrival, Load, poisson, simulate
+from outrider.plan.simulate import Arrival, Load, Outcome, poisson, simulate
 from outrider.theory import expected_tokens
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +43,8 @@ STREAMS = (1, 2, 4, 8, 16)
 PROMPTS = (1, 4, 16, 32, 96, 192)  # lengths whose reading is timed
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 48
 CALIBRATING_TOKENS, SETTLED = 64, 8
-ROUNDS, SIMULATIONS = 3, 10
+ROUNDS, SIMULATIONS, MIN_REQUESTS = 5, 10, 16
+PACE_STREAMS = 4
 SHARES = (0.3, 0.6, 0.85, 1.3)  # of what the server can do
 RATES = (10, 100, 1000, 10_000)
 TEMPERATURE = 0.8
@@ -158,17 +159,46 @@ def serving() -> Iterator[Client]:
 # --- curves ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The server as the simulation knows it."""
+
+    curves: Curves
+    alpha: float
+    latency_s: float
+    pace_s: float  # what `Calibration.pace_s` found while the curves were measured
+
+    def outcomes(self, replay: Replay) -> list[Outcome]:
+        """Several: whether a draft is accepted is chance. At the pace of the replay."""
+        pace = replay.pace_s / self.pace_s
+        return [
+            simulate(
+                self.curves.scaled(pace),
+                replay.load,
+                alpha=self.alpha,
+                max_sequences=max(STREAMS),
+                num_draft_tokens=replay.k,
+                trace=replay.trace,
+                warm_up=0.0,
+                latency_s=pace * self.latency_s,
+                seed=seed,
+            )
+            for seed in range(SIMULATIONS)
+        ]
+
+
 class Calibration:
     """Seconds of passes and of drafting, from the outside: whatever the server adds is in them."""
 
     def __init__(self, client: Client, alpha: float) -> None:
-        self._client = client
+        self._client, self._alpha = client, alpha
         self._gain = {k: expected_tokens(alpha, k) for k in (0, K)}
         self._steps: dict[int, dict[int, list[float]]] = {
             k: {n: [] for n in STREAMS} for k in self._gain
         }
         self._waits: dict[int, list[float]] = {length: [] for length in PROMPTS}
         self._rests: dict[int, list[float]] = {length: [] for length in (PROMPTS[1], PROMPTS[-1])}
+        self._paces: list[float] = []
 
     def run(self) -> None:
         for k, sizes in self._steps.items():
@@ -179,6 +209,11 @@ class Calibration:
         for length, rests in self._rests.items():
             rests += [self._client.ask(length, 3, K).rest_s for _ in range(5)]
 
+    def pace_s(self) -> float:
+        """A few steps, timed: how fast the machine is right now."""
+        self._paces.append(self._step_s(PACE_STREAMS, 0))
+        return self._paces[-1]
+
     def _step_s(self, n: int, k: int) -> float:
         """While all streams run: after the last prompt was read, before the first stream ends."""
         streams = self._client.at_once(n, CALIBRATING_TOKENS, k)
@@ -187,11 +222,6 @@ class Calibration:
         end = min(s.counts[-1][0] for s in streams)
         num_tokens = sum(s.at(end) - s.at(start) for s in streams)
         return (end - start) * n * self._gain[k] / num_tokens
-
-    @property
-    def request_s(self) -> float:
-        """What a request costs beside the pass that gives its first token."""
-        return max(0.0, median(self._waits[1]) - median(self._steps[0][1]))
 
     def curves(self) -> Curves:
         step = {k: {n: median(s) for n, s in sizes.items()} for k, sizes in self._steps.items()}
@@ -205,6 +235,10 @@ class Calibration:
         short, long = (median(found) for found in self._rests.values())
         reading = dict(zip(self._rests, (0.0, max(0.0, long - short)), strict=True))
         return Curves(verify, overhead, draft, reading)
+
+    def model(self) -> Model:
+        latency_s = max(0.0, median(self._waits[1]) - median(self._steps[0][1]))
+        return Model(self.curves(), self._alpha, latency_s, median(self._paces))
 
 
 def acceptance() -> float:
@@ -230,40 +264,28 @@ def acceptance() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One load as the server met it."""
+    """One load as the server met it, and the machine's pace around it."""
 
+    k: int
     load: Load
     trace: list[Arrival]
+    pace_s: float
     took_s: float
     answers: list[Stream]
 
     def measured(self) -> dict[str, float]:
         return {
             "tokens per s": sum(answer.num_tokens for answer in self.answers) / self.took_s,
-            "first token, s": fmean(answer.ttft_s for answer in self.answers),
-            "per token, s": fmean(a.tpot_s for a in self.answers if a.num_tokens > 1),
+            "first token, s": median(answer.ttft_s for answer in self.answers),
+            "per token, s": median(a.tpot_s for a in self.answers if a.num_tokens > 1),
         }
 
-    def predicted(self, k: int, curves: Curves, alpha: float, request_s: float) -> dict[str, float]:
-        """The same arrivals simulated, several times: whether a draft is accepted is chance."""
-        outcomes = [
-            simulate(
-                curves,
-                self.load,
-                alpha=alpha,
-                max_sequences=max(STREAMS),
-                num_draft_tokens=k,
-                trace=self.trace,
-                warm_up=0.0,
-                request_s=request_s,
-                seed=seed,
-            )
-            for seed in range(SIMULATIONS)
-        ]
+    def predicted(self, model: Model) -> dict[str, float]:
+        outcomes = model.outcomes(self)
         return {
             "tokens per s": fmean(found.tokens_per_s for found in outcomes),
-            "first token, s": fmean(fmean(found.ttft_s) for found in outcomes),
-            "per token, s": fmean(fmean(found.tpot_s) for found in outcomes),
+            "first token, s": fmean(median(found.ttft_s) for found in outcomes),
+            "per token, s": fmean(median(found.tpot_s) for found in outcomes),
         }
 
 
@@ -272,37 +294,38 @@ def replay_loads(
 ) -> dict[tuple[int, float], list[Replay]]:
     """Every load in every round, with calibrations between them."""
     client.at_once(max(STREAMS), CALIBRATING_TOKENS, K)
-    calibration.run()
     found: dict[tuple[int, float], list[Replay]] = {(k, s): [] for k in (0, K) for s in SHARES}
-    most = max(STREAMS)
     for number in range(ROUNDS):
-        for k in (0, K):
-            for share in SHARES:
-                curves = calibration.curves()
-                step_s = curves.pass_s(most * (k + 1), 0, most) + curves.draft_s(most, k)
-                reading_s = curves.pass_s(PROMPT_TOKENS, 0, 1) - curves.pass_s(1, 0, 1)
-                if k:
-                    reading_s += curves.read_s(PROMPT_TOKENS)
-                service_s = OUTPUT_TOKENS / expected_tokens(alpha, k) * step_s / most + reading_s
-                load = Load(
-                    rate=share / service_s, prompt_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS
-                )
-                num_requests = max(20, round(load.rate * seconds))
-                trace = poisson(random.Random(number), load, num_requests)
-                found[k, share].append(Replay(load, trace, *client.replay(trace, k)))
-            calibration.run()
+        calibration.run()
+        curves = calibration.curves()
+        for k, share in found:
+            load = share_of(curves, alpha, k, share)
+            num_requests = max(MIN_REQUESTS, round(load.rate * seconds))
+            trace = poisson(random.Random(number), load, num_requests)
+            before_s = calibration.pace_s()
+            took_s, answers = client.replay(trace, k)
+            pace_s = (before_s + calibration.pace_s()) / 2
+            found[k, share].append(Replay(k, load, trace, pace_s, took_s, answers))
     return found
 
 
-def compared(
-    k: int, share: float, replays: list[Replay], calibration: Calibration, alpha: float
-) -> dict[str, Any]:
+def share_of(curves: Curves, alpha: float, k: int, share: float) -> Load:
+    """A share of what the server can do by its curves."""
+    most = max(STREAMS)
+    step_s = curves.pass_s(most * (k + 1), 0, most) + curves.draft_s(most, k)
+    reading_s = curves.pass_s(PROMPT_TOKENS, 0, 1) - curves.pass_s(1, 0, 1)
+    if k:
+        reading_s += curves.read_s(PROMPT_TOKENS)
+    service_s = OUTPUT_TOKENS / expected_tokens(alpha, k) * step_s / most + reading_s
+    return Load(rate=share / service_s, prompt_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS)
+
+
+def compared(share: float, replays: list[Replay], model: Model) -> dict[str, Any]:
     """Medians over the rounds, of what was measured and of what was predicted in it."""
-    curves, request_s = calibration.curves(), calibration.request_s
     measured = [replay.measured() for replay in replays]
-    predicted = [replay.predicted(k, curves, alpha, request_s) for replay in replays]
+    predicted = [replay.predicted(model) for replay in replays]
     row: dict[str, Any] = {
-        "K": k,
+        "K": replays[0].k,
         "load": share,
         "requests per s": median(replay.load.rate for replay in replays),
         "requests": sum(len(replay.trace) for replay in replays),
@@ -358,14 +381,15 @@ def on_paper() -> Rows:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each load, in each round")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each load, in each round")
     given = parser.parse_args()
     alpha = acceptance()
     with serving() as client:
         calibration = Calibration(client, alpha)
         replays = replay_loads(client, calibration, alpha, given.seconds)
-    curves = calibration.curves()
-    checked = [compared(*load, rounds, calibration, alpha) for load, rounds in replays.items()]
+    model = calibration.model()
+    curves = model.curves
+    checked = [compared(share, rounds, model) for (_, share), rounds in replays.items()]
     for row in checked:
         print(row, flush=True)
     paper = on_paper()
@@ -385,16 +409,24 @@ def main() -> None:
         }
         for n in PROMPTS
     ]
+    costs += [
+        {
+            "streams": "a request, on its way",
+            "plain step, s": model.latency_s,
+            f"step with K = {K}, s": "",
+        }
+    ]
     notes = (
         f"The bundled target and draft model in `outrider serve`, {max(STREAMS)} sequences at "
         f"most, temperature {TEMPERATURE}, prompts of {PROMPT_TOKENS} and outputs of "
         f"{OUTPUT_TOKENS} tokens on average. Curves are measured with constant numbers of streams; "
         f"acceptance of a draft: {alpha:.3f}. 'load' is the share of what the server can do by "
-        "these curves. Simulation and server get the same Poisson arrivals; means over all "
-        "requests. The client runs on the same machine. On paper: 8B target, 0.5B draft, "
-        "acceptance 0.7, prompts of 512 and outputs of 256 tokens, devices of 3.35 TB/s, 990 "
-        "TFLOP/s and 80 GB at 2.5 an hour, 95 of 100 requests with a first token within 1 s and "
-        "10 ms per token: computed, not measured."
+        "these curves. Simulation and server get the same Poisson arrivals; latencies are medians "
+        f"of the requests, all figures medians of {ROUNDS} rounds; a round's prediction follows "
+        "the machine's pace, timed before and after it. The client runs on the same machine. On "
+        "paper: 8B target, 0.5B draft, acceptance 0.7, prompts of 512 and outputs of 256 tokens, "
+        "devices of 3.35 TB/s, 990 TFLOP/s and 80 GB at 2.5 an hour, 95 of 100 requests with a first token "
+        "within 1 s and 10 ms per token: computed, not measured."
     )
     tables = {
         "predicted and measured": checked,

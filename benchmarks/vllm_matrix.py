@@ -195,12 +195,11 @@ def run_native() -> None:
     ours: dict[str, Figures] = {
         "plain": {"num_draft_tokens": 0},
         "draft-model": {"draft_model": "bundled:draft", **ratio},
-        "medusa": {"draft_model": "bundled:medusa", "proposer_options": chains},
+        "medusa": {"draft_model": "bundled:medusa", **ratio},
         "eagle3": {"draft_model": exported["eagle3"]["model"], **ratio},
         "dflash": {"draft_model": exported["dflash"]["model"], **ratio},
         "ngram of ours": {"proposer": "ngram", **ratio},
         "suffix of ours": {"proposer": "suffix", **ratio},
-        "ngram": {"proposer": "ngram", **ratio},
     }
     found = {}
     for name, config in ours.items():

@@ -218,8 +218,8 @@ def write() -> None:
         "counted alike. Identity is against the native engine's plain decoding. DFlash heads are "
         "the export, without Markov bias, on both sides. At temperature 1 both sides use the ratio "
         "rule with sampled drafts (draft-model, eagle3, dflash) or deterministic ones; intervals "
-        "come from how much seeds of one prompt differ. vLLM's n-gram is compared with ours, which "
-        "is another algorithm. 'Repaired' replaces vLLM's two wrong CPU kernels (temperatures of "
+        "come from how much seeds of one prompt differ. vLLM's n-gram is another algorithm than "
+        "ours. 'Repaired' replaces vLLM's two wrong CPU kernels (temperatures of "
         "draft positions, stacked RMSNorm weights); without the repair its samples have not the "
         "law of its logprobs, and `outrider serve --backend vllm` refuses to sample."
     )

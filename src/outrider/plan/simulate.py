@@ -98,12 +98,12 @@ def simulate(
     num_draft_tokens: int | None = None,
     trace: Seq[Arrival] | None = None,
     warm_up: float = WARM_UP,
-    request_s: float = 0.0,
+    latency_s: float = 0.0,
 ) -> Outcome:
     """Runs until `num_requests` have finished, or all of `trace`, whose mean is then the load.
 
     `capacity` is how many tokens the KV holds; `num_draft_tokens` None: the best K of the moment;
-    latencies of the `warm_up` share of requests that finish first are left out; `request_s` passes
+    latencies of the `warm_up` share of requests that finish first are left out; `latency_s` passes
     between client and engine before a request can be admitted.
     """
     rng = random.Random(seed)
@@ -127,7 +127,7 @@ def simulate(
         return best_k(costs, alpha, num_sequences, context, load.reading_s(costs))
 
     while found.num_requests < num_requests:
-        while arrivals and arrivals[0].arrived_s + request_s <= now:
+        while arrivals and arrivals[0].arrived_s + latency_s <= now:
             waiting.append(arrivals.popleft())
         held = sum(r.context + r.output_left for r in running)
         while waiting and len(running) < max_sequences:
@@ -137,7 +137,7 @@ def simulate(
             held += need
             running.append(waiting.popleft())
         if not running:
-            now = arrivals[0].arrived_s + request_s
+            now = arrivals[0].arrived_s + latency_s
             continue
         decoding = [r for r in running if not r.prompt_left]
         prefilling = [r for r in running if r.prompt_left]

@@ -76,6 +76,14 @@ def test_a_server_of_ours_is_compared_with_its_plain_self(address: str) -> None:
     assert any(body.get("speculation") == {"off": True} for body in bodies)
 
 
+def test_no_load_finds_the_prompts_of_another_in_the_cache(address: str) -> None:
+    bench_server(address, WORK, [1], 16, None, None)
+    salts = [body["cache_salt"] for body in Handler.asked]
+    loads = [salts[:1], salts[1:4], salts[4:5], salts[5:]]  # each way: one to warm up, then all
+    assert all(len(set(load)) == 1 for load in loads)
+    assert len(set(salts)) == len(loads)
+
+
 def test_another_server_is_what_it_is(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Handler, "owner", "vllm")
     result = bench_server(address, WORK, [1], 16, None, None)

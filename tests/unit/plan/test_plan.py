@@ -156,7 +156,7 @@ def test_steps_of_many_sequences_cost_their_overhead() -> None:
 def test_a_request_travels_before_it_is_admitted() -> None:
     load = Load(rate=1, prompt_tokens=8, output_tokens=4)
     trace = [Arrival(1.0, 8, 1)]
-    found = simulate(Constant(), load, trace=trace, warm_up=0.0, request_s=0.02)
+    found = simulate(Constant(), load, trace=trace, warm_up=0.0, latency_s=0.02)
     assert found.ttft_s == pytest.approx([0.03])
 
 
