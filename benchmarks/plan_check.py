@@ -425,8 +425,8 @@ def main() -> None:
         f"of the requests, all figures medians of {ROUNDS} rounds; a round's prediction follows "
         "the machine's pace, timed before and after it. The client runs on the same machine. On "
         "paper: 8B target, 0.5B draft, acceptance 0.7, prompts of 512 and outputs of 256 tokens, "
-        "devices of 3.35 TB/s, 990 TFLOP/s and 80 GB at 2.5 an hour, 95 of 100 requests with a first token "
-        "within 1 s and 10 ms per token: computed, not measured."
+        "devices of 3.35 TB/s, 990 TFLOP/s and 80 GB at 2.5 an hour, 95 of 100 requests with a "
+        "first token within 1 s and 10 ms per token: computed, not measured."
     )
     tables = {
         "predicted and measured": checked,
