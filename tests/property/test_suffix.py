@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from types import SimpleNamespace
 from typing import cast
@@ -10,15 +11,22 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from native_models import needs_native
 from outrider.contracts import Draw, Proposal, SequenceView
 from outrider.errors import ConfigError
 from outrider.proposers._shared_outputs import SharedOutputs
 from outrider.proposers._suffix_automaton import ROOT, Context, SuffixAutomaton
-from outrider.proposers.suffix import SuffixConfig, SuffixProposer
+from outrider.proposers._suffix_index import NativeSuffixIndex, PythonSuffixIndex, SuffixRule
+from outrider.proposers.suffix import MakeIndex, SuffixConfig, SuffixProposer
 
 TEXT = st.lists(st.integers(0, 2), max_size=20)
 TEXTS = st.lists(TEXT, min_size=1, max_size=4)
 DEPTHS = st.sampled_from([1, 2, 3, 50])
+INDEXES = [
+    PythonSuffixIndex,
+    pytest.param(NativeSuffixIndex, marks=needs_native),
+]
+both_indexes = pytest.mark.parametrize("make_index", INDEXES)
 
 
 def automaton_of(texts: list[list[int]], depth: int) -> SuffixAutomaton:
@@ -153,6 +161,21 @@ class Scan:
             grown = [] if token in self.finish_ids else [(len(tokens) - 1, p, longer)]
 
 
+def depth_first(tokens: list[int], parents: list[int]) -> tuple[list[int], list[int]]:
+    order: list[int] = []
+
+    def visit(node: int) -> None:
+        order.extend([node] if node >= 0 else [])
+        for child, parent in enumerate(parents):
+            if parent == node:
+                visit(child)
+
+    visit(-1)
+    above = [order.index(parents[n]) if parents[n] >= 0 else -1 for n in order]
+    return [tokens[n] for n in order], above
+
+
+@both_indexes
 @given(
     outputs=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=10), max_size=3),
     pieces=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=5),
@@ -168,6 +191,7 @@ class Scan:
     preempted=st.integers(0, 5),
 )
 def test_drafts_are_the_scans(
+    make_index: MakeIndex,
     outputs: list[list[int]],
     pieces: list[list[int]],
     budget: int,
@@ -175,7 +199,7 @@ def test_drafts_are_the_scans(
     finish_ids: frozenset[int],
     preempted: int,
 ) -> None:
-    proposer = SuffixProposer(config)
+    proposer = SuffixProposer(config, make_index)
     for i, output in enumerate(outputs):
         prompt = [0] * i
         view = view_of(prompt, sequence_id=i + 1)
@@ -197,11 +221,15 @@ def test_drafts_are_the_scans(
         scan = Scan(config, finish_ids)
         scan.look([tokens], tokens, 2, budget)
         scan.look(shared, tokens, 1, budget)
-        drafted, parents, _ = scan.best
+        drafted, parents = depth_first(*scan.best[:2])
         assert proposal.tokens == drafted
         assert (proposal.parents or list(range(-1, len(drafted) - 1))) == parents
         assert proposal.draw is Draw.DETERMINISTIC
         assert config.tree or proposal.parents is None
+
+
+def automata(shared: SharedOutputs, salt: str) -> list[SuffixAutomaton]:
+    return [cast(PythonSuffixIndex, index).automaton for index in shared.of(salt)]
 
 
 @given(
@@ -211,19 +239,20 @@ def test_drafts_are_the_scans(
 def test_the_newest_outputs_are_kept_within_bounds_and_tenants(
     outputs: list[tuple[str, list[int]]], capacity: int
 ) -> None:
-    shared = SharedOutputs(capacity, depth=8)
+    rule = SuffixRule(trusted=[1] * 9, floor=0.1, tree=True)
+    shared = SharedOutputs(capacity, lambda: PythonSuffixIndex(rule))
     for salt, output in outputs:
         # Tokens name their tenant, so that a leak would show.
         mark = 10 if salt == "a" else 20
         shared.add(salt, [mark + token for token in output])
         assert shared.num_tokens <= capacity
         for other, start in (("a", 10), ("b", 20)):
-            for automaton in shared.automata(other):
+            for automaton in automata(shared, other):
                 seen = dict(automaton.followers((ROOT, 0)))
                 assert set(seen) <= {start, start + 1, start + 2}
         latest = [mark + token for token in output][-(capacity // 2) :] if capacity > 1 else []
         if latest:
-            assert shared.automata(salt)[0].find(latest)[1] == min(8, len(latest))
+            assert automata(shared, salt)[0].find(latest)[1] == min(8, len(latest))
 
 
 def draft(proposer: SuffixProposer, view: SequenceView, budget: int = 8) -> Proposal:
@@ -247,8 +276,8 @@ def test_outputs_are_shared_within_a_tenant_only() -> None:
 def test_a_branch_in_the_past_becomes_a_tree() -> None:
     view = view_of([1, 2, 3, 9, 1, 2, 4, 8, 1, 2])
     proposal = draft(SuffixProposer(), view, budget=4)
-    assert proposal.tokens == [4, 3, 8, 9]  # equally often: the latest first
-    assert proposal.parents == [-1, -1, 0, 1]
+    assert proposal.tokens == [4, 8, 3, 9]  # equally often: the latest first
+    assert proposal.parents == [-1, 0, -1, 2]
     chain = draft(SuffixProposer(SuffixConfig(tree=False)), view, budget=4)
     assert (chain.tokens, chain.parents) == ([4, 8, 1, 2], None)
 
@@ -263,3 +292,22 @@ def test_a_repetition_is_continued() -> None:
 def test_bad_options_are_refused(option: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="suffix needs"):
         SuffixConfig(**option)  # type: ignore[arg-type]
+
+
+@needs_native
+def test_native_drafts_are_pythons_where_states_have_many_ways_out() -> None:
+    """Long enough for hash tables, splits of states that have one, and several texts."""
+    rng = random.Random(0)
+    rule = SuffixRule([min(16, 2 * n) for n in range(9)], floor=0.05, tree=True)
+    shared = [make(rule) for make in (NativeSuffixIndex, PythonSuffixIndex)]
+    for _ in range(3):
+        output = [min(rng.randrange(60), rng.randrange(60)) for _ in range(400)]
+        for index in shared:
+            index.begin()
+            index.extend(output)
+    own = [make(rule, {3}) for make in (NativeSuffixIndex, PythonSuffixIndex)]
+    for _ in range(300):
+        piece = [min(rng.randrange(60), rng.randrange(60)) for _ in range(rng.randrange(5))]
+        drafts = [o.draft(piece, [s], 9) for o, s in zip(own, shared, strict=True)]  # type: ignore
+        assert drafts[0] == drafts[1]
+    assert own[0].num_tokens == own[1].num_tokens

@@ -170,6 +170,14 @@ _SIGNATURES: dict[str, tuple[Any, list[Any] | None]] = {
     "outrider_copy_slots": (c_int32, [c_void_p, c_void_p, c_void_p, c_int32]),
     "outrider_sample": (c_int32, None),
     "outrider_read": (c_float, [c_void_p, c_int64, c_int32]),
+    "outrider_suffix_new": (
+        c_void_p,
+        [c_char_p, c_int32, c_double, c_int32, c_char_p, c_int32],
+    ),
+    "outrider_suffix_free": (None, [c_void_p]),
+    "outrider_suffix_begin": (None, [c_void_p]),
+    "outrider_suffix_extend": (c_int32, [c_void_p, c_char_p, c_int32]),
+    "outrider_suffix_draft": (c_int32, None),
     "outrider_noise": (c_int32, [c_uint64, c_int32, c_void_p, c_void_p]),
 }
 

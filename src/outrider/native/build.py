@@ -43,6 +43,7 @@ SOURCES = {
     "pool.cpp": [],
     "sample.cpp": [],
     "step.cpp": [],
+    "suffix.cpp": [],
 }
 FLAGS = [
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden"),

@@ -168,6 +168,22 @@ OUTRIDER_API int32_t outrider_sample(const void* packed, const OutriderSample* s
 // Reads `count` floats (a multiple of 128 per thread is best) and returns their sum: what this
 // machine's memory can deliver, measured with the loops of the engine.
 OUTRIDER_API float outrider_read(const float* data, int64_t count, int32_t threads);
+// Texts as a suffix automaton, and drafts from it and others like it. `trusted` [depth + 1]: most
+// nodes to draft after a match of so many tokens; `floor`: the least product of count ratios along a
+// path; behind tokens in `finish` nothing is drafted.
+typedef struct OutriderSuffix OutriderSuffix;
+OUTRIDER_API OutriderSuffix* outrider_suffix_new(const int32_t* trusted, int32_t depth,
+                                                 double floor, int32_t tree, const int32_t* finish,
+                                                 int32_t num_finish);
+OUTRIDER_API void outrider_suffix_free(OutriderSuffix* index);
+OUTRIDER_API void outrider_suffix_begin(OutriderSuffix* index);  // what comes is another text
+OUTRIDER_API int32_t outrider_suffix_extend(OutriderSuffix* index, const int32_t* tokens,
+                                            int32_t count);
+// Takes in `tokens` and writes the best continuation: how many nodes, whether they are a tree, their
+// tokens and their parents. `out` has room for twice `trusted[depth]` and two.
+OUTRIDER_API int32_t outrider_suffix_draft(OutriderSuffix* index, const int32_t* tokens,
+                                           int32_t count, OutriderSuffix* const* others,
+                                           int32_t num_others, int32_t budget, int32_t* out);
 // u(0..size-1) and gumbel(0..size-1) of a draw key; either output may be null.
 OUTRIDER_API int32_t outrider_noise(uint64_t key, int32_t size, float* uniform, float* gumbel);
 

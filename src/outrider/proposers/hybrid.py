@@ -4,17 +4,21 @@ Look-ups (ngram, suffix, prediction) take microseconds and either find something
 (a model, a head) always has an answer and always costs a pass of its own. So look-ups are asked
 first, at every step, and a drafter only where it is expected to gain more than its time costs:
 
-    value = (sum over the batch of 1 + expected accepted tokens) - rate * (t_draft + t_target)
+    value = expected accepted tokens - rate * (t_draft + what the drafts add to the target's pass)
 
-is compared for "no drafter" and for each drafter and number of tokens, every sequence taking the
-better of the drafter and its own look-up. `rate`, what a second is worth, are the tokens a second
-brought lately: the choice with the largest value at every step is the one with the highest rate in
-the long run, and the highest rate of a single step is not. (Where copying goes fast, a token that
-has to be written in between is not worth a drafter's time: the next one is copied again.)
-What to expect is learnt from this sequence lately and
-from all others about as hot: per position for drafters, per size of the draft for look-ups, which
-are judged when they were not used as well: whatever the text became, it says how far they would
-have come. What things cost is learnt from the clock, in the controller's own tables.
+is compared for what was looked up, for each drafter at its best number of tokens, and for nothing,
+which is worth 0. `rate`, what a second is worth, are the tokens a second brought lately: the choice
+with the largest value at every step is the one with the highest rate in the long run, and the
+highest rate of a single step is not. (Where copying goes fast, a token that has to be written in
+between is not worth a drafter's time: the next one is copied again.) A drafter's time is shared by
+all sequences of the batch that ask it.
+
+What to expect is learnt from this sequence lately and from all others about as hot: per position
+for drafters, per size of the draft for look-ups, which are judged when they were not used as well:
+whatever the text became, it says how far they would have come. What things cost is learnt from the
+clock. Between two passes every line of code is cold and takes
+several times as long as usual, so a step only notes what happened; several are learnt from at once,
+and values are kept until then.
 
 A drafter that was not asked for long has to read what it missed, a whole prompt perhaps. That is
 paid where what it would have saved so far, going on like this, makes it worth while before the
@@ -28,8 +32,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from itertools import accumulate
 from time import perf_counter
+from typing import NamedTuple
 
 from outrider.contracts import (
     Draw,
@@ -42,20 +46,22 @@ from outrider.contracts import (
 )
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.control.allocation import Source, heat
-from outrider.control.cost import Costs, batch_bucket, context_bucket
+from outrider.control.cost import batch_bucket, context_bucket
 from outrider.control.survival import OWN_DECAY, Survival
 from outrider.errors import ConfigError
 from outrider.proposers._options import read_options
+from outrider.proposers._times import Times
 
 _START = 0.7  # acceptance of a looked-up token nobody has seen yet
 _PRIOR_WEIGHT = 4.0  # what all sequences together are worth beside this one, in drafts
 _OWN_DECAY = 0.95
 _SHARED_DECAY = 0.99
-_DECIDE_EVERY = 4  # steps: how much a drafter is asked for; estimates move slowly
-_FIRST_PASSES = 64  # from all of which prices are learnt; then from every fourth
-_FADE_EVERY = 16  # steps without a drafter: what it did for a sequence counts for less
+_LEARN_EVERY = 8  # steps; after every second ...
+_FIRST_STEPS = 64  # ... of the first
 _RATE_DECAY = 0.95
 _HORIZON = 128  # tokens to come that count, at most
+_MARGIN = 0.01  # tokens that a drafter must promise more than a look-up, whose price is surer
+_TRUST = 0.2  # tokens that cutting a look-up short must gain
 _BEHIND = 16  # tokens that a drafter reads in passing; more take time of their own
 
 
@@ -63,7 +69,7 @@ _BEHIND = 16  # tokens that a drafter reads in passing; more take time of their 
 class HybridConfig:
     lookups: Seq[str] = ("suffix",)  # asked at every step: must cost next to nothing
     drafters: Seq[str] | None = None  # None: draft-model, where there is a draft model
-    draft_tokens: int = 6  # that a drafter is asked for at most
+    draft_tokens: int = 8  # that a drafter is asked for at most
 
     def __post_init__(self) -> None:
         if self.draft_tokens < 1:
@@ -73,68 +79,119 @@ class HybridConfig:
                 raise ConfigError(f"hybrid needs lists of other proposers' names, not {names!r}")
 
 
+Rates = tuple[float, float]
+
+
 class Worth:
-    """How many tokens of a look-up's drafts are accepted, by the size of the draft."""
+    """How likely a look-up's drafts are accepted, by their size: the first token, and each further
+    one if all before it were. (A match is by chance or it is not: then it goes on for long.)
+
+    Larger drafts come from longer matches: a size that was hardly seen leans on smaller ones.
+    """
 
     def __init__(self, shared: Worth | None = None) -> None:
         """`shared`: what is known from everybody; None: this one is."""
         self._shared = shared
         self._decay = _SHARED_DECAY if shared is None else _OWN_DECAY
-        self._seen: dict[int, tuple[float, float]] = {}  # size -> decayed (drafts, accepted)
+        # size -> decayed numbers of first tokens, of those accepted, and the same of further ones
+        self._seen: dict[int, tuple[float, float, float, float]] = {}
 
-    def expected(self, size: int) -> float:
+    def rates(self, size: int) -> Rates:
         if self._shared is not None:
-            prior = self._shared.expected(size)
-        else:  # every token as likely as the one before it
-            prior = _START * (1 - _START**size) / (1 - _START)
-        num, accepted = self._seen.get(size, (0.0, 0.0))
-        return (accepted + _PRIOR_WEIGHT * prior) / (num + _PRIOR_WEIGHT)
+            return self._lean(size, self._shared.rates(size))
+        rates = (_START, _START)
+        for known in sorted(self._seen):
+            if known <= size:
+                rates = self._lean(known, rates)
+        return rates
 
-    def learn(self, size: int, num_accepted: int) -> None:
+    def _lean(self, size: int, rates: Rates) -> Rates:
+        first, first_good, further, good = self._seen.get(size, (0.0, 0.0, 0.0, 0.0))
+        weight = _PRIOR_WEIGHT
+        return (
+            (first_good + weight * rates[0]) / (first + weight),
+            (good + weight * rates[1]) / (further + weight),
+        )
+
+    def learn(self, size: int, num_accepted: int, is_refused: bool) -> None:
+        """From a draft of which so many tokens were right, and then the text left it, or not."""
         if self._shared is not None:
-            self._shared.learn(size, num_accepted)
-        num, accepted = self._seen.get(size, (0.0, 0.0))
-        self._seen[size] = (self._decay * num + 1.0, self._decay * accepted + num_accepted)
+            self._shared.learn(size, num_accepted, is_refused)
+        first, first_good, further, good = self._seen.get(size, (0.0, 0.0, 0.0, 0.0))
+        decay = self._decay
+        self._seen[size] = (
+            decay * first + 1,
+            decay * first_good + (num_accepted > 0),
+            decay * further + max(0, num_accepted - 1 + is_refused),
+            decay * good + max(0, num_accepted - 1),
+        )
 
 
-@dataclass(slots=True)
-class _Trial:
-    """A looked-up draft that the text has not yet contradicted or run out of."""
+class _Trial(NamedTuple):
+    """A looked-up draft, and how long the text was then."""
 
+    lookup: str
     proposal: Proposal
-    start: int  # how long the text was then
+    start: int
+
+
+class _Choice(NamedTuple):
+    """The best number of tokens to take of a look-up, or to ask a drafter for.
+
+    A drafter's value is what it would be if drafting took no time.
+    """
+
+    num_tokens: int
+    value: float
+
+
+class _Drafted(NamedTuple):
+    """By a drafter; `path` was accepted of it."""
+
+    drafter: str
+    budget: int
+    proposal: Proposal
+    path: Seq[int] = ()
 
 
 @dataclass(slots=True)
 class _Track:
-    """One sequence: what each source is worth to it, and drafts still to be judged."""
+    """One sequence: what each source is worth to it, and what was not learnt from yet."""
 
+    view: SequenceView
     lookups: dict[str, Worth]
     drafters: dict[str, Survival]
-    expected: dict[str, list[float]] = field(default_factory=dict)  # of k drafts, by drafter
+    # Kept until the next lesson: what to take of look-ups, by size, and of drafters.
+    found: dict[tuple[str, int], _Choice] = field(default_factory=dict)
+    drafts: dict[str, _Choice] = field(default_factory=dict)
+    trials: list[_Trial] = field(default_factory=list)
+    drafted: _Drafted | None = None  # in the step under way
+    outcomes: list[_Drafted] = field(default_factory=list)
     num_steps: int = 0
     idle: int = 0  # of these, since a drafter was asked
-    trials: dict[str, _Trial] = field(default_factory=dict)
-    drafted: tuple[str, Proposal, int] | None = None  # by which drafter, and its budget
     num_fed: dict[str, int] = field(default_factory=dict)  # tokens that a drafter has read
     missed: dict[str, float] = field(default_factory=dict)  # lost by not asking, in tokens
 
 
 @dataclass(slots=True)
-class _Plan:
-    """Whom to ask in this step, for which sequences and how many tokens; None: nobody."""
+class _Step:
+    """What a step did, and how long it took."""
 
-    drafter: Proposer | None = None
-    members: Seq[int] = ()
-    num_tokens: int = 0
-    seconds: float = 0.0  # that drafting is expected to take
+    drafter: str | None = None
+    num_members: int = 0  # sequences that it drafted for, ...
+    num_drafts: int = 0  # ... how many tokens each at most, ...
+    behind: int = 0  # ... and how many it had to read first
+    draft_s: float = 0.0
+    width: int = 0  # of the target's pass; 0: prompts are read in it, too
+    pass_s: float = 0.0
+    num_tokens: int = 0  # that it brought
 
 
 class HybridProposer:
     name = "hybrid"
 
     def __init__(
-        self, lookups: Seq[Proposer], drafters: Seq[Proposer], draft_tokens: int = 6
+        self, lookups: Seq[Proposer], drafters: Seq[Proposer], draft_tokens: int = 8
     ) -> None:
         self._draft_tokens = min(draft_tokens, MAX_AUTO_DRAFT_TOKENS)
         self._lookups = list(lookups)
@@ -149,16 +206,19 @@ class HybridProposer:
         self._worth: dict[tuple[str, int], Worth] = {}  # by look-up and heat
         self._sources = {drafter.name: Source(drafter.name) for drafter in drafters}
         self._tracks: dict[int, _Track] = {}
-        self._costs = Costs.guess()
+        self._passes: dict[tuple[int, int], Times] = {}  # by batch and context
+        self._draft_times: dict[tuple[str, int], Times] = {}  # by drafter and batch
         self._catch_up_s = dict.fromkeys(self._sources, 0.0)  # a token's, as far as known
-        self._timed: set[str] = set()  # drafters whose time is known
-        # How many tokens a drafter is asked for, since how many steps, for how many sequences.
-        self._lengths: dict[str, tuple[int, int, int]] = {}
-        # Under way: when it began, and the pass's bucket, width and beginning if it can be timed.
-        self._began = 0.0
-        self._pass: tuple[int, int, int, float] | None = None
-        self._num_passes = 0
+        self._step: _Step | None = None  # under way
+        self._pass_began = 0.0
+        self._news: list[_Step] = []  # steps not learnt from yet
+        self._num_steps = 0
         self._tokens = self._seconds = 0.0  # of lately
+        # As of the last lesson: what a second is worth, how many sequences there are, the bucket of
+        # their contexts, and how many tokens of a pass are not of the sequence that is looked at.
+        self._rate = 0.0
+        self._num_sequences = self._bucket = self._rest = 0
+        self._row = [0.0]  # seconds of a pass by its tokens
 
     @classmethod
     def build(cls, context: ProposerContext) -> HybridProposer:
@@ -173,266 +233,291 @@ class HybridProposer:
         )
 
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
-        self._began = perf_counter()
-        tracks = [self._track(view) for view in views]
-        bucket = context_bucket(sum([len(view.tokens) for view in views]) // len(views))
-        proposals, gains = self._look_up(views, tracks, budgets, bucket)
-        plan = self._choose(views, tracks, budgets, proposals, gains, bucket)
-        if plan.drafter is not None:
-            for i, draft in zip(plan.members, self._ask(plan, views, tracks, budgets), strict=True):
+        step = self._step = _Step()
+        every = _LEARN_EVERY if self._num_steps >= _FIRST_STEPS else 2
+        if len(self._news) >= every or len(views) != self._num_sequences:
+            self._learn(views)
+        tracks = [self._tracks.get(view.id) or self._begin(view) for view in views]
+        proposals = [Proposal() for _ in views]
+        values = [0.0] * len(views)
+        for lookup in self._lookups:
+            name = lookup.name
+            for i, found in enumerate(lookup.propose(views, budgets)):
+                if found.tokens:
+                    track, size = tracks[i], len(found.tokens)
+                    track.trials.append(_Trial(name, found, len(views[i].tokens)))
+                    choice = track.found.get((name, size))
+                    if choice is None:
+                        first, further = track.lookups[name].rates(size)
+                        chances = [first * further**k for k in range(size)]
+                        choice = track.found[name, size] = self._best_length(chances)
+                    if choice.value > values[i]:
+                        proposals[i], values[i] = _first(found, choice.num_tokens), choice.value
+        drafter, members = self._choose(views, tracks, budgets, values)
+        if drafter is not None:
+            for i, draft in self._ask(drafter, members, views, tracks, budgets, step):
                 if draft.tokens:
                     proposals[i] = draft
         if all(len(view.tokens) - view.num_computed == 1 for view in views):
-            width = len(views) + sum(map(len, proposals))
-            batch = batch_bucket(len(views))
-            self._pass = (bucket, width, batch, perf_counter())  # not where prompts are read, too
+            step.width = len(views) + sum([len(proposal.tokens) for proposal in proposals])
+        self._pass_began = perf_counter()
         return proposals
 
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
-        if self._pass is not None:
-            bucket, width, batch, since = self._pass
-            now = perf_counter()
-            self._num_passes += 1
-            if self._learns:
-                self._costs.verify.refresh(bucket, width, now - since, batch)
-            self._pass = None
-            tokens = sum(len(o.verdict.path) + 1 for o in seen if o.verdict is not None)
-            self._tokens = _RATE_DECAY * self._tokens + tokens
-            self._seconds = _RATE_DECAY * self._seconds + now - self._began
+        """Look-ups hear of every step, drafters of those that they drafted in, unless they need
+        the target's states."""
+        step, self._step = self._step, None
+        if step is not None:
+            step.pass_s = perf_counter() - self._pass_began
+            self._news.append(step)
+        drafted: list[int] = []
+        for i, (view, observation) in enumerate(zip(views, seen, strict=True)):
+            track, verdict = self._tracks.get(view.id), observation.verdict
+            if track is None:
+                continue
+            track.num_steps += 1
+            track.idle += 1
+            if verdict is not None and step is not None:
+                step.num_tokens += len(verdict.path) + 1
+            draft = track.drafted
+            if draft is not None:
+                drafted.append(i)
+                if verdict is not None and observation.proposal is draft.proposal:
+                    track.outcomes.append(draft._replace(path=verdict.path))
+                track.drafted, track.idle = None, 0
         for part in self._parts:
-            part.observe(views, seen)
-        for view, observation in zip(views, seen, strict=True):
-            track = self._tracks.get(view.id)
-            if track is not None:
-                self._judge(track, view.tokens, observation)
+            if part not in self._drafters or part.needs.taps:
+                part.observe(views, seen)
+            elif step is not None and step.drafter == part.name:
+                part.observe([views[i] for i in drafted], [seen[i] for i in drafted])
 
     def release(self, sequence_id: int) -> None:
-        self._tracks.pop(sequence_id, None)
+        track = self._tracks.pop(sequence_id, None)
+        if track is not None:
+            self._judge(track)
         for part in self._parts:
             part.release(sequence_id)
 
-    @property
-    def _learns(self) -> bool:
-        """Prices settle soon, and drawing a table anew takes time of its own."""
-        return self._num_passes < _FIRST_PASSES or self._num_passes % _DECIDE_EVERY == 0
-
-    @property
-    def _rate(self) -> float:
-        """Tokens that a second brings, as far as known."""
-        return self._tokens / self._seconds if self._seconds else 0.0
-
-    def _track(self, view: SequenceView) -> _Track:
-        track = self._tracks.get(view.id)
-        if track is None:
-            temperature = view.params.temperature
-            track = self._tracks[view.id] = _Track(
-                {
-                    part.name: Worth(
-                        self._worth.setdefault((part.name, heat(temperature)), Worth())
-                    )
-                    for part in self._lookups
-                },
-                {
-                    name: Survival(source.prior(temperature))
-                    for name, source in self._sources.items()
-                },
-            )
+    def _begin(self, view: SequenceView) -> _Track:
+        temperature = view.params.temperature
+        worth = {
+            part.name: self._worth.setdefault((part.name, heat(temperature)), Worth())
+            for part in self._lookups
+        }
+        track = self._tracks[view.id] = _Track(
+            view,
+            {name: Worth(shared) for name, shared in worth.items()},
+            {name: Survival(source.prior(temperature)) for name, source in self._sources.items()},
+        )
         return track
 
-    def _look_up(
-        self, views: Seq[SequenceView], tracks: list[_Track], budgets: Seq[int], bucket: int
-    ) -> tuple[list[Proposal], list[float]]:
-        """The best look-up for each sequence, if it beats drafting nothing, and what to expect."""
-        proposals = [Proposal() for _ in views]
-        gains = [0.0] * len(views)
-        for lookup in self._lookups:
-            for i, found in enumerate(lookup.propose(views, budgets)):
-                if found.tokens:
-                    track = tracks[i]
-                    track.trials.setdefault(lookup.name, _Trial(found, len(views[i].tokens)))
-                    gain = track.lookups[lookup.name].expected(len(found))
-                    if gain > gains[i]:
-                        proposals[i], gains[i] = found, gain
-        num_sequences = len(views)
-        verify = self._costs.verify
-        batch = batch_bucket(num_sequences)
-        row = verify.row(bucket, num_sequences + max(map(len, proposals)), batch)
-        worth = self._rate * verify.scale
-        for i, proposal in enumerate(proposals):
-            extra = row[num_sequences + len(proposal)] - row[num_sequences]
-            if proposal.tokens and gains[i] < worth * extra:
-                proposals[i], gains[i] = Proposal(), 0.0
-        return proposals, gains
+    # --- what to do ---------------------------------------------------------------------------
+
+    def _extra_s(self, num_drafts: int) -> float:
+        """What one sequence's drafts add to the target's pass."""
+        width = self._rest + 1
+        if len(self._row) <= width + num_drafts:
+            self._row = self._pass_times().row(width + max(num_drafts, MAX_AUTO_DRAFT_TOKENS))
+        return self._row[width + num_drafts] - self._row[width]
+
+    def _draft_s(self, name: str, num_sequences: int, num_drafts: int) -> float:
+        """What drafting takes. One that nobody has asked yet is worth a try."""
+        times = self._draft_times.get((name, batch_bucket(num_sequences)))
+        return times.row(num_drafts)[num_drafts] if times else 0.0
+
+    def _pass_times(self) -> Times:
+        place = (batch_bucket(self._num_sequences), self._bucket)
+        return self._passes.setdefault(place, Times(_pass_shape))
+
+    def _best_length(self, chances: Seq[float], drafter: str | None = None) -> _Choice:
+        """How many drafts to take if the k-th is accepted with `chances[k]`.
+
+        A drafter's time is shared by all sequences here.
+        """
+        num_sequences, rate = self._num_sequences, self._rate
+        expected = best_net = net = 0.0
+        best = _Choice(1, 0.0)
+        for k, chance in enumerate(chances, 1):
+            expected += chance
+            net = value = expected - rate * self._extra_s(k)
+            if drafter is not None:
+                net -= rate * self._draft_s(drafter, num_sequences, k) / num_sequences
+            if net > best_net or k == 1:
+                best_net, best = net, _Choice(k, value)
+        if drafter is None and net > best_net - _TRUST:  # a look-up has reasons for its length
+            return _Choice(len(chances), net)
+        return best
 
     def _choose(
         self,
         views: Seq[SequenceView],
         tracks: list[_Track],
         budgets: Seq[int],
-        proposals: list[Proposal],
-        gains: list[float],
-        bucket: int,
-    ) -> _Plan:
-        num_sequences = len(views)
-        sizes = [len(proposal) for proposal in proposals]
-        most = min(self._draft_tokens, max(budgets))
-        verify = self._costs.verify
-        num_found = sum(sizes)
-        batch = batch_bucket(num_sequences)
-        passes = verify.row(bucket, num_sequences * (1 + most) + num_found, batch)
-        found = num_sequences + sum(gains)
-        rate = self._rate
-        without = found - rate * verify.scale * passes[num_sequences + num_found]
-        best, best_value = _Plan(), without
+        values: list[float],
+    ) -> tuple[Proposer | None, list[int]]:
+        """Whom to ask, for which sequences; `values` are those of what was looked up."""
+        best: Proposer | None = None
+        best_members: list[int] = []
+        best_surplus = 0.0
         for drafter in self._drafters:
             name = drafter.name
-            k, draft_s = self._length(name, tracks, most, passes)
-            expected = [
-                track.expected[name][min(k, budget)]
-                for track, budget in zip(tracks, budgets, strict=True)
-            ]
-            plan, value = _Plan(), best_value
-            # Where it promises more, or everywhere: its drafts may make for a narrower pass.
-            better = [i for i, gain in enumerate(gains) if expected[i] > gain]
-            everyone = range(num_sequences)
-            for members in (better, everyone) if len(better) < num_sequences else (better,):
-                tokens, width = found, num_sequences + num_found
-                for i in members:
-                    tokens += expected[i] - gains[i]
-                    width += min(k, budgets[i]) - sizes[i]
-                promised = tokens - rate * (draft_s + verify.scale * passes[width])
-                if members and promised > value:
-                    value, plan = promised, _Plan(drafter, members, k, draft_s)
-            if plan.drafter is not None:
-                gained = (value - without) / len(plan.members)
-                plan.members = self._worth_reading(plan, views, tracks, gained)
-                if plan.members:
-                    best, best_value = plan, value
-        return best
+            members, surplus, longest = [], 0.0, 0
+            for i, track in enumerate(tracks):
+                choice = track.drafts.get(name)
+                if choice is None or choice.num_tokens > budgets[i]:
+                    survival = track.drafters[name]
+                    survival.prior.refresh()
+                    survival.refresh()
+                    chances = survival.curve[: min(self._draft_tokens, budgets[i])]
+                    choice = track.drafts[name] = self._best_length(chances, name)
+                if choice.value > values[i] + _MARGIN:
+                    members.append(i)
+                    surplus += choice.value - values[i]
+                    longest = max(longest, choice.num_tokens)
+            if members:
+                surplus -= self._rate * self._draft_s(name, len(members), longest)
+                if surplus > best_surplus:
+                    share = surplus / len(members)
+                    members = [
+                        i for i in members if self._may_read(name, views[i], tracks[i], share)
+                    ]
+                    if members:
+                        best, best_members, best_surplus = drafter, members, surplus
+        return best, best_members
 
-    def _length(
-        self, name: str, tracks: list[_Track], most: int, passes: list[float]
-    ) -> tuple[int, float]:
-        """How much to ask a drafter for if everybody asked it, and what that takes.
-
-        Looked at anew every few steps. One that nobody has asked yet is worth a try: its time
-        counts when it is known.
-        """
-        num_sequences = len(tracks)
-        table = self._costs.draft(name)
-        drafts = table.row(batch_bucket(num_sequences), most)
-        scale = table.scale if name in self._timed else 0.0
-        for track in tracks:
-            if name not in track.expected:
-                survival = track.drafters[name]
-                survival.prior.refresh()
-                survival.refresh()
-                track.expected[name] = [0.0, *accumulate(survival.curve)]
-        k, age, size = self._lengths.get(name, (0, _DECIDE_EVERY, 0))
-        if age < _DECIDE_EVERY and size == num_sequences:
-            k, age = min(k, most), age + 1
-        else:
-            worth = self._rate * self._costs.verify.scale
-            values = [
-                sum([track.expected[name][k] for track in tracks])
-                - worth * (scale * drafts[k] + passes[num_sequences * (1 + k)])
-                for k in range(1, most + 1)
-            ]
-            k, age = 1 + values.index(max(values)), 1
-        self._lengths[name] = (k, age, num_sequences)
-        return k, self._costs.verify.scale * scale * drafts[k]
-
-    def _worth_reading(
-        self,
-        plan: _Plan,
-        views: Seq[SequenceView],
-        tracks: list[_Track],
-        gained: float,
-    ) -> list[int]:
-        """The members for whom the drafter may read what it missed; the others' loss is noted.
-
-        `gained`: tokens' worth for each of them in this step.
-        """
-        assert plan.drafter is not None
-        name = plan.drafter.name
-        members = []
-        for i in plan.members:
-            view, track = views[i], tracks[i]
-            behind = len(view.tokens) - track.num_fed.get(name, 0)
-            price = self._rate * self._catch_up_s[name] * behind if behind > _BEHIND else 0.0
-            missed = track.missed[name] = track.missed.get(name, 0.0) + gained
-            num_tokens = len(view.tokens) - view.num_prompt_tokens
-            to_come = min(view.params.max_tokens - num_tokens, _HORIZON)
-            # As many steps for these as there were for what has been written.
-            num_steps = to_come * (track.num_steps + 1) / (num_tokens + 1)
-            if missed / (track.num_steps + _PRIOR_WEIGHT) * num_steps >= price:
-                members.append(i)
-        return members
+    def _may_read(self, name: str, view: SequenceView, track: _Track, gained: float) -> bool:
+        """Whether a drafter may read what it missed, which gains so many tokens in this step; if
+        not, the loss is noted."""
+        behind = len(view.tokens) - track.num_fed.get(name, 0)
+        if behind <= _BEHIND:
+            return True
+        missed = track.missed[name] = track.missed.get(name, 0.0) + gained
+        num_tokens = len(view.tokens) - view.num_prompt_tokens
+        to_come = min(view.params.max_tokens - num_tokens, _HORIZON)
+        # As many steps for these as there were for what has been written.
+        num_steps = to_come * (track.num_steps + 1) / (num_tokens + 1)
+        price = self._rate * self._catch_up_s[name] * behind
+        return missed / (track.num_steps + _PRIOR_WEIGHT) * num_steps >= price
 
     def _ask(
-        self, plan: _Plan, views: Seq[SequenceView], tracks: list[_Track], budgets: Seq[int]
-    ) -> list[Proposal]:
-        assert plan.drafter is not None
-        name = plan.drafter.name
-        asked = [min(plan.num_tokens, budgets[i]) for i in plan.members]
+        self,
+        drafter: Proposer,
+        members: list[int],
+        views: Seq[SequenceView],
+        tracks: list[_Track],
+        budgets: Seq[int],
+        step: _Step,
+    ) -> list[tuple[int, Proposal]]:
+        name = drafter.name
+        asked = [min(tracks[i].drafts[name].num_tokens, budgets[i]) for i in members]
         started = perf_counter()
-        drafts = plan.drafter.propose([views[i] for i in plan.members], asked)
-        seconds = perf_counter() - started
-        behind = 0
-        for i, budget, draft in zip(plan.members, asked, drafts, strict=True):
+        drafts = drafter.propose([views[i] for i in members], asked)
+        step.draft_s = perf_counter() - started
+        step.drafter, step.num_members, step.num_drafts = name, len(members), max(asked)
+        for i, budget, draft in zip(members, asked, drafts, strict=True):
             track, num_tokens = tracks[i], len(views[i].tokens)
-            track.drafted = (name, draft, budget)
-            behind = max(behind, num_tokens - track.num_fed.get(name, 0))
+            track.drafted = _Drafted(name, budget, draft)
+            step.behind = max(step.behind, num_tokens - track.num_fed.get(name, 0))
             track.num_fed[name] = num_tokens
-        if behind > _BEHIND:
-            extra_s = max(0.0, seconds - plan.seconds) / behind
-            known = self._catch_up_s[name]
-            self._catch_up_s[name] = extra_s if not known else known + 0.2 * (extra_s - known)
-        elif self._learns and not self._costs.verify.is_guess:  # the unit of all prices
-            bucket = batch_bucket(len(plan.members))
-            self._costs.learn_draft(name, bucket, plan.num_tokens, seconds)
-            self._timed.add(name)
-        return drafts
+        return list(zip(members, drafts, strict=True))
+
+    # --- what to learn ------------------------------------------------------------------------
+
+    def _learn(self, views: Seq[SequenceView]) -> None:
+        """From the steps since the last time. `views`: whom the next ones are for."""
+        news, self._news = self._news, []
+        self._num_steps += len(news)
+        num_drafts = 0.0  # of a sequence and step
+        for step in news:
+            num_drafts += max(0, step.width - self._num_sequences) / len(news)
+            self._learn_times(step)
+        for times in (*self._passes.values(), *self._draft_times.values()):
+            times.end_lesson()
+        num_sequences = len(views)
+        self._rest = round((num_sequences - 1) * (1 + num_drafts / max(1, self._num_sequences)))
+        self._num_sequences = num_sequences
+        self._bucket = context_bucket(sum([len(view.tokens) for view in views]) // num_sequences)
+        self._row = [0.0]
+        self._rate = self._tokens / self._seconds if self._seconds else 0.0
+        for track in self._tracks.values():
+            self._judge(track)
+
+    def _learn_times(self, step: _Step) -> None:
+        name, draft_s = step.drafter, 0.0
+        if name is not None:
+            place = (name, batch_bucket(step.num_members))
+            times = self._draft_times.setdefault(place, Times(float))
+            if step.behind <= _BEHIND:
+                times.learn(step.num_drafts, step.draft_s)
+            draft_s = times.row(step.num_drafts)[step.num_drafts]
+            if step.behind > _BEHIND:
+                extra_s = max(0.0, step.draft_s - draft_s) / step.behind
+                known = self._catch_up_s[name]
+                self._catch_up_s[name] = extra_s if not known else known + 0.2 * (extra_s - known)
+        if step.width:
+            passes = self._pass_times()
+            passes.learn(step.width, step.pass_s)
+            # In the same quiet seconds as the prices.
+            self._tokens = _RATE_DECAY * self._tokens + step.num_tokens
+            self._seconds = (
+                _RATE_DECAY * self._seconds + draft_s + passes.row(step.width)[step.width]
+            )
 
     @staticmethod
-    def _judge(track: _Track, tokens: list[int], seen: Observation) -> None:
-        track.num_steps += 1
-        track.idle += 1
-        if track.drafted is not None:
-            name, draft, budget = track.drafted
-            track.drafted = None
-            track.idle = 0
-            track.expected.pop(name, None)
-            if seen.verdict is not None and seen.proposal is draft:
-                is_tree = draft.parents is not None
-                path = seen.verdict.path
-                track.drafters[name].observe(budget, len(draft), path, is_tree)
-        elif track.idle % _FADE_EVERY == 0:
+    def _judge(track: _Track) -> None:
+        """What became of a sequence's drafts; its values are to be found anew."""
+        for name, budget, draft, path in track.outcomes:
+            is_tree = draft.parents is not None
+            track.drafters[name].observe(budget, len(draft), path, is_tree)
+        if not track.outcomes:
             for survival in track.drafters.values():
-                survival.fade(OWN_DECAY**_FADE_EVERY)
-            track.expected.clear()
-        for name, trial in list(track.trials.items()):
-            num_accepted, is_over = follow(trial.proposal, tokens, trial.start)
-            if is_over:
-                track.lookups[name].learn(len(trial.proposal), num_accepted)
-                del track.trials[name]
+                survival.fade(OWN_DECAY ** min(track.idle, _LEARN_EVERY))
+        open_ = []
+        for trial in track.trials:
+            num_accepted, is_refused = follow(trial.proposal, track.view.tokens, trial.start)
+            if is_refused is None:
+                open_.append(trial)
+            else:
+                track.lookups[trial.lookup].learn(len(trial.proposal), num_accepted, is_refused)
+        track.trials = open_
+        track.outcomes = []
+        track.found.clear()
+        track.drafts.clear()
 
 
-def follow(proposal: Proposal, tokens: list[int], start: int) -> tuple[int, bool]:
-    """How many drafts the text `tokens[start:]` agrees with, and whether that is final.
+def follow(proposal: Proposal, tokens: list[int], start: int) -> tuple[int, bool | None]:
+    """How many drafts the text `tokens[start:]` agrees with, and whether it then left them.
 
-    It is where the text went another way, or came to the end of the draft.
+    None: not known yet; False: it came to the end of the draft.
     """
     parents = proposal.parents
-    end, last = start, -1
+    end, last, is_refused = start, -1, False
     for node, token in enumerate(proposal.tokens):
         parent = node - 1 if parents is None else parents[node]
         if parent == last:
             if end == len(tokens):
-                return end - start, False
-            if token == tokens[end]:
+                return end - start, None
+            is_refused = token != tokens[end]
+            if not is_refused:
                 last, end = node, end + 1
-    return end - start, True
+    return end - start, is_refused
+
+
+def _pass_shape(num_tokens: int) -> float:
+    """A pass is nearly free of its width, until something else is known."""
+    return 1.0 + 0.03 * num_tokens
+
+
+def _first(proposal: Proposal, num_nodes: int) -> Proposal:
+    """The beginning of a deterministic draft."""
+    if num_nodes >= len(proposal.tokens):
+        return proposal
+    parents = proposal.parents
+    return Proposal(
+        proposal.tokens[:num_nodes],
+        None if parents is None else parents[:num_nodes],
+        source=proposal.source,
+    )
 
 
 def common_draws(parts: Seq[Proposer]) -> frozenset[Draw]:

@@ -11,11 +11,19 @@ from typing import cast
 
 import pytest
 
-from outrider.contracts import Draw, Needs, Observation, Proposal, SequenceView, Verdict
+from outrider.contracts import (
+    Draw,
+    Needs,
+    Observation,
+    Proposal,
+    Proposer,
+    SequenceView,
+    Verdict,
+)
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
-from outrider.proposers.hybrid import HybridConfig, HybridProposer, Worth, _Plan, follow
+from outrider.proposers.hybrid import HybridConfig, HybridProposer, Worth, follow
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
 
@@ -170,15 +178,20 @@ def test_a_new_sequence_starts_from_what_others_saw() -> None:
     assert step(hybrid, [view_of([0], 1)]) == ["model"]
 
 
-def test_every_part_hears_of_every_step_and_release() -> None:
-    parts = [Part("a", truth), Part("b", nothing), Part("c", truth)]
-    hybrid = HybridProposer(parts[:2], parts[2:])
-    step(hybrid, [view_of([0], 7), view_of([0], 8)])
+def test_every_part_hears_of_what_concerns_it_and_of_every_release() -> None:
+    tapping = Part("tapping", wrong)
+    tapping.needs = Needs(taps=(1,))
+    lookups = [Part("a", lambda view: truth(view) if view.id == 7 else []), Part("b", nothing)]
+    drafters = [Part("c", truth), tapping]
+    hybrid = HybridProposer(lookups, drafters)
+    step(hybrid, [view_of([0], 7), view_of([0], 8)], budget=9)
     hybrid.observe([view_of([0], 9)], [Observation(Proposal(), None)])  # a prefill chunk
     hybrid.release(7)
     hybrid.release(99)
-    for part in parts:
+    for part in (*lookups, tapping):
         assert part.observed == [7, 8, 9]
+    assert drafters[0].observed == [8]
+    for part in (*lookups, *drafters):
         assert part.released == [7, 99]
     hybrid.release(8)
     assert not hybrid._tracks
@@ -215,25 +228,43 @@ def test_laws_trees_and_taps_are_those_of_the_parts() -> None:
 
 def test_a_draft_is_followed_until_the_text_leaves_it() -> None:
     chain = Proposal([5, 6, 7])
-    assert follow(chain, [1, 5], 1) == (1, False)
-    assert follow(chain, [1, 5, 6, 7], 1) == (3, True)
+    assert follow(chain, [1, 5], 1) == (1, None)
+    assert follow(chain, [1, 5, 6, 7], 1) == (3, False)
     assert follow(chain, [1, 5, 9], 1) == (1, True)
     tree = Proposal([5, 6, 7, 8], [-1, -1, 0, 1])
-    assert follow(tree, [6], 0) == (1, False)
-    assert follow(tree, [6, 8, 3], 0) == (2, True)
+    assert follow(tree, [6], 0) == (1, None)
+    assert follow(tree, [6, 8, 3], 0) == (2, False)
     assert follow(tree, [6, 7], 0) == (1, True)
 
 
-def test_worth_leans_on_others_until_it_knows() -> None:
+def test_worth_leans_on_others_and_on_smaller_sizes_until_it_knows() -> None:
     shared = Worth()
-    assert 0 < shared.expected(1) < shared.expected(4) < 4
     for _ in range(200):
-        Worth(shared).learn(4, 0)
+        Worth(shared).learn(4, 0, True)
     own = Worth(shared)
-    assert own.expected(4) < 0.2
+    assert shared.rates(2) == (0.7, 0.7)
+    for size in (4, 9):
+        assert own.rates(size)[0] < 0.1
+        assert own.rates(size)[1] == 0.7  # nothing was ever seen of it
+    for accepted in [9] * 60 + [1]:
+        own.learn(9, accepted, accepted < 9)
+    assert min(own.rates(9)) > 0.9
+    assert own.rates(4)[0] < 0.1
+    assert min(Worth(shared).rates(20)) > 0.8
+
+
+def test_of_a_long_lookup_only_what_pays_is_taken() -> None:
+    """Every draft makes the pass a second longer, and nine of ten tokens are not worth one."""
+    hybrid = HybridProposer([Part("lookup", lambda view: truth(view)[:2] + [-1] * 7)], [])
+    view = view_of([0])
     for _ in range(60):
-        own.learn(4, 4)
-    assert own.expected(4) > 3
+        (proposal,) = hybrid.propose([view], [9])
+        num_accepted = min(2, len(proposal))
+        CLOCK.now += 4.0 + len(proposal)
+        view.tokens += range(len(view.tokens), len(view.tokens) + num_accepted + 1)
+        verdict = Verdict(list(range(num_accepted)), view.tokens[-1])
+        hybrid.observe([view], [Observation(proposal, verdict)])
+    assert 1 <= len(proposal) <= 4
 
 
 @pytest.fixture(scope="module")
@@ -251,10 +282,11 @@ def test_a_drafter_that_was_skipped_catches_up(
 ) -> None:
     steps = count()
 
-    def every_third(self: HybridProposer, views: Seq[SequenceView], *rest: object) -> _Plan:
-        if next(steps) % 3:
-            return _Plan()
-        return _Plan(self._drafters[0], range(len(views)), 4)
+    def every_third(self: HybridProposer, *args: object) -> tuple[Proposer | None, list[int]]:
+        drafter, members = choose(self, *args)  # type: ignore[arg-type]
+        return (None, []) if next(steps) % 3 else (drafter, members)
+
+    choose = HybridProposer._choose
 
     monkeypatch.setattr(HybridProposer, "_choose", every_third)
     prompt = [5, 9, 2, 5, 9, 2, 5, 9, 2, 5]
