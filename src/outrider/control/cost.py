@@ -12,7 +12,8 @@ the machine's speed, so that the price of what is not done at the moment follows
 Clocks only ever err upwards: a busy moment makes a step dear, nothing makes it cheap. So a step
 counts as at most a little dearer than is expected, and prices settle near the median of steps; but
 one that is much cheaper proves the table wrong, which is then put right at once: as a whole while
-no count is known, else where it was seen.
+no count is known, or where this one is (a slow moment of the machine is over), else where it was
+seen.
 
 Contexts and batch sizes fall into buckets that double; one that no step has visited borrows from
 the next that was. Passes are measured over one sequence, and as many tokens of several take longer
@@ -35,7 +36,7 @@ NUM_BATCH_BUCKETS = 11  # up to 1024
 NUM_KNOWN = 100  # steps that make a guess as good as a measurement
 KNOTS: list[int] = [*range(8), *(n << e for e in range(9) for n in range(8, 16)), 8192]
 LOCAL_RATE = 0.015  # of what a visited count is off by that one step corrects, in the long run
-SCALE_RATE = 0.08  # the same of the whole table, where a count is known
+SCALE_RATE = 0.2  # the same of the whole table, where a count is known
 MEASURED_WEIGHT = 3  # of the measurement, in steps
 KNOWN_VISITS = 16  # steps that make a count known
 MOST_ERROR = 0.15  # of a step at a known count, relative: what is further off is no evidence
@@ -139,7 +140,8 @@ class CostTable:
         error = min(seconds / (self.scale * cell) - 1.0, most)
         rate = max(LOCAL_RATE, 1.0 / (MEASURED_WEIGHT + seen))
         if error < -MOST_ERROR:
-            if not self._knows_a_count:
+            # Where nothing is known the list is wrong, where this count is the machine is faster.
+            if seen >= KNOWN_VISITS or not self._knows_a_count:
                 self.scale *= 1.0 + PROOF_RATE * error
                 return
             rate = max(rate, PROOF_RATE)
