@@ -2,7 +2,8 @@
 
 Three ways to decode the same tokens, in turns within one process: a bare loop that does nothing but
 the target's forward and an argmax (or a seeded draw) per token, not even text; the engine with no
-proposer; and the engine with a proposer whose budget is zero. What counts are medians over many
+proposer; and the engine with a proposer whose budget is zero. (And the engine with a draft model, for
+the share of its time that is not spent in the models' calls.) What counts are medians over many
 short texts: other people's load comes in bursts, and the engine may compute several steps in one.
 
     python benchmarks/overhead.py [--backend torch|native] [--repeats 60] [--tokens 64]
@@ -56,17 +57,20 @@ def bare_loop(engine: Engine, prompt: list[int], params: SamplingParams) -> tupl
 
 
 def engine_loop(
-    engine: Engine, prompt: list[int], params: SamplingParams, proposer: str | None
-) -> tuple[list[int], float]:
-    speculation = Speculation(proposer=proposer, num_draft_tokens=0)
+    engine: Engine, prompt: list[int], params: SamplingParams, proposer: str | None, count: int = 0
+) -> tuple[list[int], float, float]:
+    """Tokens, seconds of one, and the share of them that was not spent in drafts and passes."""
+    speculation = Speculation(proposer=proposer, num_draft_tokens=count)
     request = engine.add(prompt, params, speculation=speculation)
     steps = engine.run([request])
     next(steps)
+    models_s = 0.0
     started = time.perf_counter()
-    for _ in steps:
-        pass
+    for step in steps:
+        models_s += step.timing.draft_s + step.timing.verify_s
     seconds = time.perf_counter() - started
-    return engine.collect(request).tokens, seconds / (params.max_tokens - 1)
+    tokens = engine.collect(request).tokens
+    return tokens, seconds / (len(tokens) - 1), 1 - models_s / seconds
 
 
 def main() -> None:
@@ -90,13 +94,16 @@ def main() -> None:
         bare: list[float] = []
         plain: list[float] = []
         empty: list[float] = []
+        drafted: list[float] = []  # its tokens are the same, its time is not what is compared
+        outside: dict[str | None, list[float]] = {None: [], "ngram": [], "draft-model": []}
         for turn in range(options.repeats):
             tokens, seconds = bare_loop(engine, prompt, params)
             bare.append(seconds)
-            engines = [(plain, None), (empty, "ngram")]
-            for taken, proposer in engines if turn % 2 else engines[::-1]:
-                same, seconds = engine_loop(engine, prompt, params, proposer)
+            engines = [(plain, None, 0), (empty, "ngram", 0), (drafted, "draft-model", 4)]
+            for taken, proposer, count in engines if turn % 2 else engines[::-1]:
+                same, seconds, share = engine_loop(engine, prompt, params, proposer, count)
                 taken.append(seconds)
+                outside[proposer].append(share)
                 assert same == tokens, "the engine must decode what the bare loop decodes"
         rows.append(
             {
@@ -106,6 +113,8 @@ def main() -> None:
                 "engine, empty drafts": statistics.median(empty) * 1e3,
                 "empty drafts / plain": statistics.median(empty) / statistics.median(plain),
                 "empty drafts / bare loop": statistics.median(empty) / statistics.median(bare),
+                "outside the models, plain": statistics.median(outside[None]),
+                "outside the models, draft-model K=4": statistics.median(outside["draft-model"]),
             }
         )
     name = type(engine.parts.target).__name__
