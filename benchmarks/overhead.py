@@ -2,8 +2,8 @@
 
 Three ways to decode the same tokens, in turns within one process: a bare loop that does nothing but
 the target's forward and an argmax (or a seeded draw) per token, not even text; the engine with no
-proposer; and the engine with a proposer whose budget is zero. (And with a draft model, for the share
-of its time that is not spent in the models' calls.) What counts are medians over many
+proposer; and the engine with a proposer whose budget is zero. (And with a draft model, for the
+share of its time that is not spent in the models' calls.) What counts are medians over many
 short texts: other people's load comes in bursts, and the engine may compute several steps in one.
 
     python benchmarks/overhead.py [--backend torch|native] [--repeats 60] [--tokens 64]

@@ -195,7 +195,9 @@ class AsyncEngine:
                 client.news.append(error)
                 urgent.append(client)
         now = monotonic()
-        if now - self._sent_at >= min(GATHER_S * len(report.events), MAX_GATHER_S):
+        # What has been computed ahead follows within microseconds.
+        is_due = now - self._sent_at >= min(GATHER_S * len(report.events), MAX_GATHER_S)
+        if is_due and self._engine.parts.ahead.is_empty:
             self._sent_at = now
             urgent += self._clients.values()
         self._send(urgent)
