@@ -5,9 +5,9 @@
 
 The server's costs are measured with constant numbers of streams: seconds of a step at each batch
 size, with and without drafts, and of reading a prompt. The simulation, fed with these curves, says
-what Poisson arrivals meet; the server gets the very same arrivals. A shared machine changes its
-pace: both are measured in turns, and each prediction follows the pace of its minute. The server
-computes with one thread, which leaves a core for requests and for the client.
+what Poisson arrivals meet; the server gets the very same arrivals. Both are measured in turns, so
+that a machine that changes its pace does so for both. The server computes with one thread, which
+leaves a core for requests and for the client.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ STREAMS = (1, 2, 4, 8, 16)
 PROMPTS = (1, 4, 16, 32, 96, 192)  # lengths whose reading is timed
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 48
 CALIBRATING_TOKENS, SETTLED = 64, 8
-ROUNDS, SIMULATIONS, MIN_REQUESTS = 5, 10, 16
-PACE_STREAMS = 4
+ROUNDS, SIMULATIONS = 3, 10
 SHARES = (0.3, 0.6, 0.85, 1.3)  # of what the server can do
 RATES = (10, 100, 1000, 10_000)
 TEMPERATURE = 0.8
@@ -166,21 +165,19 @@ class Model:
     curves: Curves
     alpha: float
     latency_s: float
-    pace_s: float  # what `Calibration.pace_s` found while the curves were measured
 
     def outcomes(self, replay: Replay) -> list[Outcome]:
-        """Several: whether a draft is accepted is chance. At the pace of the replay."""
-        pace = replay.pace_s / self.pace_s
+        """Several: whether a draft is accepted is chance."""
         return [
             simulate(
-                self.curves.scaled(pace),
+                self.curves,
                 replay.load,
                 alpha=self.alpha,
                 max_sequences=max(STREAMS),
                 num_draft_tokens=replay.k,
                 trace=replay.trace,
                 warm_up=0.0,
-                latency_s=pace * self.latency_s,
+                latency_s=self.latency_s,
                 seed=seed,
             )
             for seed in range(SIMULATIONS)
@@ -198,7 +195,6 @@ class Calibration:
         }
         self._waits: dict[int, list[float]] = {length: [] for length in PROMPTS}
         self._rests: dict[int, list[float]] = {length: [] for length in (PROMPTS[1], PROMPTS[-1])}
-        self._paces: list[float] = []
 
     def run(self) -> None:
         for k, sizes in self._steps.items():
@@ -208,11 +204,6 @@ class Calibration:
             waits += [self._client.ask(length, 1, 0).ttft_s for _ in range(3)]
         for length, rests in self._rests.items():
             rests += [self._client.ask(length, 3, K).rest_s for _ in range(5)]
-
-    def pace_s(self) -> float:
-        """A few steps, timed: how fast the machine is right now."""
-        self._paces.append(self._step_s(PACE_STREAMS, 0))
-        return self._paces[-1]
 
     def _step_s(self, n: int, k: int) -> float:
         """While all streams run: after the last prompt was read, before the first stream ends."""
@@ -224,21 +215,22 @@ class Calibration:
         return (end - start) * n * self._gain[k] / num_tokens
 
     def curves(self) -> Curves:
-        step = {k: {n: median(s) for n, s in sizes.items()} for k, sizes in self._steps.items()}
-        waits = {length: median(found) for length, found in self._waits.items()}
+        """Means: what the server meets are busy moments, too."""
+        step = {k: {n: fmean(s) for n, s in sizes.items()} for k, sizes in self._steps.items()}
+        waits = {length: fmean(found) for length, found in self._waits.items()}
         verify = {length: step[0][1] + wait - waits[1] for length, wait in waits.items()}
         overhead = {n: step[0][n] - between(verify, n) for n in STREAMS}
         draft = {
             n: {K: max(0.0, step[K][n] - between(verify, n * (K + 1)) - overhead[n])}
             for n in STREAMS
         }
-        short, long = (median(found) for found in self._rests.values())
+        short, long = (fmean(found) for found in self._rests.values())
         reading = dict(zip(self._rests, (0.0, max(0.0, long - short)), strict=True))
         return Curves(verify, overhead, draft, reading)
 
     def model(self) -> Model:
-        latency_s = max(0.0, median(self._waits[1]) - median(self._steps[0][1]))
-        return Model(self.curves(), self._alpha, latency_s, median(self._paces))
+        latency_s = max(0.0, fmean(self._waits[1]) - fmean(self._steps[0][1]))
+        return Model(self.curves(), self._alpha, latency_s)
 
 
 def acceptance() -> float:
@@ -264,28 +256,27 @@ def acceptance() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One load as the server met it, and the machine's pace around it."""
+    """One load as the server met it."""
 
     k: int
     load: Load
     trace: list[Arrival]
-    pace_s: float
     took_s: float
     answers: list[Stream]
 
     def measured(self) -> dict[str, float]:
         return {
             "tokens per s": sum(answer.num_tokens for answer in self.answers) / self.took_s,
-            "first token, s": median(answer.ttft_s for answer in self.answers),
-            "per token, s": median(a.tpot_s for a in self.answers if a.num_tokens > 1),
+            "first token, s": fmean(answer.ttft_s for answer in self.answers),
+            "per token, s": fmean(a.tpot_s for a in self.answers if a.num_tokens > 1),
         }
 
     def predicted(self, model: Model) -> dict[str, float]:
         outcomes = model.outcomes(self)
         return {
             "tokens per s": fmean(found.tokens_per_s for found in outcomes),
-            "first token, s": fmean(median(found.ttft_s) for found in outcomes),
-            "per token, s": fmean(median(found.tpot_s) for found in outcomes),
+            "first token, s": fmean(fmean(found.ttft_s) for found in outcomes),
+            "per token, s": fmean(fmean(found.tpot_s) for found in outcomes),
         }
 
 
@@ -296,16 +287,13 @@ def replay_loads(
     client.at_once(max(STREAMS), CALIBRATING_TOKENS, K)
     found: dict[tuple[int, float], list[Replay]] = {(k, s): [] for k in (0, K) for s in SHARES}
     for number in range(ROUNDS):
-        calibration.run()
-        curves = calibration.curves()
-        for k, share in found:
-            load = share_of(curves, alpha, k, share)
-            num_requests = max(MIN_REQUESTS, round(load.rate * seconds))
-            trace = poisson(random.Random(number), load, num_requests)
-            before_s = calibration.pace_s()
-            took_s, answers = client.replay(trace, k)
-            pace_s = (before_s + calibration.pace_s()) / 2
-            found[k, share].append(Replay(k, load, trace, pace_s, took_s, answers))
+        for k in (0, K):
+            calibration.run()
+            for share in SHARES:
+                load = share_of(calibration.curves(), alpha, k, share)
+                trace = poisson(random.Random(number), load, max(20, round(load.rate * seconds)))
+                found[k, share].append(Replay(k, load, trace, *client.replay(trace, k)))
+    calibration.run()
     return found
 
 
@@ -381,7 +369,7 @@ def on_paper() -> Rows:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each load, in each round")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each load, in each round")
     given = parser.parse_args()
     alpha = acceptance()
     with serving() as client:
@@ -421,12 +409,11 @@ def main() -> None:
         f"most, temperature {TEMPERATURE}, prompts of {PROMPT_TOKENS} and outputs of "
         f"{OUTPUT_TOKENS} tokens on average. Curves are measured with constant numbers of streams; "
         f"acceptance of a draft: {alpha:.3f}. 'load' is the share of what the server can do by "
-        "these curves. Simulation and server get the same Poisson arrivals; latencies are medians "
-        f"of the requests, all figures medians of {ROUNDS} rounds; a round's prediction follows "
-        "the machine's pace, timed before and after it. The client runs on the same machine. On "
-        "paper: 8B target, 0.5B draft, acceptance 0.7, prompts of 512 and outputs of 256 tokens, "
-        "devices of 3.35 TB/s, 990 TFLOP/s and 80 GB at 2.5 an hour, 95 of 100 requests with a "
-        "first token within 1 s and 10 ms per token: computed, not measured."
+        "these curves. Simulation and server get the same Poisson arrivals; latencies are means "
+        f"over requests, all figures medians of {ROUNDS} rounds. The client runs on the same "
+        "machine. On paper: 8B target, 0.5B draft, acceptance 0.7, prompts of 512 and outputs of "
+        "256 tokens, devices of 3.35 TB/s, 990 TFLOP/s and 80 GB at 2.5 an hour, 95 of 100 "
+        "requests with a first token within 1 s and 10 ms per token: computed, not measured."
     )
     tables = {
         "predicted and measured": checked,

@@ -122,15 +122,6 @@ class Curves:
                 f"these are not the doctor's curves of {proposer}: outrider doctor --json"
             ) from None
 
-    def scaled(self, factor: float) -> Curves:
-        """On a machine that takes `factor` times as long."""
-
-        def slow(curve: Mapping[int, float]) -> dict[int, float]:
-            return {at: factor * seconds for at, seconds in curve.items()}
-
-        draft = {size: slow(costs) for size, costs in self.draft.items()}
-        return Curves(slow(self.verify), slow(self.overhead), draft, slow(self.reading))
-
     def pass_s(self, num_tokens: int, context: float, num_sequences: int) -> float:
         return between(self.verify, num_tokens) + between(self.overhead, num_sequences)
 
