@@ -47,6 +47,16 @@ class Stream(enum.IntEnum):
     RESIDUAL = 3  # correction and bonus tokens of the ratio rules
 
 
+class Begun(NamedTuple):
+    """What the target's first `layer` layers made of the last committed token and the drafts.
+
+    Their K/V lie in the sequence's slots: the verifying pass may go on from here.
+    """
+
+    layer: int
+    states_NH: torch.Tensor  # as a tap gives them; one row more than there are drafts
+
+
 @dataclass(slots=True)
 class Proposal:
     """A tree of drafted tokens for one sequence; a chain is the tree with one child each.
@@ -61,6 +71,7 @@ class Proposal:
     draw: Draw = Draw.DETERMINISTIC
     q: torch.Tensor | None = None  # [N, V] float32
     source: str = ""
+    begun: Begun | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -133,6 +144,7 @@ class StepBatch:
     parents_T: IntArray | None = None
     taps: tuple[int, ...] = ()  # k: hidden state after layer k (0 = embeddings), for all T
     exit_layer: int | None = None  # stop after this many layers, then norm and head
+    begun: Begun | None = None  # for all T: the pass starts above the layer (`Continues`)
     draws: RowDraws | None = None  # a model that can may draw the rows' tokens in the same pass
 
 
@@ -287,6 +299,10 @@ class RunsAhead(Protocol):
 class DraftsAhead(Protocol):
     """A proposer whose chains a model that `RunsAhead` can draft by itself."""
 
+    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
+        """Whether it would now; asked before anything is laid out."""
+        ...
+
     def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
         """Holds KV of its own for all steps and fills in what the batch says of the drafts.
 
@@ -301,6 +317,31 @@ class DraftsAhead(Protocol):
 
     def end_ahead(self, view: SequenceView) -> None:
         """There are no more; called before the last one is observed."""
+        ...
+
+
+@runtime_checkable
+class Continues(Protocol):
+    """A model whose passes may start above some layers (`StepBatch.begun`), if it says so."""
+
+    continues: bool
+
+
+@runtime_checkable
+class DraftsAndKeeps(Protocol):
+    """A model that drafts in one call and keeps what later passes may continue from."""
+
+    def draft_and_keep(
+        self,
+        batch: StepBatch,
+        num_tokens_S: IntArray,
+        rows: RowParams,
+        key_S: npt.NDArray[np.uint64],
+    ) -> tuple[list[list[int]], list[torch.Tensor]]:
+        """`DraftsInOneCall.draft_chain`, and the states of `Begun` for each sequence.
+
+        All drafts are fed, the last one too: block tables reach a slot further.
+        """
         ...
 
 

@@ -82,6 +82,9 @@ class SyntheticProposer:
         told = [Observation(shadow.follow(), o.verdict, start=o.start) for shadow, o in known]
         self._beneath.observe(cast("list[SequenceView]", [shadow for shadow, _ in known]), told)
 
+    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
+        return True
+
     def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
         if self._beneath is not None:
             if not isinstance(self._beneath, DraftsAhead):

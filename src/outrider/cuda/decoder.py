@@ -100,6 +100,7 @@ class CudaDecoder(TorchDecoder):
     """`contracts.Model` and `contracts.DraftsChains`. One pass at a time."""
 
     ops: Ops
+    continues = False  # its kernels run whole passes
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         super().allocate(num_blocks, block_size)

@@ -161,7 +161,8 @@ class Ahead:
     def _layout(self, parts: Parts, budgets: list[int], most_steps: int) -> AheadBatch | None:
         """None where KV is short, or the drafter cannot be run so."""
         sequences = self._sequences
-        if self._name is not None and self._drafter(parts) is None:
+        drafter = self._drafter(parts)
+        if self._name is not None and (drafter is None or not drafter.goes_ahead(sequences)):
             return None
         for s, budget in zip(sequences, budgets, strict=True):
             left = min(s.params.max_tokens - s.num_output_tokens, most_steps * (budget + 1))
@@ -181,8 +182,7 @@ class Ahead:
             rows=RowParams.of([s.params for s in sequences], [1] * len(sequences)),
             key_S=[sequence_key(s.seed, s.sample_index, Stream.TARGET) for s in sequences],
         )
-        proposer = self._drafter(parts)
-        if proposer is not None and not proposer.begin_ahead(sequences, most_steps, batch):
+        if drafter is not None and not drafter.begin_ahead(sequences, most_steps, batch):
             return None
         return batch
 

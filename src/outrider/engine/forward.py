@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.contracts import Proposal, StepBatch, StepOutput
+from outrider.contracts import Begun, Proposal, StepBatch, StepOutput
 from outrider.engine.logprobs import prompt_rows, score_prompts
 from outrider.engine.parts import Parts
 from outrider.engine.request import Sequence
@@ -123,6 +123,20 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "not enough memory" in str(error)
 
 
+def _begun(lines: list[Scheduled], proposals: list[Proposal]) -> Begun | None:
+    """Where drafting ran the first layers for every row of the pass: what they left."""
+    first = proposals[0].begun if proposals else None
+    if first is None or len(lines) > len(proposals):
+        return None
+    states = []
+    for line, proposal in zip(lines, proposals, strict=True):
+        begun = proposal.begun
+        if line.num_tokens != 1 or begun is None or begun.layer != first.layer:
+            return None
+        states.append(begun.states_NH)
+    return first if len(states) == 1 else Begun(first.layer, torch.cat(states))
+
+
 def _layout(
     kv: KVCache, lines: list[Scheduled], proposals: list[Proposal], taps: tuple[int, ...]
 ) -> StepBatch:
@@ -147,6 +161,7 @@ def _layout(
             )
         )
     batch = pack(slices, taps)
+    batch.begun = _begun(lines, proposals) if not taps else None
     if untouched:
         batch.draws = RowDraws.of(ready, proposals)
     return batch

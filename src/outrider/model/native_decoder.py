@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from outrider import native
@@ -25,6 +26,7 @@ from outrider.errors import UnknownName
 from outrider.model.families import DecoderConfig, read_decoder_config
 from outrider.model.native_model import SOURCE_TYPES, WEIGHT_TYPES, NativeModel
 from outrider.model.weights import Checkpoint, count_tokens, read_config, read_eos_ids
+from outrider.sampling import RowParams
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +99,7 @@ class NativeDecoder(NativeModel):
     """`contracts.Model` and `contracts.DraftsInOneCall`. Not for use from two threads at once."""
 
     spec: ModelSpec
+    continues = True
 
     def __init__(
         self, config: DecoderConfig, spec: ModelSpec, dtype: str, threads: int | None
@@ -293,6 +296,20 @@ class NativeDecoder(NativeModel):
                 )
             )
         return steps
+
+    def draft_and_keep(
+        self,
+        batch: StepBatch,
+        num_tokens_S: IntArray,
+        rows: RowParams,
+        key_S: npt.NDArray[np.uint64],
+    ) -> tuple[list[list[int]], list[torch.Tensor]]:
+        """See `contracts.DraftsAndKeeps`."""
+        counts = num_tokens_S.tolist()
+        states_SNH = torch.empty(len(counts), max(counts) + 1, self.spec.hidden_size)
+        chains = self._draft_chain(batch, num_tokens_S, rows, key_S, states_SNH)
+        kept = [states_SNH[i, : count + 1] for i, count in enumerate(counts)]
+        return chains, kept
 
     def _tap_buffers(self, batch: StepBatch) -> dict[int, torch.Tensor]:
         step = self._step

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from outrider import native
-from outrider.contracts import IntArray, StepBatch, TreeDraft, TreeLimits
+from outrider.contracts import Begun, IntArray, StepBatch, TreeDraft, TreeLimits
 from outrider.errors import ConfigError, ModelError
 from outrider.model.rope import RopeConfig
 from outrider.sampling import RowParams
@@ -59,6 +59,7 @@ class NativeModel:
         self._lib = lib
         self._vocab_size: int = config.vocab
         self._head_dim: int = config.head_dim
+        self._hidden_size: int = config.hidden
         self._rope = rope
         self._step = native.Step()
         self._model_arg = ctypes.c_void_p(self._handle)
@@ -137,6 +138,9 @@ class NativeModel:
         step.has_parents = parents is not None
         step.num_taps = 0
         step.exit_layer = -1 if batch.exit_layer is None else batch.exit_layer
+        step.start_layer, step.begun = 0, None
+        if batch.begun is not None:
+            self._begin(batch.begun, num_tokens)
         step.threads = self._threads or native.num_threads()
         arrays = [
             batch.tokens_T,
@@ -149,6 +153,13 @@ class NativeModel:
         if parents is not None:
             arrays.append(parents)
         return native.joined(arrays, _ALL_INT32[: len(arrays)])
+
+    def _begin(self, begun: Begun, num_tokens: int) -> None:
+        states = begun.states_NH
+        if states.dtype != torch.float32 or states.shape != (num_tokens, self._hidden_size):
+            raise ValueError("a pass continues from one float32 state per token")
+        self._begun = states.contiguous()  # alive for as long as the call may read it
+        self._step.start_layer, self._step.begun = begun.layer, self._begun.data_ptr()
 
     def _rows(self, num_rows: int) -> torch.Tensor:
         """The first `num_rows` rows of the logits buffer, which grows as needed."""
@@ -176,10 +187,22 @@ class NativeModel:
         key_S: npt.NDArray[np.uint64],
     ) -> list[list[int]]:
         """See `contracts.DraftsInOneCall`: the whole autoregressive loop in one native call."""
+        return self._draft_chain(batch, num_tokens_S, rows, key_S)
+
+    def _draft_chain(
+        self,
+        batch: StepBatch,
+        num_tokens_S: IntArray,
+        rows: RowParams,
+        key_S: npt.NDArray[np.uint64],
+        states_SNH: torch.Tensor | None = None,
+    ) -> list[list[int]]:
+        """`states_SNH`: room for the states of all that is fed; then the last draft is, too."""
         packed = self._describe(batch)
         counts = num_tokens_S.tolist()
         out = _room(self._step.num_seqs, max(counts, default=0))
-        draft = native.Draft(ctypes.addressof(out.values), out.width, 0)
+        states = None if states_SNH is None else states_SNH.data_ptr()
+        draft = native.Draft(ctypes.addressof(out.values), out.width, 0, states)
         self._draft(self._lib.outrider_draft, batch, packed, num_tokens_S, rows, key_S, draft)
         return [out.of(i, count) for i, count in enumerate(counts)]
 

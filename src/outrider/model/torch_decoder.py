@@ -56,6 +56,7 @@ class TorchDecoder:
     """`contracts.Model` for the families of `outrider.model.families`."""
 
     spec: ModelSpec
+    continues = True
 
     def __init__(
         self,
@@ -161,12 +162,16 @@ class TorchDecoder:
         )
         positions = torch.from_numpy(batch.positions_T).to(self.device)
         turns = torch.polar(self._rope_scale, positions[:, None] * self._frequencies)[:, None]
-        x_TH = self.embedding_VH[torch.from_numpy(batch.tokens_T).to(self.device)]
+        begun = batch.begun
+        if begun is None:
+            first, x_TH = 0, self.embedding_VH[torch.from_numpy(batch.tokens_T).to(self.device)]
+        else:
+            first, x_TH = begun.layer, begun.states_NH.clone()  # layers add to x in place
         taps: dict[int, torch.Tensor] = {}
         depth = len(self.layers) if batch.exit_layer is None else batch.exit_layer
-        for i in range(depth):
+        for i in range(first, depth):
             if i in batch.taps:
-                taps[i] = x_TH.clone()  # layers add to x in place
+                taps[i] = x_TH.clone()
             self._layer(self.layers[i], self._store[i], x_TH, turns, plan)
         if depth in batch.taps:
             taps[depth] = x_TH

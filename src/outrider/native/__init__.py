@@ -81,7 +81,7 @@ class Config(Structure):
 
 class Step(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("taps", "tap_out", "logits", "features")),
+        *((name, c_void_p) for name in ("taps", "tap_out", "logits", "features", "begun")),
         *(
             (name, c_int32)
             for name in (
@@ -92,6 +92,7 @@ class Step(Structure):
                 "has_parents",
                 "num_taps",
                 "exit_layer",
+                "start_layer",
                 "threads",
             )
         ),
@@ -103,6 +104,7 @@ class Draft(Structure):
         ("out", c_void_p),
         ("out_width", c_int32),
         ("mask_token", c_int32),
+        ("states", c_void_p),
     ]
 
 

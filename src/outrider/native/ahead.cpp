@@ -121,7 +121,7 @@ class Ahead {
       s.table_width = a_.draft_table_width;
       s.exit_layer = -1;
       s.threads = a_.threads;
-      const OutriderDraft d{drafts_.data(), a_.width, 0};
+      const OutriderDraft d{drafts_.data(), a_.width, 0, nullptr};
       if (const int32_t code = outrider_draft(a_.drafter, packed_.data(), &s, p_.key, &d))
         return code;
     }

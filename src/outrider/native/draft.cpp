@@ -5,13 +5,24 @@
 
 namespace outrider {
 
+void Drafting::keep_states() {
+  const StepArgs& s = step.s;
+  const OutriderModel& m = *step.m;
+  tapped.resize(size_t(std::max(s.num_tokens, s.num_seqs)) * m.config.hidden);
+  tap_layer = s.exit_layer < 0 ? m.config.layers : s.exit_layer;
+  tap_out = tapped.data();
+}
+
 int32_t Drafting::begin(const std::vector<int32_t>& extra, int* length) {
   OutriderModel& m = *step.m;
   StepArgs& s = step.s;
   if (!s.features != !m.config.kind) return set_error("features are for heads"), OUTRIDER_INVALID;
   if (m.is(OUTRIDER_MEDUSA)) return set_error("Medusa has nothing to feed"), OUTRIDER_INVALID;
   s.threads = std::clamp(s.threads, 1, kMaxThreads);
-  s.num_taps = 0;
+  s.num_taps = tap_out ? 1 : 0;
+  s.taps = &tap_layer;
+  s.tap_out = &tap_out;
+  s.start_layer = 0;
   s.num_rows = 0;
   bool filters = false;
   for (int i = 0; i < s.num_seqs; ++i) {
@@ -127,12 +138,23 @@ std::vector<int32_t> note(Chain& f) {
   return drawn;
 }
 
+// Copies what the layers made of each sequence's last row.
+void keep(Chain& f) {
+  const StepArgs& s = f.step.s;
+  const size_t hidden = size_t(f.step.m->config.hidden), width = size_t(f.d.out_width) + 1;
+  for (int i = 0; i < s.num_seqs; ++i) {
+    if (s.starts[i + 1] == s.starts[i]) continue;
+    const float* row = f.tapped.data() + size_t(s.starts[i + 1] - 1) * hidden;
+    std::copy(row, row + hidden, f.d.states + (size_t(i) * width + size_t(f.round)) * hidden);
+  }
+}
+
 // Makes the drawn tokens the next step's input. One thread, others wait.
 void feed_back(Chain& f) {
   StepArgs& s = f.step.s;
   const OutriderModel& m = *f.step.m;
   const std::vector<int32_t> drawn = note(f);
-  if (f.round == f.rounds) return;
+  if (f.round == f.rounds && !f.d.states) return;
   const std::vector<int32_t> before = m.plan.head_rows;
   std::vector<int32_t> active;
   for (int i = 0; i < s.num_seqs; ++i) f.context[size_t(i)] += s.starts[i + 1] - s.starts[i];
@@ -150,11 +172,11 @@ void feed_back(Chain& f) {
     }
   }
   f.active = active;
-  for (int i = 0, next = 0; i < s.num_seqs; ++i) {
+  for (int i = 0; i < s.num_seqs; ++i) {
     f.starts[size_t(i)] = int32_t(f.tokens.size());
-    if (next == int(active.size()) || active[size_t(next)] != i) continue;
-    ++next;
-    f.rows.push_back(int32_t(f.tokens.size()));
+    const bool goes_on = f.params.num_tokens[i] > f.round;
+    if (drawn[size_t(i)] < 0 || !(goes_on || f.d.states)) continue;
+    if (goes_on) f.rows.push_back(int32_t(f.tokens.size()));
     f.tokens.push_back(drawn[size_t(i)]);
     f.positions.push_back(f.next_position[size_t(i)]++);
   }
@@ -168,11 +190,13 @@ void draft_job(void* context, Team& team, int thread) {
     run_part(f.step, team, thread);
     if (f.rounds == 0) return;
     team.sync();
+    if (f.d.states && thread == 0) keep(f);
+    if (f.round == f.rounds) return;  // a pass for the last states only
     draw_rows(f, team, thread);
     team.sync();
     if (thread == 0) feed_back(f);
     team.sync();
-    if (f.failed || f.round == f.rounds) return;
+    if (f.failed || (f.round == f.rounds && !f.d.states)) return;
   }
 }
 
@@ -272,8 +296,12 @@ int32_t run_draft(OutriderModel& m, const StepArgs& given, const DraftParams& p,
   std::vector<int32_t> extra(size_t(std::max(0, s.num_seqs)));
   for (size_t i = 0; i < extra.size(); ++i) {
     if (p.num_tokens[i] > d.out_width) return set_error("out is too narrow"), OUTRIDER_INVALID;
-    extra[i] = blocks ? d.out_width + 1 : std::max(0, p.num_tokens[i] - 1);
+    extra[i] = blocks ? d.out_width + 1 : std::max(0, p.num_tokens[i] - (d.states ? 0 : 1));
     f.rounds = std::max(f.rounds, p.num_tokens[i]);
+  }
+  if (d.states) {
+    if (m.config.kind) return set_error("heads keep no states"), OUTRIDER_INVALID;
+    f.keep_states();
   }
   s.keys_only = blocks;
   int length = 0;

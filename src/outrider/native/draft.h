@@ -38,6 +38,12 @@ struct Drafting {
 
   Drafting(OutriderModel& m, const StepArgs& s, const DraftParams& p) : step{&m, s}, params(p) {}
 
+  // A decoder's states after its last layer here, for all rows of each pass; before `begin`.
+  void keep_states();
+  int32_t tap_layer = 0;
+  float* tap_out = nullptr;
+  std::vector<float> tapped;
+
   // Checks everything and runs up to the first plan; `extra`: slots each sequence needs besides.
   // `length` becomes the longest a sequence may get.
   int32_t begin(const std::vector<int32_t>& extra, int* length);

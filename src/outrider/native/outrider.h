@@ -73,8 +73,10 @@ typedef struct {
   float* const* tap_out;   // [num_taps] -> [num_tokens][hidden]
   float* logits;           // [num_rows][vocab]
   const float* features;   // [num_tokens][feature_width]; null for decoders
+  const float* begun;      // [num_tokens][hidden]: the states after `start_layer` layers
   int32_t num_tokens, num_seqs, table_width, num_rows, has_parents, num_taps;
   int32_t exit_layer;      // -1: all layers
+  int32_t start_layer;     // 0, or how many layers were run before: their keys and values stand
   int32_t threads;
 } OutriderStep;
 
@@ -84,6 +86,9 @@ typedef struct {
   int32_t* out;       // [num_seqs][out_width]
   int32_t out_width;
   int32_t mask_token; // DFlash: what stands for the places to guess
+  // Null, or [num_seqs][out_width + 1][hidden]: the states that the layers run here leave for the
+  // last given token and every draft, the last of which is fed for that alone. Decoders only.
+  float* states;
 } OutriderDraft;
 
 // A tree of at most `num_tokens` nodes per sequence, grown best first: in each of at most `passes`

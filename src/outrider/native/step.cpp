@@ -21,13 +21,19 @@ class Worker {
   void run() {
     if (m_.is(OUTRIDER_MEDUSA)) return guess_ahead();
     if (s_.keys_only) return keys_of_features();
-    embed();
+    if (s_.start_layer > 0) {
+      my_rows(s_.num_tokens, [&](int r) {
+        memcpy(b_.x + r * b_.ldx, s_.begun + size_t(r) * c_.hidden, size_t(c_.hidden) * 4);
+      });
+    } else {
+      embed();
+    }
     if (m_.is(OUTRIDER_EAGLE3)) continue_from_features();
     team_.sync();
     const int exit = s_.exit_layer < 0 ? c_.layers : s_.exit_layer;
     int rows = s_.num_tokens;
-    tap(0);
-    for (int l = 0; l < exit; ++l) {
+    tap(s_.start_layer);
+    for (int l = s_.start_layer; l < exit; ++l) {
       const bool prune = m_.plan.prune && l + 1 == exit;
       attention_layer(l, rows, prune);
       if (prune) rows = int(m_.plan.kept.size());
@@ -411,6 +417,9 @@ int32_t run_step(OutriderModel& m, const StepArgs& s) {
   std::lock_guard<std::mutex> lock(m.mutex);
   const bool medusa = m.is(OUTRIDER_MEDUSA);
   if (!s.features != !m.config.kind) return set_error("features are for heads"), OUTRIDER_INVALID;
+  const int exit = s.exit_layer < 0 ? m.config.layers : s.exit_layer;
+  if (s.start_layer != 0 && (m.config.kind || !s.begun || s.start_layer < 0 || s.start_layer >= exit))
+    return set_error("a pass continues from states, below its last layer"), OUTRIDER_INVALID;
   if (medusa) {
     if (s.num_tokens < 1 || s.num_rows < 1 || s.num_rows % s.num_tokens ||
         s.num_rows / s.num_tokens > m.config.intermediate) {

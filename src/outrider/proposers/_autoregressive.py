@@ -15,10 +15,12 @@ import torch
 from outrider.contracts import (
     DraftsChains,
     Draw,
+    IntArray,
     Model,
     Proposal,
     SequenceView,
     StepBatch,
+    StepOutput,
     Stream,
 )
 from outrider.layout import Slice, pack
@@ -85,15 +87,30 @@ class AutoregressiveDrafter:
         if isinstance(self._model, DraftsChains) and all(
             view.draw is Draw.COUPLED and view.edits is None for view in views
         ):
-            chains = self._model.draft_chain(
+            proposals = self._draft_at_once(
+                self._model,
                 self._pack(slices),
                 np.array(budgets, np.int32),
                 RowParams.of([view.params for view in views], [1] * len(views)),
                 target_keys(views),
             )
-            if chains is not None:
-                return [Proposal(c, draw=Draw.COUPLED, source=self._name) for c in chains]
+            if proposals is not None:
+                return proposals
         return self._draft_stepwise(views, budgets, slices)
+
+    def _draft_at_once(
+        self,
+        model: DraftsChains,
+        batch: StepBatch,
+        num_tokens_S: IntArray,
+        rows: RowParams,
+        key_S: npt.NDArray[np.uint64],
+    ) -> list[Proposal] | None:
+        """Chains from one call of the model; None: it cannot after all."""
+        chains = model.draft_chain(batch, num_tokens_S, rows, key_S)
+        if chains is None:
+            return None
+        return [Proposal(chain, draw=Draw.COUPLED, source=self._name) for chain in chains]
 
     def _pack(self, slices: list[Slice]) -> StepBatch:
         batch = pack(slices)
@@ -106,11 +123,16 @@ class AutoregressiveDrafter:
         chains = Chains(views, budgets, self._num_tokens)
         while chains.active:
             batch = self._pack([slices[i] for i in chains.active])
-            chains.draw(self._laws(self._model.forward(batch).logits_RV))
+            output = self._model.forward(batch)
+            self._notice(chains.active, output)
+            chains.draw(self._laws(output.logits_RV))
             for i in chains.active:
                 slices[i].context += len(slices[i].tokens)
                 slices[i].tokens = [self._fed(chains.tokens[i][-1])]
         return chains.proposals(self._name)
+
+    def _notice(self, active: Seq[int], output: StepOutput) -> None:
+        """What a pass over a token of each active chain said, besides its logits."""
 
     def _laws(self, logits_RD: torch.Tensor) -> torch.Tensor:
         """The drafter's logits by the target's ids."""

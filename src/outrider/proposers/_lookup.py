@@ -29,6 +29,9 @@ class LookupProposer(ABC):
     ) -> None:
         """Nothing to do: committed tokens are taken in when the next draft is asked for."""
 
+    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
+        return True
+
     def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
         """contracts.DraftsAhead: the copy goes on for as long as the target agrees."""
         texts: list[list[int]] = []

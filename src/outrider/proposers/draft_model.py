@@ -52,6 +52,9 @@ class ModelProposer:
     def release(self, sequence_id: int) -> None:
         self.memory.release(sequence_id)
 
+    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
+        return True
+
     def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
         return self.memory.begin_ahead(views, most_steps, batch)
 

@@ -1,14 +1,14 @@
 """The target's first layers draft for all of them: no second model, no second KV.
 
 Drafting runs layers 1..E of the target, then its norm and head, and writes their K/V into the
-sequence's own lookahead slots. The verifying pass starts from the same tokens at the same slots
-and writes the same values there again, above them those of the other layers: nothing needs to be
-kept in step, and nothing is left over when a draft is refused.
+sequence's own lookahead slots: nothing needs to be kept in step, and nothing is left over when a
+draft is refused.
 
-That pass runs the first E layers of the drafts again. Going on from layer E instead would need the
-last draft's first E layers all the same, since nobody feeds it while drafting: D drafts read these
-layers' weights D + 1 times either way. Where weights are what a pass waits for (one or a few
-sequences) there is nothing to save; where arithmetic is, there are better proposers.
+Where the model can (`contracts.Continues`) drafting keeps the states after layer E as well, feeding
+the last draft for that alone, and the verifying pass goes on from there. If another sequence of the
+batch needs the lower layers, it starts from the tokens and writes the same values to the same slots
+again. Going on saves arithmetic, not memory traffic: D drafts read the lower layers' weights D + 1
+times either way.
 
 Good drafts need a target that was trained with early-exit losses, as the bundled one is.
 """
@@ -18,20 +18,32 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+import torch
+
 from outrider.contracts import (
+    Begun,
+    Continues,
+    DraftsAndKeeps,
+    DraftsChains,
     Draw,
+    IntArray,
     Model,
     Needs,
     Observation,
     Proposal,
     ProposerContext,
     SequenceView,
+    StepBatch,
+    StepOutput,
 )
 from outrider.errors import ConfigError
 from outrider.kv.cache import KVCache
 from outrider.layout import Slice
 from outrider.proposers._autoregressive import AutoregressiveDrafter
 from outrider.proposers._options import read_options
+from outrider.sampling import RowParams
 
 _SHARE = 0.4  # of the target's layers, where the user does not say
 _MAX_PENDING = 8  # tokens the target has yet to see; more are the end of a prompt
@@ -76,12 +88,67 @@ class _LookaheadSlots:
         # A prompt is left to the target alone: drafting would compute much of it twice.
         if len(pending) > _MAX_PENDING:
             return None
-        if not self._kv.reserve(view.id, len(view.tokens) + num_drafts):
+        # A slot for the last draft as well: it may be fed for its state.
+        if not self._kv.reserve(view.id, len(view.tokens) + num_drafts + 1):
             return None
         return Slice(pending, view.num_computed, self._kv.table(view.id), Proposal())
 
     def drafted(self, view: SequenceView, tokens: list[int]) -> None:
         """Nothing to remember: the verifying pass writes these slots again."""
+
+
+class _ExitDrafter(AutoregressiveDrafter):
+    """Keeps what the first layers made of the drafts, for the pass that verifies them."""
+
+    def __init__(self, memory: _LookaheadSlots, num_tokens: int, name: str, layer: int) -> None:
+        super().__init__(memory, num_tokens, name, layer)
+        self._layer = layer
+        self._continues = isinstance(self._model, Continues) and self._model.continues
+        self._kept: list[list[torch.Tensor]] = []  # by sequence, a row per token
+
+    def _draft_at_once(
+        self,
+        model: DraftsChains,
+        batch: StepBatch,
+        num_tokens_S: IntArray,
+        rows: RowParams,
+        key_S: npt.NDArray[np.uint64],
+    ) -> list[Proposal] | None:
+        is_one_each = len(batch.tokens_T) == len(num_tokens_S)  # as while decoding
+        if not (isinstance(model, DraftsAndKeeps) and is_one_each):
+            return super()._draft_at_once(model, batch, num_tokens_S, rows, key_S)
+        chains, states = model.draft_and_keep(batch, num_tokens_S, rows, key_S)
+        return [
+            Proposal(chain, draw=Draw.COUPLED, source=self._name, begun=Begun(self._layer, kept))
+            for chain, kept in zip(chains, states, strict=True)
+        ]
+
+    def _draft_stepwise(
+        self, views: list[SequenceView], budgets: list[int], slices: list[Slice]
+    ) -> list[Proposal]:
+        is_one_each = all(len(slice_.tokens) == 1 for slice_ in slices)
+        self._kept = [[] for _ in views]
+        proposals = super()._draft_stepwise(views, budgets, slices)
+        if self._continues and is_one_each:
+            last = [
+                Slice([proposal.tokens[-1]], len(view.tokens) + len(proposal) - 1, s.table, None)
+                for view, proposal, s in zip(views, proposals, slices, strict=True)
+            ]
+            self._notice(range(len(views)), self._model.forward(self._pack(last)))
+            for proposal, rows in zip(proposals, self._kept, strict=True):
+                proposal.begun = Begun(self._layer, torch.stack(rows))
+        return proposals
+
+    def _pack(self, slices: list[Slice]) -> StepBatch:
+        batch = super()._pack(slices)
+        if self._continues:
+            batch.taps = (self._layer,)
+        return batch
+
+    def _notice(self, active: Seq[int], output: StepOutput) -> None:
+        if self._continues:
+            for i, row in zip(active, output.taps[self._layer], strict=False):
+                self._kept[i].append(row)
 
 
 class EarlyExitProposer:
@@ -92,7 +159,7 @@ class EarlyExitProposer:
 
     def __init__(self, target: Model, kv: KVCache, exit_layer: int) -> None:
         self.exit_layer = exit_layer
-        self._drafter = AutoregressiveDrafter(
+        self._drafter = _ExitDrafter(
             _LookaheadSlots(target, kv), target.spec.num_tokens, self.name, exit_layer
         )
 

@@ -24,6 +24,9 @@ A drafter that was not asked for long has to read what it missed, a whole prompt
 paid where what it would have saved so far, going on like this, makes it worth while before the
 request ends: so nobody pays for a drafter that is of no use.
 
+Where look-ups hardly ever win, the drafter is left alone for several steps (`begin_ahead`); then
+everybody is asked again.
+
 The choice depends on finished steps and on look-ups, which are functions of the context; never on
 what a drafter draws. So it is exact under ratio rules too.
 """
@@ -36,6 +39,8 @@ from time import perf_counter
 from typing import NamedTuple
 
 from outrider.contracts import (
+    AheadBatch,
+    DraftsAhead,
     Draw,
     Needs,
     Observation,
@@ -62,6 +67,7 @@ _RATE_DECAY = 0.95
 _HORIZON = 128  # tokens to come that count, at most
 _MARGIN = 0.01  # tokens that a drafter must promise more than a look-up, whose price is surer
 _TRUST = 0.2  # tokens that cutting a look-up short must gain
+_FEW = 0.1  # share of steps that look-ups win, below which a drafter may go ahead alone
 _BEHIND = 16  # tokens that a drafter reads in passing; more take time of their own
 
 
@@ -150,7 +156,8 @@ class _Drafted(NamedTuple):
 
     drafter: str
     budget: int
-    proposal: Proposal
+    tokens: list[int]
+    is_tree: bool
     path: Seq[int] = ()
 
 
@@ -169,6 +176,7 @@ class _Track:
     outcomes: list[_Drafted] = field(default_factory=list)
     num_steps: int = 0
     idle: int = 0  # of these, since a drafter was asked
+    won: float = 0.5  # share of these that were a look-up's, lately
     num_fed: dict[str, int] = field(default_factory=dict)  # tokens that a drafter has read
     missed: dict[str, float] = field(default_factory=dict)  # lost by not asking, in tokens
 
@@ -211,6 +219,9 @@ class HybridProposer:
         self._catch_up_s = dict.fromkeys(self._sources, 0.0)  # a token's, as far as known
         self._step: _Step | None = None  # under way
         self._pass_began = 0.0
+        # Who may go ahead, and for whom; who does.
+        self._alone: tuple[str, DraftsAhead, list[int]] | None = None
+        self._ahead: tuple[str, DraftsAhead] | None = None
         self._news: list[_Step] = []  # steps not learnt from yet
         self._num_steps = 0
         self._tokens = self._seconds = 0.0  # of lately
@@ -254,6 +265,11 @@ class HybridProposer:
                     if choice.value > values[i]:
                         proposals[i], values[i] = _first(found, choice.num_tokens), choice.value
         drafter, members = self._choose(views, tracks, budgets, values)
+        for i, track in enumerate(tracks):
+            track.won += 0.1 * ((values[i] > 0.0 and i not in members) - track.won)
+        self._alone = None
+        if max([track.won for track in tracks]) < _FEW and isinstance(drafter, DraftsAhead):
+            self._alone = drafter.name, drafter, [view.id for view in views]
         if drafter is not None:
             for i, draft in self._ask(drafter, members, views, tracks, budgets, step):
                 if draft.tokens:
@@ -282,7 +298,7 @@ class HybridProposer:
             draft = track.drafted
             if draft is not None:
                 drafted.append(i)
-                if verdict is not None and observation.proposal is draft.proposal:
+                if verdict is not None and observation.proposal.tokens is draft.tokens:
                     track.outcomes.append(draft._replace(path=verdict.path))
                 track.drafted, track.idle = None, 0
         for part in self._parts:
@@ -290,6 +306,37 @@ class HybridProposer:
                 part.observe(views, seen)
             elif step is not None and step.drafter == part.name:
                 part.observe([views[i] for i in drafted], [seen[i] for i in drafted])
+
+    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
+        """contracts.DraftsAhead; after a step in which everybody was asked."""
+        if self._alone is None:
+            return False
+        _, drafter, ids = self._alone
+        return ids == [view.id for view in views] and drafter.goes_ahead(views)
+
+    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
+        assert self._alone is not None
+        name, drafter, _ = self._alone
+        self._alone, self._ahead = None, (name, drafter)
+        for i, view in enumerate(views):
+            choice = self._tracks[view.id].drafts.get(name)
+            if choice is None:
+                return False
+            batch.num_drafts_S[i] = min(batch.num_drafts_S[i], choice.num_tokens)
+        return drafter.begin_ahead(views, most_steps, batch)
+
+    def drafted_ahead(self, view: SequenceView, chain: list[int]) -> None:
+        assert self._ahead is not None
+        name, drafter = self._ahead
+        self._step = self._step or _Step(drafter=name)
+        track = self._tracks[view.id]
+        track.drafted = _Drafted(name, len(chain), chain, is_tree=False)
+        track.num_fed[name] = len(view.tokens)
+        drafter.drafted_ahead(view, chain)
+
+    def end_ahead(self, view: SequenceView) -> None:
+        if self._ahead is not None:
+            self._ahead[1].end_ahead(view)
 
     def release(self, sequence_id: int) -> None:
         track = self._tracks.pop(sequence_id, None)
@@ -416,7 +463,7 @@ class HybridProposer:
         step.drafter, step.num_members, step.num_drafts = name, len(members), max(asked)
         for i, budget, draft in zip(members, asked, drafts, strict=True):
             track, num_tokens = tracks[i], len(views[i].tokens)
-            track.drafted = _Drafted(name, budget, draft)
+            track.drafted = _Drafted(name, budget, draft.tokens, draft.parents is not None)
             step.behind = max(step.behind, num_tokens - track.num_fed.get(name, 0))
             track.num_fed[name] = num_tokens
         return list(zip(members, drafts, strict=True))
@@ -444,7 +491,7 @@ class HybridProposer:
 
     def _learn_times(self, step: _Step) -> None:
         name, draft_s = step.drafter, 0.0
-        if name is not None:
+        if name is not None and step.draft_s:
             place = (name, batch_bucket(step.num_members))
             times = self._draft_times.setdefault(place, Times(float))
             if step.behind <= _BEHIND:
@@ -466,9 +513,8 @@ class HybridProposer:
     @staticmethod
     def _judge(track: _Track) -> None:
         """What became of a sequence's drafts; its values are to be found anew."""
-        for name, budget, draft, path in track.outcomes:
-            is_tree = draft.parents is not None
-            track.drafters[name].observe(budget, len(draft), path, is_tree)
+        for name, budget, tokens, is_tree, path in track.outcomes:
+            track.drafters[name].observe(budget, len(tokens), path, is_tree)
         if not track.outcomes:
             for survival in track.drafters.values():
                 survival.fade(OWN_DECAY ** min(track.idle, _LEARN_EVERY))

@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from itertools import count, pairwise
+from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
+from native_models import needs_native
 from outrider.contracts import (
     Draw,
     Needs,
@@ -22,6 +24,7 @@ from outrider.contracts import (
 )
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
+from outrider.engine.request import Speculation
 from outrider.errors import ConfigError
 from outrider.proposers.hybrid import HybridConfig, HybridProposer, Worth, follow
 from outrider.sampling import SamplingParams
@@ -303,6 +306,42 @@ def test_a_drafter_that_was_skipped_catches_up(
                 assert len(event.path) == len(event.draft_tokens)
     assert switches > 3
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+@needs_native
+def test_a_drafter_goes_ahead_alone_where_lookups_never_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(write_tiny_llama(tmp_path, max_positions=256))
+    config = EngineConfig(
+        model=folder,
+        draft_model=folder,
+        proposer="hybrid",
+        proposer_options={"hybrid": {"lookups": []}},
+        num_draft_tokens=4,
+        backend="native",
+    )
+    engine = build(config)
+    begun = []
+    begin = HybridProposer.begin_ahead
+
+    def noting(self: HybridProposer, *args: Any) -> bool:
+        begun.append(begin(self, *args))
+        return begun[-1]
+
+    monkeypatch.setattr(HybridProposer, "begin_ahead", noting)
+    params = SamplingParams(max_tokens=200, temperature=0.9, seed=5, ignore_eos=True)
+    drafted = engine.add([5, 9, 2, 7], params)
+    reports = list(engine.run([drafted]))
+    assert begun
+    assert all(begun)
+    # The target drafts for itself: whoever lost track of its own K/V would be refused.
+    events = [event for report in reports for event in report.events][1:-1]
+    assert all(len(event.path) == len(event.draft_tokens) > 0 for event in events)
+    plain = engine.add([5, 9, 2, 7], params, speculation=Speculation(proposer=None))
+    for _ in engine.run([plain]):
+        pass
+    assert engine.collect(drafted).tokens == engine.collect(plain).tokens
 
 
 def test_a_long_text_is_read_where_that_pays_before_the_end() -> None:

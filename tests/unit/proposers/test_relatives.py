@@ -98,7 +98,8 @@ def test_only_the_first_layers_draft(
         pass
     stats = engine.collect(request).stats
     assert exits.count(None) == stats.num_steps
-    assert exits.count(2) == stats.num_drafted > 10
+    # Each draft, and the last of them once more for its state.
+    assert exits.count(2) == stats.num_drafted + stats.num_proposals > 10
 
 
 def test_a_quantized_copy_is_refused_where_it_cannot_run(
