@@ -9,6 +9,7 @@ largest sum of probabilities is kept: that sum is the number of tokens it expect
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from outrider.contracts import (
+    AheadBatch,
     Draw,
     Needs,
     Observation,
@@ -24,12 +26,15 @@ from outrider.contracts import (
     SequenceView,
 )
 from outrider.errors import ConfigError
-from outrider.proposers._ngram_index import trusted_length
+from outrider.layout import lay_script
+from outrider.proposers._ngram_index import copy_from, trusted_length, up_to_finish
 from outrider.proposers._options import read_options
 from outrider.proposers._shared_outputs import SharedOutputs
 from outrider.proposers._suffix_index import SuffixIndex, SuffixRule, suffix_index
 
 MakeIndex = Callable[..., SuffixIndex]
+
+_ENDING = 4  # tokens before a draft that must agree where its sequel is looked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +102,48 @@ class SuffixProposer:
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
         """Nothing to do: committed tokens are read when the next draft is asked for."""
 
+    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
+        return True
+
+    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
+        """contracts.DraftsAhead: chains that continue the text's own, as long as it agrees."""
+        texts: list[list[int]] = []
+        for i, (view, budget) in enumerate(zip(views, batch.num_drafts_S, strict=True)):
+            text: list[int] = []
+            if budget:
+                (proposal,) = self.propose([view], [budget])
+                chain = proposal.tokens
+                if not chain or proposal.parents is not None:
+                    return False
+                batch.num_drafts_S[i] = len(chain)
+                text = up_to_finish(
+                    chain + _sequel(view.tokens, chain, most_steps * (len(chain) + 1)),
+                    view.finish_ids,
+                )
+            texts.append(text)
+        batch.script_S2L = lay_script(texts)
+        batch.copies = True
+        return True
+
+    def drafted_ahead(self, view: SequenceView, chain: list[int]) -> None:
+        """Nothing to do."""
+
+    def end_ahead(self, view: SequenceView) -> None:
+        """Nothing to do."""
+
     def release(self, sequence_id: int) -> None:
         """The output becomes common knowledge; a preempted one's rest when it is released again."""
         reader = self._readers.pop(sequence_id, None)
         if reader is not None:
             self._shared.add(reader.view.salt, reader.view.tokens[reader.num_returning :])
+
+
+def _sequel(tokens: list[int], chain: list[int], count: int) -> list[int]:
+    """What followed where the text's ending and `chain` stood last; nothing if they did not."""
+    ending = tokens[-_ENDING:]
+    wanted, text = array("i", ending + chain).tobytes(), array("i", tokens).tobytes()
+    at = text.rfind(wanted)
+    if at < 0 or at % array("i").itemsize:  # the latter by chance
+        return []
+    end = at // array("i").itemsize + len(ending) + len(chain)
+    return copy_from(tokens, end, count) if end < len(tokens) else []

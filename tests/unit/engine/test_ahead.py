@@ -229,7 +229,7 @@ def test_copies_go_on_while_the_target_agrees(make: Make, runs: Runs) -> None:
     (plain,) = decode(make(1), params, [PLAIN], PROMPTS[:1])
     wrong = (plain.tokens[25] + 1) % 256
     guess = [*plain.tokens[:25], wrong, *plain.tokens[26:]]
-    for proposer in ("prediction", "ngram"):
+    for proposer in ("prediction", "ngram", "suffix"):
         wish = Speculation(proposer=proposer, num_draft_tokens=4)
         accepted = []
         for most in (1, 8):
