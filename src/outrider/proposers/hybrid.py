@@ -67,7 +67,9 @@ _RATE_DECAY = 0.95
 _HORIZON = 128  # tokens to come that count, at most
 _MARGIN = 0.01  # tokens that a drafter must promise more than a look-up, whose price is surer
 _TRUST = 0.2  # tokens that cutting a look-up short must gain
-_FEW = 0.1  # share of steps that look-ups win, below which a drafter may go ahead alone
+_FEW = 0.1  # tokens that look-ups gain a step, below which a drafter may go ahead alone ...
+_LATELY = 0.05  # ... of late: the weight of a step
+_UNKNOWN = 0.3  # the same until anything is known
 _BEHIND = 16  # tokens that a drafter reads in passing; more take time of their own
 
 
@@ -142,13 +144,11 @@ class _Trial(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """The best number of tokens to take of a look-up, or to ask a drafter for.
-
-    A drafter's value is what it would be if drafting took no time.
-    """
+    """The best number of tokens to take of a look-up, or to ask a drafter for."""
 
     num_tokens: int
-    value: float
+    value: float  # if drafting took no time
+    net: float  # if all sequences shared that time
 
 
 class _Drafted(NamedTuple):
@@ -176,7 +176,7 @@ class _Track:
     outcomes: list[_Drafted] = field(default_factory=list)
     num_steps: int = 0
     idle: int = 0  # of these, since a drafter was asked
-    won: float = 0.5  # share of these that were a look-up's, lately
+    gained: float = 0.0  # by look-ups over what drafters promised, lately, in tokens a step
     num_fed: dict[str, int] = field(default_factory=dict)  # tokens that a drafter has read
     missed: dict[str, float] = field(default_factory=dict)  # lost by not asking, in tokens
 
@@ -212,6 +212,7 @@ class HybridProposer:
         taps = {tap for part in self._parts for tap in part.needs.taps}
         self.needs = Needs(taps=tuple(sorted(taps)))
         self._worth: dict[tuple[str, int], Worth] = {}  # by look-up and heat
+        self._gained: dict[int, float] = {}  # by the last sequence about as hot
         self._sources = {drafter.name: Source(drafter.name) for drafter in drafters}
         self._tracks: dict[int, _Track] = {}
         self._passes: dict[tuple[int, int], Times] = {}  # by batch and context
@@ -265,10 +266,11 @@ class HybridProposer:
                     if choice.value > values[i]:
                         proposals[i], values[i] = _first(found, choice.num_tokens), choice.value
         drafter, members = self._choose(views, tracks, budgets, values)
-        for i, track in enumerate(tracks):
-            track.won += 0.1 * ((values[i] > 0.0 and i not in members) - track.won)
+        for track, value in zip(tracks, values, strict=True):
+            rival = max([0.0, *[choice.net for choice in track.drafts.values()]])
+            track.gained += _LATELY * (max(0.0, value - rival) - track.gained)
         self._alone = None
-        if max([track.won for track in tracks]) < _FEW and isinstance(drafter, DraftsAhead):
+        if max([track.gained for track in tracks]) < _FEW and isinstance(drafter, DraftsAhead):
             self._alone = drafter.name, drafter, [view.id for view in views]
         if drafter is not None:
             for i, draft in self._ask(drafter, members, views, tracks, budgets, step):
@@ -342,6 +344,7 @@ class HybridProposer:
         track = self._tracks.pop(sequence_id, None)
         if track is not None:
             self._judge(track)
+            self._gained[heat(track.view.params.temperature)] = track.gained
         for part in self._parts:
             part.release(sequence_id)
 
@@ -355,6 +358,7 @@ class HybridProposer:
             view,
             {name: Worth(shared) for name, shared in worth.items()},
             {name: Survival(source.prior(temperature)) for name, source in self._sources.items()},
+            gained=self._gained.get(heat(temperature), _UNKNOWN),
         )
         return track
 
@@ -382,17 +386,20 @@ class HybridProposer:
         A drafter's time is shared by all sequences here.
         """
         num_sequences, rate = self._num_sequences, self._rate
-        expected = best_net = net = 0.0
-        best = _Choice(1, 0.0)
+        expected = 0.0
+        choice = best = _Choice(0, 0.0, 0.0)
         for k, chance in enumerate(chances, 1):
             expected += chance
-            net = value = expected - rate * self._extra_s(k)
+            value = net = expected - rate * self._extra_s(k)
             if drafter is not None:
                 net -= rate * self._draft_s(drafter, num_sequences, k) / num_sequences
-            if net > best_net or k == 1:
-                best_net, best = net, _Choice(k, value)
-        if drafter is None and net > best_net - _TRUST:  # a look-up has reasons for its length
-            return _Choice(len(chances), net)
+            choice = _Choice(k, value, net)
+            if net > best.net or k == 1:
+                best = choice
+        if (
+            drafter is None and choice.net > best.net - _TRUST
+        ):  # a look-up has reasons for its length
+            return choice
         return best
 
     def _choose(
