@@ -1,6 +1,6 @@
 """The GPU engine measured on a random 8B model: passes, cycles, plain and speculative decoding.
 
-    python benchmarks/gpu_decode.py [--only SECTION,...]
+    python benchmarks/gpu_decode.py [--only SECTION,...] [--result NAME]
 
 Needs one CUDA device of 80 GB. Every section stands for itself: one that fails is reported and the
 others go on; the result file is written anew after each.
@@ -35,6 +35,8 @@ from outrider.cuda.ops import Pass, TorchOps
 from outrider.cuda.triton_ops import Tiles, TritonOps
 from outrider.engine import build
 from outrider.engine.build import EngineConfig
+from outrider.engine.engine import Engine
+from outrider.engine.request import Speculation
 from outrider.model.tokenizer import load_tokenizer
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_tokenizer
@@ -75,8 +77,9 @@ def graph_of(run: Callable[[], object]) -> Callable[[], None]:
 
 
 class Bench:
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, name: str) -> None:
         self.seconds = seconds
+        self.name = name
         self.tables: dict[str, list[dict[str, Any]]] = {}
         self.failed: dict[str, str] = {}
         self.tensors = RandomTensors(
@@ -135,10 +138,10 @@ class Bench:
         )
         if self.failed:
             notes += f" Failed: {json.dumps(self.failed)}."
-        report.write("gpu-decode", "Decoding on a GPU", tables, notes)
+        report.write(self.name, "Decoding on a GPU", tables, notes)
         out = os.environ.get("OUT")
         if out:
-            for path in report.RESULTS.glob("gpu-decode.*"):
+            for path in report.RESULTS.glob(f"{self.name}.*"):
                 shutil.copy(path, Path(out) / path.name)
 
 
@@ -426,69 +429,151 @@ def cycles(bench: Bench) -> None:
         say(rows[-1])
 
 
+def clocked(cycle: Cycle, count: int) -> tuple[list[int], list[int], float]:
+    """`count` tokens of the one sequence, how many each cycle emitted, and the seconds it took."""
+    tokens: list[int] = []
+    lengths: list[int] = []
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    cycle.launch()
+    while len(tokens) < count:
+        cycle.launch()
+        (emitted,) = cycle.emitted(behind=1)
+        tokens += emitted
+        lengths.append(len(emitted))
+    return tokens[:count], lengths, (time.perf_counter() - start) * count / len(tokens)
+
+
+def part_ms(cycle: Cycle) -> float:
+    """Drafting and verifying of one cycle, each by itself."""
+    target, draft, num_drafts = cycle.target, cycle.draft, cycle.num_drafts
+    where = target.inputs.at(1, num_drafts + 1)
+    ms = timed(graph_of(partial(verifying, target, where)))
+    if draft is not None:
+        ms += timed(graph_of(partial(draft.draft, 1, 2, num_drafts)))
+    return ms
+
+
 def decode(bench: Bench) -> None:
-    """Plain and speculative, greedy and sampled: the same tokens, and how fast."""
+    """Plain and speculative, greedy and sampled: the same tokens, and how fast.
+
+    The formula: (1 - alpha^(K+1)) / (1 - alpha) tokens in the time of the parts, over a plain pass.
+    """
     rows = bench.tables.setdefault("Decoding, one sequence, 512 tokens of prompt", [])
     count = 256
     for temperature in (0.0, 1.0):
         plain: list[int] = []
-        plain_rate = 0.0
+        plain_rate = plain_ms = 0.0
         for num_drafts in (0, 2, 3, NUM_DRAFTS):
             cycle = bench.cycle("3 layers" if num_drafts else None, num_drafts, max_length=1500)
-            cycle.start([prompt(512)], temperature=temperature, seed=1)
-            cycle.generate(8)  # captures
-            best = []
-            for _ in range(3):
+            runs = []
+            for _ in range(4):  # the first captures
                 cycle.start([prompt(512)], temperature=temperature, seed=1)
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                outputs, num_cycles = cycle.generate(count)
-                best.append(time.perf_counter() - start)
-            rate = count / statistics.median(best)
+                runs.append(clocked(cycle, count))
+            tokens, lengths, _ = runs[-1]
+            rate = count / statistics.median([took for _, _, took in runs[1:]])
+            ms = part_ms(cycle)
             if not num_drafts:
-                plain, plain_rate = outputs[0], rate
-            same = sum(a == b for a, b in zip(plain, outputs[0], strict=True))
+                plain, plain_rate, plain_ms = tokens, rate, ms
+            judged = sum(min(length, num_drafts) for length in lengths)
+            alpha = (sum(lengths) - len(lengths)) / max(1, judged)
+            promised = sum(alpha**i for i in range(num_drafts + 1)) * plain_ms / ms
+            same = sum(a == b for a, b in zip(plain, tokens, strict=True))
             rows.append({
                 "temperature": temperature, "K": num_drafts, "tokens_per_s": rate,
-                "over plain": rate / plain_rate, "tokens per cycle": count / num_cycles,
-                "ms per cycle": statistics.median(best) / num_cycles * 1e3,
-                "tokens as plain": f"{same} of {count}", "distinct": len(set(plain)),
+                "over plain": rate / plain_rate, "alpha": alpha,
+                "formula": promised, "of the formula": rate / plain_rate / promised,
+                "tokens per cycle": sum(lengths) / len(lengths),
+                "parts, ms": ms, "tokens as plain": f"{same} of {count}",
+                "distinct": len(set(plain)),
             })  # fmt: skip
             say(rows[-1])
 
 
-def engine(bench: Bench) -> None:
-    """The engine that the command line and the server use: the host decides after every pass."""
-    rows = bench.tables.setdefault("Engine, one sequence, 512 tokens of prompt", [])
+@contextmanager
+def engines(bench: Bench, **config: Any) -> Iterator[Engine]:
+    """An engine around the 8B target with the 3 layers for its draft model."""
     with tempfile.TemporaryDirectory() as name:
         folder = write_tiny_tokenizer(Path(name), num_tokens=9000)
-        for num_drafts in (0, NUM_DRAFTS):
-            config = EngineConfig(
-                model=str(folder),
-                draft_model=str(folder),
-                proposer="draft-model",
-                num_draft_tokens=num_drafts,
-                device="cuda",
-                kv_tokens=4096,
-            )
-            with patch.object(build, "load_model", lambda _, **__: bench.model("3 layers")):
-                made = build.assemble(config, bench.model("8B"), load_tokenizer(str(folder)))
-            for temperature in (0.0, 1.0):
-                params = SamplingParams(
-                    max_tokens=128, temperature=temperature, seed=1, ignore_eos=True
-                )
-                took: list[float] = []
-                for seed in range(3):  # the first captures
-                    request = made.add(prompt(512, seed), params)
-                    times = [time.perf_counter() for _ in made.run([request])]
-                    result = made.collect(request)
-                    took.append((times[-1] - times[0]) / (len(result.tokens) - 1))
-                rows.append({
-                    "K": num_drafts, "temperature": temperature,
-                    "tokens_per_s": 1 / min(took[1:]),
-                    "tokens per step": result.stats.acceptance_length,
-                })  # fmt: skip
-                say(rows[-1])
+        settings = EngineConfig(
+            model=str(folder),
+            draft_model=str(folder),
+            proposer="draft-model",
+            device="cuda",
+            **config,
+        )
+        with patch.object(build, "load_model", lambda _, **__: bench.model("3 layers")):
+            yield build.assemble(settings, bench.model("8B"), load_tokenizer(str(folder)))
+
+
+def engine(bench: Bench) -> None:
+    """The engine that the command line and the server use, step by step and several at once."""
+    rows = bench.tables.setdefault("Engine, one sequence, 512 tokens of prompt", [])
+    for num_drafts in (0, NUM_DRAFTS):
+        for ahead in (1, 8):
+            with engines(
+                bench, num_draft_tokens=num_drafts, kv_tokens=4096, max_ahead_steps=ahead
+            ) as made:
+                for temperature in (0.0, 1.0):
+                    params = SamplingParams(
+                        max_tokens=256, temperature=temperature, seed=1, ignore_eos=True
+                    )
+                    took: list[float] = []
+                    for _ in range(4):  # the first captures
+                        request = made.add(prompt(512), params)
+                        times = [time.perf_counter() for _ in made.run([request])]
+                        result = made.collect(request)
+                        took.append((times[-1] - times[0]) / (len(result.tokens) - 1))
+                    rows.append({
+                        "K": num_drafts, "temperature": temperature, "steps in one call": ahead,
+                        "tokens_per_s": 1 / statistics.median(took[1:]),
+                        "tokens per step": result.stats.acceptance_length,
+                        "graphs": len(bench.model("8B")._graphs),
+                        "capture s": bench.model("8B").capture_s,
+                    })  # fmt: skip
+                    say(rows[-1])
+
+
+def batch_rate(made: Engine, size: int, speculation: Speculation, max_tokens: int) -> float:
+    """Tokens per second from when all sequences decode until the first one ends."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, seed=1, ignore_eos=True)
+    requests = [
+        made.add(prompt(512, seed), params, speculation=speculation) for seed in range(size)
+    ]
+    begun: set[str] = set()
+    start = stop = 0.0
+    count = 0
+    for step in made.run(requests):
+        if len(begun) == size and not stop:
+            count += sum(len(event.tokens) for event in step.events)
+            if any(event.finish_reason for event in step.events):
+                stop = time.perf_counter()
+        elif len(begun) < size:
+            begun |= {event.request_id for event in step.events}
+            start = time.perf_counter()
+    for request in requests:
+        made.collect(request)
+    return count / (stop - start)
+
+
+def auto(bench: Bench) -> None:
+    """The controller's own choice against plain decoding, in turns, in the same engine."""
+    rows = bench.tables.setdefault("Auto against plain, the engine, 512 tokens of prompt", [])
+    with engines(bench, num_draft_tokens="auto", kv_tokens=48 * 1024, max_sequences=64) as made:
+        for size in (1, 4, 16, 64):
+            kinds = {"plain": Speculation(num_draft_tokens=0), "auto": made.default}
+            rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+            for _ in range(4):  # the first captures, and reads the prompts
+                for kind, speculation in kinds.items():
+                    rates[kind].append(batch_rate(made, size, speculation, 160))
+            ratios = [b / a for a, b in zip(rates["plain"][1:], rates["auto"][1:], strict=True)]
+            rows.append({
+                "batch": size, "plain tokens/s": statistics.median(rates["plain"][1:]),
+                "auto tokens/s": statistics.median(rates["auto"][1:]),
+                "auto over plain": statistics.median(ratios),
+                "each round": ", ".join(f"{ratio:.3f}" for ratio in ratios),
+            })  # fmt: skip
+            say(rows[-1])
 
 
 def batches(bench: Bench) -> None:
@@ -569,9 +654,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="all")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no section after this")
+    parser.add_argument("--result", default="gpu-decode", help="name of the result file")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
-    bench = Bench(given.seconds)
+    bench = Bench(given.seconds, given.result)
     functions = {
         "correct": correct,
         "tune": tune,
@@ -580,6 +666,7 @@ def main() -> None:
         "cycles": cycles,
         "decode": decode,
         "engine": engine,
+        "auto": auto,
         "transformers": transformers_rates,
         "batches": batches,
     }

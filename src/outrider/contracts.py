@@ -261,7 +261,8 @@ class AheadBatch:
     """
 
     last_S: list[int]  # the newest token, which the target has not seen yet
-    context_S: list[int]  # tokens before it
+    before_S: list[int]  # the one before it; the same where there is none
+    context_S: list[int]  # tokens before the newest
     tables_SW: IntArray  # padded with -1
     num_drafts_S: list[int]
     num_left_S: list[int]  # tokens that may still be emitted

@@ -1,9 +1,10 @@
 """Whole speculative cycles on the device: draft loop, verifying pass, verdict, next inputs.
 
-One graph launch is one cycle for a batch. The host learns what was emitted through a small
-asynchronous copy, and reads a cycle's while the next one runs: it decides when to stop, nothing
-else. Chains only, coupled sample-match, temperature without filters; without a draft model the
-same cycle is plain decoding. A rejected draft costs no rollback: its slots are written again.
+A cycle of a batch is one graph launch, or two where its parts are to be timed. The host learns what
+was emitted through a small asynchronous copy, and reads a cycle's while the next one runs: it
+decides when to stop, nothing else. Chains only, coupled sample-match, temperature without filters;
+without a draft model the same cycle is plain decoding. A rejected draft costs no rollback: its
+slots are written again.
 
 Shape legend: S sequences, L places of a line (two committed tokens, then drafts).
 """
@@ -11,12 +12,14 @@ Shape legend: S sequences, L places of a line (two committed tokens, then drafts
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from time import perf_counter
 
 import numpy as np
 import torch
 
-from outrider.contracts import StepBatch, Stream
+from outrider.contracts import AheadBatch, AheadStep, IntArray, StepBatch, Stream
 from outrider.cuda.decoder import MAX_TOKENS, CudaDecoder, make_event
+from outrider.cuda.ops import MAX_WIDTH
 from outrider.noise import as_signed, sequence_key
 
 _CHUNK = 512  # of a prompt
@@ -52,7 +55,6 @@ class Cycle:
             tables.fill_(-1)
             tables[:, : self._pages] = torch.from_numpy(table).to(model.device)
         self._table = table
-        self._page = page
         on = models[-1].inputs.device  # the state lies where drafting needs it
         self._line = models[-1].line[:num_sequences]
         self._committed = on["committed"][:num_sequences]
@@ -138,22 +140,204 @@ class Cycle:
         return [output[:max_tokens] for output in outputs], cycles
 
     def _run(self) -> None:
-        target, draft = self.target, self.draft
-        if draft is not None and self.num_drafts:
-            keys = draft.inputs.device["keys"]
-            two = draft.inputs.at(self.num_sequences, 2)
-            # Twice the same token at times: after a full accept one is new to the drafter.
-            draft.ops.place(self._line, self._committed, self._secrets, 0, self._page, two, keys)
-            draft.draft(self.num_sequences, 2, self.num_drafts)
-        where = target.inputs.at(self.num_sequences, self.num_drafts + 1)
-        keys = target.inputs.device["keys"]
-        target.ops.place(self._line, self._committed, self._secrets, 1, self._page, where, keys)
-        target.compute(where)
-        target.draw(where.num_sequences * where.width)
-        draws = target.drawn[: where.num_sequences * where.width]
-        target.ops.settle(
-            self._line,
-            self._committed,
-            draws.view(self.num_sequences, self.num_drafts + 1),
-            self._report,
+        if self.draft is not None and self.num_drafts:
+            draft_part(self.draft, self.num_sequences, self.num_drafts)
+        verify_part(self.target, self.draft, self.num_sequences, self.num_drafts, self._report)
+
+
+def draft_part(draft: CudaDecoder, num_sequences: int, num_drafts: int) -> None:
+    """Lays out the last two committed tokens of each line and drafts from there.
+
+    Twice the same token at times: after a full accept one is new to the drafter.
+    """
+    on = draft.inputs.device
+    line, committed = draft.line[:num_sequences], on["committed"][:num_sequences]
+    two = draft.inputs.at(num_sequences, 2)
+    secrets = on["secrets"][:num_sequences]
+    draft.ops.place(line, committed, secrets, 0, draft.block_size, two, on["keys"])
+    draft.draft(num_sequences, 2, num_drafts)
+
+
+def verify_part(
+    target: CudaDecoder,
+    draft: CudaDecoder | None,
+    num_sequences: int,
+    num_drafts: int,
+    report: torch.Tensor,
+) -> None:
+    """The target's pass over the newest token and the drafts, its draws, and the verdict."""
+    drafter = draft or target
+    on = drafter.inputs.device  # the state lies where drafting needs it
+    line, committed = drafter.line[:num_sequences], on["committed"][:num_sequences]
+    where = target.inputs.at(num_sequences, num_drafts + 1)
+    keys = target.inputs.device["keys"]
+    secrets = on["secrets"][:num_sequences]
+    target.ops.place(line, committed, secrets, 1, target.block_size, where, keys)
+    target.compute(where)
+    target.draw(num_sequences * where.width)
+    draws = target.drawn[: num_sequences * where.width].view(num_sequences, -1)
+    target.ops.settle(line, committed, draws, report)
+
+
+class _Flight:
+    """A cycle under way: what comes back of it, and when its parts were done."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self.host = torch.zeros(size, dtype=torch.int32, pin_memory=on_gpu)
+        self._events = [make_event(timing=True) for _ in range(3)] if on_gpu else []
+        self._times = [0.0] * 3
+
+    def mark(self, part: int) -> None:
+        if self._events:
+            self._events[part].record()
+        else:
+            self._times[part] = perf_counter()
+
+    def seconds(self) -> tuple[float, float]:
+        """Of drafting and of verifying; waits for them."""
+        if self._events:
+            first, second, third = self._events
+            third.synchronize()
+            return first.elapsed_time(second) / 1e3, second.elapsed_time(third) / 1e3
+        first_s, second_s, third_s = self._times
+        return second_s - first_s, third_s - second_s
+
+
+class _Ahead:
+    """Cycles of so many sequences and drafts, by these models: their buffers, made once."""
+
+    def __init__(
+        self, target: CudaDecoder, draft: CudaDecoder | None, num_sequences: int, num_drafts: int
+    ) -> None:
+        self.target, self.draft = target, draft
+        self.num_sequences, self.num_drafts = num_sequences, num_drafts
+        size, split = num_sequences * (2 * num_drafts + 2), num_sequences * (num_drafts + 2)
+        self._out = torch.zeros(size, dtype=torch.int32, device=target.device)
+        self._report = self._out[:split].view(num_sequences, -1)
+        self._chains = self._out[split:].view(num_sequences, num_drafts)
+        self._flights = [_Flight(size, target.device) for _ in range(2)]
+
+    def set(self, batch: AheadBatch) -> None:
+        """Brings both models and the state to where the sequences stand."""
+        count, temperature = self.num_sequences, batch.rows.temperature_R
+        lengths = np.array(batch.context_S, np.int32) + 1
+        for model in (self.target, self.draft):
+            if model is None:
+                continue
+            tables = batch.tables_SW
+            if model is self.draft:
+                assert batch.catch_up is not None
+                tables = batch.catch_up.tables_SW
+            model.inputs.wait()
+            host = model.inputs.host
+            own = host["tables"].reshape(MAX_TOKENS, -1)[:count]
+            own[:] = -1
+            own[:, : tables.shape[1]] = tables
+            width = 1 if model is self.draft else self.num_drafts + 1
+            host["temperature"][: count * width] = np.repeat(temperature, width)
+            host["committed"][:count] = lengths
+            host["secrets"][:count] = np.array(batch.key_S, np.uint64).view(np.int64)
+            model.inputs.send(count)
+        drafter = self.draft or self.target
+        newest = np.array([batch.before_S, batch.last_S], np.int32).T.copy()
+        drafter.line[:count, :2] = torch.from_numpy(newest).to(drafter.device)
+
+    def launch(self, number: int) -> None:
+        flight = self._flights[number % 2]
+        flight.mark(0)
+        name = (self.num_sequences, self.num_drafts, id(self.draft))
+        if self.draft is not None:
+            self.target.replay(("ahead, draft", *name), self._draft)
+        flight.mark(1)
+        self.target.replay(("ahead, verify", *name), self._verify)
+        flight.host.copy_(self._out, non_blocking=True)
+        flight.mark(2)
+
+    def _draft(self) -> None:
+        assert self.draft is not None
+        draft_part(self.draft, self.num_sequences, self.num_drafts)
+        self._chains.copy_(self.draft.line[: self.num_sequences, 2 : 2 + self.num_drafts])
+
+    def _verify(self) -> None:
+        verify_part(self.target, self.draft, self.num_sequences, self.num_drafts, self._report)
+
+    def landed(self, number: int) -> tuple[AheadStep, list[int]]:
+        """The step, and how many tokens each sequence emitted; waits for it."""
+        flight, count = self._flights[number % 2], self.num_sequences
+        seconds = flight.seconds()
+        split = count * (self.num_drafts + 2)
+        report = flight.host[:split].view(count, -1).tolist()
+        chains = flight.host[split:].view(count, self.num_drafts).tolist()
+        return AheadStep(chains, [row[1:] for row in report], *seconds), [r[0] for r in report]
+
+
+@torch.no_grad()
+def run_ahead(
+    target: CudaDecoder, batch: AheadBatch, most_steps: int, limit_s: float
+) -> list[AheadStep]:
+    """See `contracts.RunsAhead`. Nothing where it needs more than these cycles can do."""
+    began = perf_counter()
+    count, num_drafts = len(batch.last_S), batch.num_drafts_S[0]
+    draft = batch.drafter if num_drafts else None
+    if (
+        any(other != num_drafts for other in batch.num_drafts_S)
+        or (num_drafts and not isinstance(draft, CudaDecoder))
+        or batch.rows.filters
+        or num_drafts >= MAX_WIDTH
+        or count * (num_drafts + 1) > MAX_TOKENS
+        or min(batch.context_S) < 1
+    ):
+        return []
+    assert draft is None or isinstance(draft, CudaDecoder)
+    width = num_drafts + 1
+    # Every sequence ends where its slots do, or earlier.
+    ends = _reach(batch.tables_SW, target.block_size)
+    left = list(batch.num_left_S)
+    if draft is not None:
+        assert batch.catch_up is not None
+        ends = np.minimum(ends, _reach(batch.catch_up.tables_SW, draft.block_size) + 1)
+        if int(np.diff(batch.catch_up.starts_S1).max()) > 2:
+            draft.forward(batch.catch_up)
+    furthest = int(max(batch.context_S)) + most_steps * width
+    if any(not model.can_reach(furthest) for model in (target, draft) if model is not None):
+        return []
+    contexts = list(batch.context_S)
+    key = (count, num_drafts, id(draft))
+    if key not in target.cycles:
+        target.cycles[key] = _Ahead(target, draft, count, num_drafts)
+    cycles: _Ahead = target.cycles[key]
+    cycles.set(batch)
+    steps: list[AheadStep] = []
+    launched = 0
+    while True:
+        fits = all(
+            some >= width and context + width <= end
+            for some, context, end in zip(left, contexts, ends.tolist(), strict=True)
         )
+        if not fits:
+            return steps
+        # One more than has landed, so that the device does not wait for the host.
+        while launched < min(len(steps) + 2, most_steps):
+            if launched and perf_counter() - began > limit_s:
+                break
+            cycles.launch(launched)
+            launched += 1
+        if launched == len(steps):
+            return steps
+        step, emitted = cycles.landed(len(steps))
+        if any(draw < 0 for draws in step.draws for draw in draws):
+            return steps  # a row that is not a number: the caller finds out by itself
+        steps.append(step)
+        finished = False
+        for s, num in enumerate(emitted):
+            left[s] -= num
+            contexts[s] += num
+            finished |= left[s] <= 0 or not batch.finish_ids[s].isdisjoint(step.draws[s][:num])
+        if finished:
+            return steps
+
+
+def _reach(tables_SW: IntArray, block_size: int) -> IntArray:
+    """Slots that each block table holds."""
+    return np.asarray((tables_SW >= 0).sum(axis=1) * block_size)

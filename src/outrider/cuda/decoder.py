@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.contracts import IntArray, StepBatch, StepOutput
+from outrider.contracts import AheadBatch, AheadStep, IntArray, StepBatch, StepOutput
 from outrider.cuda.ops import MAX_WIDTH, Ops, Pass, TorchOps
 from outrider.cuda.triton_ops import TritonOps
 from outrider.model.torch_decoder import TorchDecoder
@@ -33,8 +33,8 @@ MAX_TOKENS = 64  # of a padded pass; beyond that matrices are no longer thin
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, MAX_WIDTH)
 
 
-def make_event() -> torch.cuda.Event:
-    return torch.cuda.Event()  # type: ignore[no-untyped-call]
+def make_event(*, timing: bool = False) -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
 
 
 class Inputs:
@@ -97,7 +97,7 @@ class Inputs:
 
 
 class CudaDecoder(TorchDecoder):
-    """`contracts.Model` and `contracts.DraftsChains`. One pass at a time."""
+    """`contracts.Model`, `DraftsChains` and `RunsAhead`. One pass at a time."""
 
     ops: Ops
     continues = False  # its kernels run whole passes
@@ -128,6 +128,7 @@ class CudaDecoder(TorchDecoder):
         self.line = torch.zeros(MAX_TOKENS, MAX_TOKENS, dtype=torch.int32, device=device)
         self._taps: dict[int, torch.Tensor] = {}
         self._graphs: dict[Hashable, Any] = {}
+        self.cycles: dict[Hashable, Any] = {}  # of `outrider.cuda.cycle`: buffers of its graphs
         self._pool: Any = None
         self.capture_s = 0.0
         if isinstance(self.ops, TritonOps):
@@ -214,6 +215,20 @@ class CudaDecoder(TorchDecoder):
         self.replay(("draft", *bucket, most, batch.exit_layer), run)
         drafted = self.line[:num_sequences, 2 : 2 + most].tolist()
         return [chain[:count] for chain, count in zip(drafted, counts, strict=True)]
+
+    def run_ahead(self, batch: AheadBatch, most_steps: int, limit_s: float) -> list[AheadStep]:
+        """See `contracts.RunsAhead`: cycles that follow one another without the host."""
+        from outrider.cuda.cycle import run_ahead
+
+        return run_ahead(self, batch, most_steps, limit_s)
+
+    @property
+    def block_size(self) -> int:
+        return self._block_size
+
+    def can_reach(self, length: int) -> bool:
+        """Whether this path serves sequences so long: all attention sees all of them."""
+        return self._min_window is None or length <= self._min_window
 
     # What graphs are made of. Nothing below looks at the host.
 
@@ -318,7 +333,7 @@ class CudaDecoder(TorchDecoder):
         if widest > MAX_WIDTH or 2 + num_drafts > self.line.shape[1]:
             return None
         longest = int((batch.context_S + counts).max()) + num_drafts
-        if self._min_window is not None and longest > self._min_window:
+        if not self.can_reach(longest):
             return None
         if -(-longest // self._block_size) > self._table_width:
             return None

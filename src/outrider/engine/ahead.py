@@ -171,6 +171,7 @@ class Ahead:
         limit = parts.scheduler.max_positions
         batch = AheadBatch(
             last_S=[s.tokens[-1] for s in sequences],
+            before_S=[s.tokens[-2:][0] for s in sequences],
             context_S=[s.num_computed for s in sequences],
             tables_SW=stack_tables([parts.kv.table(s.id) for s in sequences]),
             num_drafts_S=list(budgets),

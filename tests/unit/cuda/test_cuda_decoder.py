@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from outrider.contracts import AheadStep
 from outrider.cuda.cycle import Cycle
 from outrider.cuda.decoder import CudaDecoder
 from outrider.cuda.ops import TorchOps
@@ -124,13 +125,47 @@ def test_engine_writes_the_same_tokens(
     )
     expected = plain(folder, PROMPT, 40, temperature, 7)
     assert run(make_engine(folder, load(folder), 0), PROMPT, 40, temperature, 7) == expected
-    speculative = make_engine(folder, load(folder), 4, draft_model=str(small))
+    speculative = make_engine(folder, load(folder), 4, draft_model=str(small), max_ahead_steps=1)
     assert run(speculative, PROMPT, 40, temperature, 7) == expected
     assert calls[0] is None  # catching up on the prompt
     assert all(call is not None and len(call[0]) <= 4 for call in calls[1:])
     together = [make_engine(folder, load(folder), k, draft_model=str(small)) for k in (0, 3)]
     batches = [run_all(engine, temperature) for engine in together]
     assert batches[0] == batches[1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("num_drafts", [0, 1, 4])
+def test_engine_takes_several_cycles_without_the_host(
+    folder: Path,
+    small: Path,
+    temperature: float,
+    num_drafts: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three sequences at once, to the very end of each: the tokens of one step after another."""
+    monkeypatch.setattr("outrider.engine.build.load_model", lambda name, **_: load(name))
+    monkeypatch.setattr("outrider.engine.ahead.LIMIT_S", 60.0)
+    written = []
+    taken: list[int] = []
+    for most in (1, 8):
+        target = load(folder)
+        real = target.run_ahead
+
+        def counted(*given: Any, real: Any = real) -> list[AheadStep]:
+            steps: list[AheadStep] = real(*given)
+            taken.append(len(steps))
+            return steps
+
+        monkeypatch.setattr(target, "run_ahead", counted)
+        engine = make_engine(
+            folder, target, num_drafts, draft_model=str(small), max_ahead_steps=most
+        )
+        written.append(run_all(engine, temperature))
+        written.append([run(engine, PROMPT, 30, temperature, 3)])
+    assert written[:2] == written[2:]
+    assert max(taken) > 3
+    assert sum(taken) > 20
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
