@@ -252,6 +252,15 @@ class DraftsInOneCall(Protocol):
         ...
 
 
+@runtime_checkable
+class PrefersThinPasses(Protocol):
+    """A model that prepares every kind of pass when it first meets it, and only so wide ones."""
+
+    def most_drafts(self, num_sequences: int) -> int:
+        """Of each of so many decoding sequences; with more, a pass takes many times as long."""
+        ...
+
+
 @dataclass(slots=True)
 class AheadBatch:
     """S sequences in the middle of decoding, to be taken several steps further in one call.

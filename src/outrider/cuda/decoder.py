@@ -222,6 +222,12 @@ class CudaDecoder(TorchDecoder):
 
         return run_ahead(self, batch, most_steps, limit_s)
 
+    def most_drafts(self, num_sequences: int) -> int:
+        """See `contracts.PrefersThinPasses`: as many as a captured pass has room for."""
+        padded = _padded(num_sequences)
+        widths = [width for width in _WIDTHS if padded * width <= MAX_TOKENS]
+        return widths[-1] - 1 if widths else 0
+
     @property
     def block_size(self) -> int:
         return self._block_size
@@ -338,7 +344,7 @@ class CudaDecoder(TorchDecoder):
         if -(-longest // self._block_size) > self._table_width:
             return None
         width = next(w for w in _WIDTHS if w >= widest)
-        padded = 1 << (num_sequences - 1).bit_length()
+        padded = _padded(num_sequences)
         return (padded, width) if padded * width <= MAX_TOKENS else None
 
     def _lay_out(self, batch: StepBatch, num_sequences: int, width: int) -> npt.NDArray[np.int64]:
@@ -372,6 +378,10 @@ class CudaDecoder(TorchDecoder):
         host["tokens"][place_T] = batch.tokens_T
         host["positions"][place_T] = batch.positions_T
         return place_T
+
+
+def _padded(num_sequences: int) -> int:
+    return 1 << (num_sequences - 1).bit_length()
 
 
 def _masks(parents: IntArray | None, count: int) -> list[int]:

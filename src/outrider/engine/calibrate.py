@@ -20,7 +20,7 @@ from time import perf_counter
 import torch
 
 from outrider import __version__, native
-from outrider.contracts import Model, Observation, Proposal, Verdict
+from outrider.contracts import Model, Observation, PrefersThinPasses, Proposal, Verdict
 from outrider.control import MAX_AUTO_DRAFT_TOKENS, cost_cache
 from outrider.control.cost import Costs, CostTable, draft_table, verify_table
 from outrider.engine.parts import Parts
@@ -90,7 +90,10 @@ class Calibration:
             ]
             if len(kinds) < 2:
                 return None
-            self._pass_s(*kinds[0])  # the first pass touches memory for the first time
+            # The first pass touches memory for the first time, or has yet to be prepared.
+            prepared = isinstance(self.parts.target, PrefersThinPasses)
+            for kind in kinds if prepared else kinds[:1]:
+                self._pass_s(*kind)
             for context, width in _rounds(kinds, VERIFY_S):
                 seconds[context, width].append(self._pass_s(context, width))
         finally:
@@ -127,13 +130,15 @@ class Calibration:
         seconds: Clocked = defaultdict(list)
         views: list[Sequence] = []
         deadline = perf_counter() + DRAFT_S
+        prepared = isinstance(self.parts.target, PrefersThinPasses)
         between = self.parts.kv.reserve(_ID, CONTEXTS[0] + 1)
         try:
             for batch in BATCHES:
                 if seconds and perf_counter() > deadline:
                     break
                 views += [self._view(name, i) for i in range(len(views), batch)]
-                self._draft_s(name, views, 1)  # reads the prompts
+                for k in DRAFTS if prepared else DRAFTS[:1]:
+                    self._draft_s(name, views, k)  # reads the prompts
                 for _, k in _rounds([(batch, k) for k in DRAFTS], DRAFT_S / len(BATCHES)):
                     if between:
                         self._pass_s(CONTEXTS[0], 1)

@@ -168,6 +168,24 @@ def test_engine_takes_several_cycles_without_the_host(
     assert sum(taken) > 20
 
 
+def test_drafts_leave_room_for_everybody(
+    folder: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass wider than those captured would cost more than any draft can win."""
+    target = load(folder)
+    assert [target.most_drafts(n) for n in (1, 4, 16, 17, 32, 33, 64, 65)] == [
+        15, 15, 3, 1, 1, 0, 0, 0,
+    ]  # fmt: skip
+    monkeypatch.setattr("outrider.engine.build.load_model", lambda name, **_: load(name))
+    engine = make_engine(folder, target, 4, draft_model=str(small))
+    drafted: dict[int, int] = {}
+    params = SamplingParams(max_tokens=4, seed=1, ignore_eos=True, n=17, temperature=1.0)
+    for step in engine.run([engine.add(PROMPT[:3], params)]):
+        most = max((len(event.draft_tokens) for event in step.events), default=0)
+        drafted[len(step.events)] = max(most, drafted.get(len(step.events), 0))
+    assert drafted[17] == 1
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("num_drafts", [0, 1, 4])
 def test_cycle_writes_the_same_tokens(
