@@ -24,8 +24,8 @@ A drafter that was not asked for long has to read what it missed, a whole prompt
 paid where what it would have saved so far, going on like this, makes it worth while before the
 request ends: so nobody pays for a drafter that is of no use.
 
-Where look-ups hardly ever win, the drafter is left alone for several steps (`begin_ahead`); then
-everybody is asked again.
+Where one side hardly gains anything over the other, the other is left alone for several steps
+(`begin_ahead`); then everybody is asked again.
 
 The choice depends on finished steps and on look-ups, which are functions of the context; never on
 what a drafter draws. So it is exact under ratio rules too.
@@ -67,9 +67,10 @@ _RATE_DECAY = 0.95
 _HORIZON = 128  # tokens to come that count, at most
 _MARGIN = 0.01  # tokens that a drafter must promise more than a look-up, whose price is surer
 _TRUST = 0.2  # tokens that cutting a look-up short must gain
-_FEW = 0.1  # tokens that look-ups gain a step, below which a drafter may go ahead alone ...
+_FEW = 0.1  # tokens that one side gains a step, below which the other may go ahead alone ...
 _LATELY = 0.05  # ... of late: the weight of a step
 _UNKNOWN = 0.3  # the same until anything is known
+_LOOKUPS_ALONE = 4  # times in a row that a look-up may, and a drafter once
 _BEHIND = 16  # tokens that a drafter reads in passing; more take time of their own
 
 
@@ -176,7 +177,8 @@ class _Track:
     outcomes: list[_Drafted] = field(default_factory=list)
     num_steps: int = 0
     idle: int = 0  # of these, since a drafter was asked
-    gained: float = 0.0  # by look-ups over what drafters promised, lately, in tokens a step
+    # Tokens a step, lately: by look-ups over what drafters promised, and by drafters.
+    gained: tuple[float, float] = (0.0, 0.0)
     num_fed: dict[str, int] = field(default_factory=dict)  # tokens that a drafter has read
     missed: dict[str, float] = field(default_factory=dict)  # lost by not asking, in tokens
 
@@ -212,7 +214,8 @@ class HybridProposer:
         taps = {tap for part in self._parts for tap in part.needs.taps}
         self.needs = Needs(taps=tuple(sorted(taps)))
         self._worth: dict[tuple[str, int], Worth] = {}  # by look-up and heat
-        self._gained: dict[int, float] = {}  # by the last sequence about as hot
+        # `_Track.gained` of the last sequence about as hot.
+        self._gained: dict[int, tuple[float, float]] = {}
         self._sources = {drafter.name: Source(drafter.name) for drafter in drafters}
         self._tracks: dict[int, _Track] = {}
         self._passes: dict[tuple[int, int], Times] = {}  # by batch and context
@@ -220,8 +223,9 @@ class HybridProposer:
         self._catch_up_s = dict.fromkeys(self._sources, 0.0)  # a token's, as far as known
         self._step: _Step | None = None  # under way
         self._pass_began = 0.0
-        # Who may go ahead, and for whom; who does.
+        # Who may go ahead, for whom and how often; who does.
         self._alone: tuple[str, DraftsAhead, list[int]] | None = None
+        self._times_alone = 0
         self._ahead: tuple[str, DraftsAhead] | None = None
         self._news: list[_Step] = []  # steps not learnt from yet
         self._num_steps = 0
@@ -266,16 +270,11 @@ class HybridProposer:
                     if choice.value > values[i]:
                         proposals[i], values[i] = _first(found, choice.num_tokens), choice.value
         drafter, members = self._choose(views, tracks, budgets, values)
-        for track, value in zip(tracks, values, strict=True):
-            rival = max([0.0, *[choice.net for choice in track.drafts.values()]])
-            track.gained += _LATELY * (max(0.0, value - rival) - track.gained)
-        self._alone = None
-        if max([track.gained for track in tracks]) < _FEW and isinstance(drafter, DraftsAhead):
-            self._alone = drafter.name, drafter, [view.id for view in views]
         if drafter is not None:
             for i, draft in self._ask(drafter, members, views, tracks, budgets, step):
                 if draft.tokens:
                     proposals[i] = draft
+        self._leave_alone(views, tracks, values, drafter, members, proposals)
         if all(len(view.tokens) - view.num_computed == 1 for view in views):
             step.width = len(views) + sum([len(proposal.tokens) for proposal in proposals])
         self._pass_began = perf_counter()
@@ -318,23 +317,30 @@ class HybridProposer:
 
     def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
         assert self._alone is not None
-        name, drafter, _ = self._alone
-        self._alone, self._ahead = None, (name, drafter)
-        for i, view in enumerate(views):
-            choice = self._tracks[view.id].drafts.get(name)
-            if choice is None:
-                return False
-            batch.num_drafts_S[i] = min(batch.num_drafts_S[i], choice.num_tokens)
-        return drafter.begin_ahead(views, most_steps, batch)
+        name, part, _ = self._alone
+        self._times_alone -= 1
+        if self._times_alone <= 0:
+            self._alone = None
+        self._ahead = (name, part)
+        if name in self._sources:
+            for i, view in enumerate(views):
+                choice = self._tracks[view.id].drafts.get(name)
+                if choice is None:
+                    return False
+                batch.num_drafts_S[i] = min(batch.num_drafts_S[i], choice.num_tokens)
+        return part.begin_ahead(views, most_steps, batch)
 
     def drafted_ahead(self, view: SequenceView, chain: list[int]) -> None:
         assert self._ahead is not None
-        name, drafter = self._ahead
-        self._step = self._step or _Step(drafter=name)
-        track = self._tracks[view.id]
-        track.drafted = _Drafted(name, len(chain), chain, is_tree=False)
-        track.num_fed[name] = len(view.tokens)
-        drafter.drafted_ahead(view, chain)
+        name, part = self._ahead
+        track, num_tokens = self._tracks[view.id], len(view.tokens)
+        if name in self._sources:
+            self._step = self._step or _Step(drafter=name)
+            track.drafted = _Drafted(name, len(chain), chain, is_tree=False)
+            track.num_fed[name] = num_tokens
+        else:
+            track.trials.append(_Trial(name, Proposal(chain), num_tokens))
+        part.drafted_ahead(view, chain)
 
     def end_ahead(self, view: SequenceView) -> None:
         if self._ahead is not None:
@@ -358,7 +364,7 @@ class HybridProposer:
             view,
             {name: Worth(shared) for name, shared in worth.items()},
             {name: Survival(source.prior(temperature)) for name, source in self._sources.items()},
-            gained=self._gained.get(heat(temperature), _UNKNOWN),
+            gained=self._gained.get(heat(temperature), (_UNKNOWN, _UNKNOWN)),
         )
         return track
 
@@ -438,6 +444,37 @@ class HybridProposer:
                     if members:
                         best, best_members, best_surplus = drafter, members, surplus
         return best, best_members
+
+    def _leave_alone(
+        self,
+        views: Seq[SequenceView],
+        tracks: list[_Track],
+        values: list[float],
+        drafter: Proposer | None,
+        members: list[int],
+        proposals: list[Proposal],
+    ) -> None:
+        """Whether who drafted in this step may do so in the next ones without being compared."""
+        most = [0.0, 0.0]
+        for i, track in enumerate(tracks):
+            rival = max([0.0, *[choice.net for choice in track.drafts.values()]])
+            more = values[i] - rival
+            gains = (0.0, max(0.0, -more)) if i in members else (max(0.0, more), 0.0)
+            track.gained = (
+                track.gained[0] + _LATELY * (gains[0] - track.gained[0]),
+                track.gained[1] + _LATELY * (gains[1] - track.gained[1]),
+            )
+            most = [max(most[0], track.gained[0]), max(most[1], track.gained[1])]
+        self._alone = None
+        part = drafter
+        if drafter is None and most[1] < _FEW:
+            sources = {proposal.source for proposal in proposals}
+            part = next((p for p in self._lookups if {p.name} == sources), None)
+        elif most[0] >= _FEW or len(members) < len(views):
+            return
+        if isinstance(part, DraftsAhead):
+            self._alone = part.name, part, [view.id for view in views]
+            self._times_alone = _LOOKUPS_ALONE if drafter is None else 1
 
     def _may_read(self, name: str, view: SequenceView, track: _Track, gained: float) -> bool:
         """Whether a drafter may read what it missed, which gains so many tokens in this step; if

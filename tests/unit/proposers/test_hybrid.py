@@ -309,15 +309,16 @@ def test_a_drafter_that_was_skipped_catches_up(
 
 
 @needs_native
-def test_a_drafter_goes_ahead_alone_where_lookups_never_win(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("parts", [{"lookups": []}, {"drafters": []}])
+def test_one_side_goes_ahead_alone_where_the_other_never_wins(
+    parts: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = str(write_tiny_llama(tmp_path, max_positions=256))
     config = EngineConfig(
         model=folder,
         draft_model=folder,
         proposer="hybrid",
-        proposer_options={"hybrid": {"lookups": []}, "draft-model": {"dtype": "float32"}},
+        proposer_options={"hybrid": parts, "draft-model": {"dtype": "float32"}},
         num_draft_tokens=4,
         backend="native",
     )
@@ -330,14 +331,14 @@ def test_a_drafter_goes_ahead_alone_where_lookups_never_win(
         return begun[-1]
 
     monkeypatch.setattr(HybridProposer, "begin_ahead", noting)
-    params = SamplingParams(max_tokens=200, temperature=0.9, seed=5, ignore_eos=True)
+    heat = 0.9 if "lookups" in parts else 0.0  # greedily, so small a model repeats itself
+    params = SamplingParams(max_tokens=230, temperature=heat, seed=5, ignore_eos=True)
     drafted = engine.add([5, 9, 2, 7], params)
     reports = list(engine.run([drafted]))
-    assert begun
-    assert all(begun)
-    # The target drafts for itself: whoever lost track of its own K/V would be refused.
-    events = [event for report in reports for event in report.events][1:-1]
-    assert all(len(event.path) == len(event.draft_tokens) for event in events)
+    assert any(begun)
+    if "lookups" in parts:  # the target drafts for itself: a drafter that lost track is refused
+        events = [event for report in reports for event in report.events][1:-1]
+        assert all(len(event.path) == len(event.draft_tokens) for event in events)
     plain = engine.add([5, 9, 2, 7], params, speculation=Speculation(proposer=None))
     for _ in engine.run([plain]):
         pass
