@@ -72,7 +72,7 @@ class NativeSuffixIndex:
         if not self._handle:
             raise MemoryError(native.error_message())
         self._argument = ctypes.c_void_p(self._handle)
-        self._out = (ctypes.c_int32 * (2 + 2 * trusted[-1]))()
+        self._out = (ctypes.c_int32 * (2 + 2 * max(trusted)))()
 
     def __del__(self) -> None:
         handle, self._handle = getattr(self, "_handle", None), None
