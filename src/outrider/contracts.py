@@ -260,6 +260,10 @@ class PrefersThinPasses(Protocol):
         """Of each of so many decoding sequences; with more, a pass takes many times as long."""
         ...
 
+    def prepared(self) -> str:
+        """What has been prepared so far and at what cost, in words."""
+        ...
+
 
 @dataclass(slots=True)
 class AheadBatch:

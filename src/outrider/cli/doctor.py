@@ -87,7 +87,7 @@ def doctor(
         from outrider.bench.contenders import make_jobs
         from outrider.doctor.advice import advise, conclusion
         from outrider.doctor.check import measure_advice
-        from outrider.doctor.checks import examine
+        from outrider.doctor.checks import examine, examine_passes
         from outrider.doctor.curves import SURVIVAL_TOKENS, measure_curves
         from outrider.llm import LLM
 
@@ -116,6 +116,7 @@ def doctor(
         curves = measure_curves(engine, jobs, names, tell)
         advice = advise(curves)
         measured = measure_advice(engine, jobs, advice, tell) if check else {}
+    findings += examine_passes(engine)
     console = stderr() if as_json else stdout()
     show(console, findings, curves, advice, measured)
     console.print(conclusion(advice))

@@ -23,6 +23,7 @@ from outrider.cuda.ops import MAX_WIDTH
 from outrider.noise import as_signed, sequence_key
 
 _CHUNK = 512  # of a prompt
+_MOST_KINDS = 32  # of cycles that are captured: a batch whose size keeps changing makes many
 
 
 class Cycle:
@@ -305,6 +306,8 @@ def run_ahead(
     contexts = list(batch.context_S)
     key = (count, num_drafts, id(draft))
     if key not in target.cycles:
+        if len(target.cycles) >= _MOST_KINDS:
+            return []
         target.cycles[key] = _Ahead(target, draft, count, num_drafts)
     cycles: _Ahead = target.cycles[key]
     cycles.set(batch)

@@ -131,6 +131,7 @@ class CudaDecoder(TorchDecoder):
         self.cycles: dict[Hashable, Any] = {}  # of `outrider.cuda.cycle`: buffers of its graphs
         self._pool: Any = None
         self.capture_s = 0.0
+        self.capture_bytes = 0
         if isinstance(self.ops, TritonOps):
             self.ops.reserve(
                 MAX_TOKENS,
@@ -228,6 +229,15 @@ class CudaDecoder(TorchDecoder):
         widths = [width for width in _WIDTHS if padded * width <= MAX_TOKENS]
         return widths[-1] - 1 if widths else 0
 
+    def prepared(self) -> str:
+        limits = f"up to {MAX_WIDTH} tokens a sequence and {MAX_TOKENS} in all"
+        if not self._graphs:
+            return f"none captured yet; {limits}"
+        megabytes = self.capture_bytes / (1 << 20)
+        return (
+            f"{len(self._graphs)} captured in {self.capture_s:.2f} s, {megabytes:.0f} MB; {limits}"
+        )
+
     @property
     def block_size(self) -> int:
         return self._block_size
@@ -324,6 +334,7 @@ class CudaDecoder(TorchDecoder):
         if not isinstance(self.ops, TritonOps):
             return
         started = time.perf_counter()
+        reserved = torch.cuda.memory_reserved(self.device)
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, pool=self._pool):
@@ -331,6 +342,7 @@ class CudaDecoder(TorchDecoder):
         self._pool = graph.pool()
         self._graphs[key] = graph
         self.capture_s += time.perf_counter() - started
+        self.capture_bytes += torch.cuda.memory_reserved(self.device) - reserved
 
     def _bucket(self, batch: StepBatch, num_drafts: int) -> tuple[int, int] | None:
         """(sequences, width) to pad a pass to; None: it is not for this path."""

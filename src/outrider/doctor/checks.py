@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from outrider import native
-from outrider.contracts import Model
+from outrider.contracts import Model, PrefersThinPasses
 from outrider.engine.engine import Engine
 from outrider.errors import OutriderError
 from outrider.model import load_model
@@ -40,6 +40,14 @@ def examine(engine: Engine, draft_model: str | None, *, device: str, dtype: str)
     if draft_model is not None:
         found += _drafter(engine, draft_model, device, dtype)
     return found
+
+
+def examine_passes(engine: Engine) -> list[Finding]:
+    """After decoding: what the target had to prepare for it."""
+    target = engine.parts.target
+    if not isinstance(target, PrefersThinPasses):
+        return []
+    return [Finding("passes", "ok", target.prepared())]
 
 
 def _machine(target: Model, device: str) -> list[Finding]:

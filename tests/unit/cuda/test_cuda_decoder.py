@@ -14,6 +14,7 @@ from outrider.cuda.cycle import Cycle
 from outrider.cuda.decoder import CudaDecoder
 from outrider.cuda.ops import TorchOps
 from outrider.cuda.triton_ops import TritonOps
+from outrider.doctor.checks import examine_passes
 from outrider.engine.build import EngineConfig, assemble
 from outrider.engine.engine import Engine
 from outrider.model.driver import Driver
@@ -184,6 +185,9 @@ def test_drafts_leave_room_for_everybody(
         most = max((len(event.draft_tokens) for event in step.events), default=0)
         drafted[len(step.events)] = max(most, drafted.get(len(step.events), 0))
     assert drafted[17] == 1
+    (finding,) = examine_passes(engine)
+    assert finding.text.endswith("up to 16 tokens a sequence and 64 in all")
+    assert ("captured in" in finding.text) == (DEVICE == "cuda")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
