@@ -278,7 +278,6 @@ def run_ahead(
     target: CudaDecoder, batch: AheadBatch, most_steps: int, limit_s: float
 ) -> list[AheadStep]:
     """See `contracts.RunsAhead`. Nothing where it needs more than these cycles can do."""
-    began = perf_counter()
     count, num_drafts = len(batch.last_S), batch.num_drafts_S[0]
     draft = batch.drafter if num_drafts else None
     if (
@@ -309,8 +308,11 @@ def run_ahead(
         if len(target.cycles) >= _MOST_KINDS:
             return []
         target.cycles[key] = _Ahead(target, draft, count, num_drafts)
+        target.cycles[key].set(batch)
+        target.cycles[key].launch(0)  # captures: nobody is to learn a price from that
     cycles: _Ahead = target.cycles[key]
     cycles.set(batch)
+    began = perf_counter()
     steps: list[AheadStep] = []
     launched = 0
     while True:
