@@ -37,6 +37,7 @@ def slow(config):
         {fault}
         return forward(batch)
     engine.parts.target.forward = delayed
+    engine.parts.ahead.most_steps = 1
     return engine
 module.build = slow
 """
