@@ -137,8 +137,21 @@ def verify_cost_gpu() -> list[str]:
     ]
 
 
+def gpu() -> list[str]:
+    """What a pass takes on the GPU, in a sentence."""
+    result = load("gpu-decode")
+    passes = {(row["context"], row["tokens"]): row for row in result["tables"]["Passes"]}
+    one, most = passes[512, 1], passes[512, 16]
+    return [
+        "On a GPU (`--device cuda`) passes and drafts are CUDA graphs of our own kernels: an 8B",
+        f"shape decodes in {one['ms']:.1f} ms a token on one H200, and verifying 16 tokens costs",
+        f"{most['over decode at 512']:.2f} times that ([how](docs/how-to/run-on-a-gpu.md),",
+        "[figures](benchmarks/results/gpu-decode.md)).",
+    ]
+
+
 PARTS: dict[str, dict[str, Callable[[], list[str]]]] = {
-    "README.md": {"times": times, "headline": headline},
+    "README.md": {"times": times, "headline": headline, "gpu": gpu},
     "docs/how-to/choose-a-proposer.md": {"proposers": proposers, "winners": winners},
     "docs/explanation/memory-bound.md": {"verify cost": verify_cost, "gpu": verify_cost_gpu},
 }
