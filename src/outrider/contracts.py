@@ -304,7 +304,7 @@ class RunsAhead(Protocol):
     """A model that can take whole steps (draft, pass, draws, verdict) one after another."""
 
     def run_ahead(self, batch: AheadBatch, most_steps: int, limit_s: float) -> list[AheadStep]:
-        """At least one step unless a draw is impossible; the last one is the first in which a
+        """No step where it cannot or a draw is impossible; the last one is the first in which a
         sequence finishes, runs out of slots for another, or `limit_s` ends."""
         ...
 

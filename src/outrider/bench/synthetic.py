@@ -93,7 +93,8 @@ class SyntheticProposer:
             beneath = cast("list[SequenceView]", shadows)
             if not self._beneath.begin_ahead(beneath, most_steps, batch):
                 return False
-        batch.script_S2L = self._script(views)
+        furthest = most_steps * (max(batch.num_drafts_S) + 1)
+        batch.script_S2L = self._script(views, furthest)
         return True
 
     def drafted_ahead(self, view: SequenceView, chain: list[int]) -> None:
@@ -106,9 +107,10 @@ class SyntheticProposer:
         if isinstance(self._beneath, DraftsAhead):
             self._beneath.end_ahead(view)
 
-    def _script(self, views: Seq[SequenceView]) -> IntArray:
+    def _script(self, views: Seq[SequenceView], furthest: int) -> IntArray:
         """The text to come, and how many drafts that start at each place are right."""
-        texts = [v.prediction[len(v.tokens) - v.num_prompt_tokens :] for v in views]
+        done = [len(v.tokens) - v.num_prompt_tokens for v in views]
+        texts = [v.prediction[n : n + furthest] for v, n in zip(views, done, strict=True)]
         return lay_script(texts, self._num_right)
 
     def _num_right(self, most: int) -> int:

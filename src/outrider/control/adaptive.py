@@ -167,7 +167,10 @@ class AdaptiveController:
             return sys.maxsize
         if any(k != track.budget for _, track, k in self._asked):
             return 1  # a trial
-        return max(1, min(self._every - self._age, self._until_stray))
+        until_decision = self._every - self._age
+        if len(self._asked) > MOST_STRAYING:
+            return max(1, until_decision)
+        return max(1, min(until_decision, self._until_stray))
 
     def repeat(self) -> None:
         if self._resting:

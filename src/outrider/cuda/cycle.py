@@ -284,6 +284,7 @@ def run_ahead(
         any(other != num_drafts for other in batch.num_drafts_S)
         or (num_drafts and not isinstance(draft, CudaDecoder))
         or batch.rows.filters
+        or batch.script_S2L is not None
         or num_drafts >= MAX_WIDTH
         or count * (num_drafts + 1) > MAX_TOKENS
         or min(batch.context_S) < 1

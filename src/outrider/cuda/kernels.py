@@ -323,7 +323,9 @@ def place_kernel(
     start = tl.load(lengths + s) - 2 + OFFSET
     position = start + j
     at = s * M + j
-    tl.store(tokens + at, tl.load(line + s * L + OFFSET + j, inside, 0), inside)
+    # A row that is not a number drew -1: the pass under way must not fall over it.
+    token = tl.maximum(tl.load(line + s * L + OFFSET + j, inside, 0), 0)
+    tl.store(tokens + at, token, inside)
     tl.store(positions + at, position, inside)
     page = tl.load(tables + s * W + position // PAGE, inside & (position // PAGE < W), -1)
     tl.store(slots + at, tl.where(page < 0, -1, page * PAGE + position % PAGE), inside)

@@ -237,7 +237,7 @@ class TorchOps:
         start = lengths_S - 2 + offset
         step = torch.arange(width, dtype=torch.int32, device=line_SL.device)
         position = start[:, None] + step
-        where.tokens_T.copy_(line_SL[:, offset : offset + width].reshape(-1))
+        where.tokens_T.copy_(line_SL[:, offset : offset + width].reshape(-1).clamp(min=0))
         where.positions_T.copy_(position.reshape(-1))
         table = F.pad(where.tables_SW, (0, 1), value=-1)  # what lies beyond it has no page
         pages = table.gather(1, (position // page).long().clamp(max=table.shape[1] - 1))

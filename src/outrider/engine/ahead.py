@@ -22,7 +22,6 @@ from outrider.contracts import (
     AheadStep,
     DraftsAhead,
     Proposal,
-    RunsAhead,
     Stream,
 )
 from outrider.engine.request import Sequence
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LIMIT_S = 0.02  # longer than that neither tokens nor new requests are kept waiting
+LIMIT_S = 0.03  # longer than that neither tokens nor new requests are kept waiting
 
 
 @dataclass(slots=True)
@@ -87,17 +86,24 @@ class Ahead:
         self._sequences: list[Sequence] = []
         self._name: str | None = None  # who drafts, and for whom
         self._drafts: list[bool] = []
+        self._proposer: DraftsAhead | None = None
+        self._has_failed = False
 
     @property
     def is_empty(self) -> bool:
         """Whether the next step is yet to be computed."""
         return not self._steps
 
-    def begin(self, parts: Parts, lines: list[Scheduled], budgets: list[int]) -> Computed | None:
-        """Computes this step and those that follow from it alone. None: it cannot be done so."""
-        started = perf_counter()
+    def begin(
+        self, parts: Parts, lines: list[Scheduled], budgets: list[int], started: float
+    ) -> Computed | None:
+        """Computes this step, which `started` then, and those that follow from it alone.
+
+        None: it cannot be done so.
+        """
         most_steps = min(self.most_steps, parts.controller.standing())
-        if most_steps < 2 or not isinstance(parts.target, RunsAhead) or parts.scheduler.waiting:
+        target = parts.runs_ahead
+        if most_steps < 2 or target is None or parts.scheduler.waiting:
             return None
         for line in lines:
             if not _needs_draws_alone(parts, line):
@@ -109,12 +115,18 @@ class Ahead:
         self._sequences = sequences
         self._name = next(iter(names), None)
         self._drafts = [budget > 0 for budget in budgets]
+        proposer = None if self._name is None else parts.proposers[self._name]
+        self._proposer = proposer if isinstance(proposer, DraftsAhead) else None
+        if proposer is not self._proposer:
+            return None
         try:
             batch = self._layout(parts, budgets, most_steps)
             if batch is not None:
-                self._steps.extend(parts.target.run_ahead(batch, most_steps, LIMIT_S))
-        except Exception as error:  # whoever is to blame fails again in the step by itself
-            logger.debug("nothing was computed ahead: %s", error)
+                self._steps.extend(target.run_ahead(batch, most_steps, LIMIT_S))
+        except Exception as error:  # mostly, whoever is to blame fails again in the step by itself
+            if not self._has_failed:
+                logger.warning("steps cannot be computed ahead: %s", error)
+            self._has_failed = True
         if not self._steps:
             self._let_go(parts)
             return None
@@ -145,40 +157,37 @@ class Ahead:
             Proposal(chain, draw=sequence.draw, source=self._name or "") if chain else Proposal()
             for sequence, chain in zip(self._sequences, step.chains, strict=True)
         ]
-        proposer = self._drafter(parts)
+        proposer = self._proposer
         if proposer is not None:
-            for sequence, chain in zip(self._sequences, step.chains, strict=True):
-                if chain:
+            drafting = [s for s, chain in zip(self._sequences, step.chains, strict=True) if chain]
+            try:
+                for sequence, chain in zip(drafting, filter(None, step.chains), strict=True):
                     proposer.drafted_ahead(sequence, chain)
+            except Exception:
+                parts.switch_off(self._name or "", drafting)
         if not self._steps:
             self._let_go(parts)  # the commit that follows gives back what is not needed
         return Computed(lines, proposals, DrawnLaws(step.draws), step.draft_s, step.verify_s)
 
-    def _drafter(self, parts: Parts) -> DraftsAhead | None:
-        proposer = None if self._name is None else parts.proposers[self._name]
-        return proposer if isinstance(proposer, DraftsAhead) else None
-
     def _layout(self, parts: Parts, budgets: list[int], most_steps: int) -> AheadBatch | None:
         """None where KV is short, or the drafter cannot be run so."""
-        sequences = self._sequences
-        drafter = self._drafter(parts)
-        if self._name is not None and (drafter is None or not drafter.goes_ahead(sequences)):
+        sequences, drafter = self._sequences, self._proposer
+        if drafter is not None and not drafter.goes_ahead(sequences):
             return None
-        for s, budget in zip(sequences, budgets, strict=True):
-            left = min(s.params.max_tokens - s.num_output_tokens, most_steps * (budget + 1))
-            if not parts.kv.hold(s.id, len(s.tokens) + left):
-                return None
         limit = parts.scheduler.max_positions
+        num_left = [
+            min(s.params.max_tokens - s.num_output_tokens, limit - len(s.tokens)) for s in sequences
+        ]
+        for s, left, budget in zip(sequences, num_left, budgets, strict=True):
+            if not parts.kv.hold(s.id, len(s.tokens) + min(left, most_steps * (budget + 1))):
+                return None
         batch = AheadBatch(
             last_S=[s.tokens[-1] for s in sequences],
             before_S=[s.tokens[-2:][0] for s in sequences],
             context_S=[s.num_computed for s in sequences],
             tables_SW=stack_tables([parts.kv.table(s.id) for s in sequences]),
             num_drafts_S=list(budgets),
-            num_left_S=[
-                min(s.params.max_tokens - s.num_output_tokens, limit - len(s.tokens))
-                for s in sequences
-            ],
+            num_left_S=num_left,
             finish_ids=[s.finish_ids for s in sequences],
             rows=RowParams.of([s.params for s in sequences], [1] * len(sequences)),
             key_S=[sequence_key(s.seed, s.sample_index, Stream.TARGET) for s in sequences],
@@ -188,11 +197,13 @@ class Ahead:
         return batch
 
     def _let_go(self, parts: Parts) -> None:
-        proposer = self._drafter(parts)
         for sequence in self._sequences:
             parts.kv.hold(sequence.id, 0)
-            if proposer is not None:
-                proposer.end_ahead(sequence)
+            if self._proposer is not None:
+                try:
+                    self._proposer.end_ahead(sequence)
+                except Exception:
+                    parts.switch_off(self._name or "", [sequence])
 
 
 def _needs_draws_alone(parts: Parts, line: Scheduled) -> bool:

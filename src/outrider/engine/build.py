@@ -51,7 +51,7 @@ class EngineConfig:
     prefix_caching: bool = True
     max_sequences: int = 64
     max_step_tokens: int = 512
-    max_ahead_steps: int = 8  # taken in one native call, where nothing can come between; 1: none
+    max_ahead_steps: int = 16  # taken in one native call, where nothing can come between; 1: none
 
     def __post_init__(self) -> None:
         for name in (

@@ -5,16 +5,12 @@ Whatever a proposer does wrong costs speed, never the request.
 
 from __future__ import annotations
 
-import logging
-
 import torch
 
 from outrider.contracts import Draw, Observation, Proposal, Verdict
 from outrider.engine.parts import Parts
 from outrider.engine.request import Sequence
 from outrider.engine.scheduler import Scheduled
-
-logger = logging.getLogger(__name__)
 
 Draws = frozenset[Draw]
 
@@ -38,7 +34,7 @@ def draft(parts: Parts, ready: list[Scheduled], budgets: list[int]) -> list[Prop
                 rule = parts.verifiers[sequences[i].request.speculation.verifier]
                 _check_proposal(answer, budgets[i], parts.target.spec.num_tokens, rule.draws)
         except Exception:
-            switch_off(parts, name, asked)
+            parts.switch_off(name, asked)
             continue
         for i, answer in zip(members, answers, strict=True):
             sequence = sequences[i]
@@ -110,15 +106,7 @@ def observe(
         try:
             parts.proposers[name].observe(views, [seen[i] for i in members])
         except Exception:
-            switch_off(parts, name, views)
-
-
-def switch_off(parts: Parts, name: str, sequences: list[Sequence]) -> None:
-    """Inside an except block: a broken drafter may cost speed, never the request."""
-    logger.exception("proposer %s failed; its sequences go on without drafts", name)
-    for sequence in sequences:
-        parts.release_drafts(sequence)
-        sequence.proposer = None
+            parts.switch_off(name, views)
 
 
 def _by_proposer(sequences: list[Sequence]) -> dict[str, list[int]]:

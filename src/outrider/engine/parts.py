@@ -6,7 +6,14 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from outrider.contracts import Controller, Model, Proposer, Verifier
+from outrider.contracts import (
+    Controller,
+    Model,
+    PrefersThinPasses,
+    Proposer,
+    RunsAhead,
+    Verifier,
+)
 from outrider.engine.ahead import Ahead
 from outrider.engine.request import Sequence
 from outrider.engine.scheduler import Scheduler
@@ -26,6 +33,13 @@ class Parts:
     proposers: Mapping[str, Proposer]
     verifiers: dict[str, Verifier]
     ahead: Ahead = field(default_factory=Ahead)
+    # What the target can besides; asking for it at every step would take longer than using it.
+    runs_ahead: RunsAhead | None = field(init=False)
+    thin_passes: PrefersThinPasses | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.runs_ahead = self.target if isinstance(self.target, RunsAhead) else None
+        self.thin_passes = self.target if isinstance(self.target, PrefersThinPasses) else None
 
     def taps_for(self, sequences: Iterable[Sequence]) -> tuple[int, ...]:
         """The hidden layers that these sequences' proposers ask to see, ascending."""
@@ -40,3 +54,10 @@ class Parts:
                 self.proposers[sequence.proposer].release(sequence.id)
             except Exception:  # a broken drafter may cost memory of its own, never the engine
                 logger.exception("proposer %s failed to forget a sequence", sequence.proposer)
+
+    def switch_off(self, name: str, sequences: Iterable[Sequence]) -> None:
+        """Inside an except block: a broken drafter may cost speed, never the request."""
+        logger.exception("proposer %s failed; its sequences go on without drafts", name)
+        for sequence in sequences:
+            self.release_drafts(sequence)
+            sequence.proposer = None

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from outrider.contracts import PrefersThinPasses
 from outrider.engine.ahead import Computed
 from outrider.engine.commit import commit, verify
 from outrider.engine.drafting import draft, observe
@@ -78,14 +77,16 @@ def compute(parts: Parts) -> Computed | None:
     if not lines:
         return None
     ready = [line for line in lines if line.is_last_chunk]
-    limits = [line.draft_limit for line in ready]
-    if isinstance(parts.target, PrefersThinPasses):
-        most = parts.target.most_drafts(len(ready))
-        limits = [min(limit, most) for limit in limits]
+    if parts.thin_passes is not None:
+        most = parts.thin_passes.most_drafts(len(ready))
+        for line in ready:
+            line.draft_limit = min(line.draft_limit, most)
     budgets = parts.controller.budget(
-        [line.sequence for line in ready], limits, sum([line.num_tokens for line in lines])
+        [line.sequence for line in ready],
+        [line.draft_limit for line in ready],
+        sum([line.num_tokens for line in lines]),
     )
-    computed = parts.ahead.begin(parts, lines, budgets)
+    computed = parts.ahead.begin(parts, lines, budgets, started)
     if computed is not None:
         return computed
     proposals = draft(parts, ready, budgets)

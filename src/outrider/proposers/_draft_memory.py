@@ -71,7 +71,16 @@ class DraftMemory:
             room = self.room(view)
             batch.num_left_S[i] = min(batch.num_left_S[i], room + 1)
             furthest = min(batch.num_left_S[i], most_steps * (num_drafts + 1))
-            slice_ = self.catch_up(view, furthest) if room >= num_drafts else None
+            state = self._states.get(view.id)
+            # Long texts are read in a step of its own, and a full pool costs no more than speed.
+            if (
+                room < num_drafts
+                or state is None
+                or len(view.tokens) - state.num_fed > CATCH_UP_TOKENS
+                or not self.kv.reserve(view.id, len(view.tokens) + furthest)
+            ):
+                return False
+            slice_ = self.catch_up(view, furthest)
             if slice_ is None:
                 return False
             self.kv.hold(view.id, len(view.tokens) + furthest)

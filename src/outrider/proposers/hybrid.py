@@ -348,6 +348,7 @@ class HybridProposer:
 
     def release(self, sequence_id: int) -> None:
         track = self._tracks.pop(sequence_id, None)
+        self._alone = None  # it may have been about this one
         if track is not None:
             self._judge(track)
             self._gained[heat(track.view.params.temperature)] = track.gained

@@ -12,10 +12,12 @@ from native_models import needs_native
 from outrider.bench.synthetic import add_synthetic
 from outrider.contracts import AheadBatch, AheadStep
 from outrider.control.adaptive import AdaptiveController
+from outrider.control.allocation import Source, Track
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine, Result
 from outrider.engine.request import Speculation
 from outrider.model.native_decoder import NativeDecoder
+from outrider.proposers.draft_model import DraftModelProposer
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
 
@@ -214,14 +216,53 @@ def test_ratio_rules_go_step_by_step(make: Make, runs: Runs) -> None:
     assert runs.asked == 0
 
 
-def test_nobody_runs_ahead_of_a_trial() -> None:
-    """A decision is used for as long as it stands; a probe or a neighbour's K only once."""
+def test_a_decision_is_used_for_as_long_as_it_stands() -> None:
     controller = AdaptiveController()
     assert controller.standing() > 1000  # nobody asked for anything adaptive
     controller._resting, controller._rest = [1], 3
     assert controller.standing() == 4
     controller.repeat()
     assert controller.standing() == 3
+    controller._resting = []
+    for num_sequences, standing in ((2, 3), (8, 6)):  # many never stray from it
+        tracks = [Track(Source("draft-model")) for _ in range(num_sequences)]
+        for track in tracks:
+            track.budget = 4
+        controller._asked = [(i, track, 4) for i, track in enumerate(tracks)]
+        controller._age, controller._every, controller._until_stray = 2, 8, 3
+        assert controller.standing() == standing
+    controller._asked[0] = (0, tracks[0], 5)  # a trial: once only
+    assert controller.standing() == 1
+
+
+@pytest.mark.parametrize("method", ["drafted_ahead", "end_ahead"])
+def test_a_drafter_that_fails_in_between_costs_speed_only(
+    make: Make, runs: Runs, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("not now")
+
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    (plain,) = decode(make(1), params, [PLAIN], PROMPTS[:1])
+    monkeypatch.setattr(DraftModelProposer, method, broken)
+    engine = make(8)
+    (result,) = decode(engine, params, [DRAFTED], PROMPTS[:1])
+    assert result.tokens == plain.tokens
+    assert runs.steps > runs.asked > 0
+    assert engine.parts.kv.num_free_blocks == engine.parts.kv.num_blocks
+
+
+def test_a_drafter_without_room_for_all_steps_keeps_what_it_has(make: Make, runs: Runs) -> None:
+    """It goes on step by step and does not forget the text."""
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    engine = make(8)
+    memory = engine.parts.proposers["draft-model"].memory  # type: ignore[attr-defined]
+    taken = memory.kv.num_free_blocks - 8
+    assert memory.kv.reserve(-7, taken * memory.kv.block_size)
+    (result,) = decode(engine, params, [DRAFTED], PROMPTS[:1])
+    assert result.stats.num_proposals >= result.stats.num_steps - 2  # but for prompt and last token
+    (plain,) = decode(make(1), params, [PLAIN], PROMPTS[:1])
+    assert result.tokens == plain.tokens
 
 
 def test_copies_go_on_while_the_target_agrees(make: Make, runs: Runs) -> None:
