@@ -103,7 +103,8 @@ class Ahead:
         """
         most_steps = min(self.most_steps, parts.controller.standing())
         target = parts.runs_ahead
-        if most_steps < 2 or target is None or parts.scheduler.waiting:
+        # One step alone, too: what trials cost must compare with what is done for long.
+        if self.most_steps < 2 or target is None or parts.scheduler.waiting:
             return None
         for line in lines:
             if not _needs_draws_alone(parts, line):

@@ -20,13 +20,13 @@ from time import perf_counter
 import torch
 
 from outrider import __version__, native
-from outrider.contracts import Model, Observation, PrefersThinPasses, Proposal, Verdict
+from outrider.contracts import AheadBatch, Model, Observation, PrefersThinPasses, Proposal, Verdict
 from outrider.control import MAX_AUTO_DRAFT_TOKENS, cost_cache
 from outrider.control.cost import Costs, CostTable, draft_table, verify_table
 from outrider.engine.parts import Parts
 from outrider.engine.request import Request, Sequence, Speculation
-from outrider.layout import Slice, pack
-from outrider.sampling import SamplingParams
+from outrider.layout import Slice, lay_script, pack
+from outrider.sampling import RowParams, SamplingParams
 
 VERIFY_S, DRAFT_S = 1.1, 0.7  # time limits; what is not reached is interpolated
 WIDTHS = (1, 5, 2, 9, 3, 17, 33, 65, 4, 7, 13, 25, 41, 49)  # the most telling first
@@ -115,12 +115,30 @@ class Calibration:
         return bool(self._disturbances) and median(self._disturbances) > DISTURBED
 
     def _pass_s(self, context: int, width: int) -> float:
+        if self.parts.runs_ahead is not None:  # as most steps will be clocked
+            steps = self.parts.runs_ahead.run_ahead(self._ahead_of(context, width - 1), 1, 1.0)
+            if steps:
+                return steps[0].verify_s
         draft = Proposal([0] * (width - 1))
         batch = pack([Slice([0], context, self.parts.kv.table(_ID), draft)])
         started = perf_counter()
         # Reading a number waits for devices that work on their own.
         self.parts.target.forward(batch).logits_RV[0, 0].item()
         return perf_counter() - started
+
+    def _ahead_of(self, context: int, num_drafts: int) -> AheadBatch:
+        return AheadBatch(
+            last_S=[0],
+            before_S=[0],
+            context_S=[context],
+            tables_SW=self.parts.kv.table(_ID)[None],
+            num_drafts_S=[num_drafts],
+            num_left_S=[num_drafts + 1],
+            finish_ids=[frozenset()],
+            rows=RowParams.of([SamplingParams()], [1]),
+            key_S=[0],
+            script_S2L=lay_script([[0] * num_drafts]) if num_drafts else None,
+        )
 
     def _draft(self, name: str) -> CostTable | None:
         """None for a proposer that does not draft without a real step behind it."""
