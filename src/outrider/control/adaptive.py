@@ -47,11 +47,14 @@ PLAIN_BELOW = 1.5  # ... while speculation is estimated to win by less than this
 DECIDE_EVERY = 4  # steps of an unchanged batch: estimates move slowly, deciding takes time
 MOST_REST = 16  # the same where the last decisions changed nothing, or nobody drafts
 SMOOTHING = 0.1  # of the small constant times
+IN_PASSING = 16  # tokens that a drafter reads besides; more take time of their own
+HORIZON = 128  # tokens to come of a sequence that count, at most
 
 
-# (its sequences, [(track, budget, nodes drafted, nodes accepted, is a tree)], probed, its time)
+# (its sequences, [(track, budget, nodes drafted, nodes accepted, is a tree)], probed, its time,
+#  tokens that drafters had to read first)
 Draft = tuple[Track, int, int, list[int], bool]
-News = tuple[int, list[Draft], bool, StepTiming]
+News = tuple[int, list[Draft], bool, StepTiming, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,8 @@ class AdaptiveController:
         self._since_change = 0
         self._until_stray = FIRST_STRAY
         self._num_strays = 0
+        self._behind = 0  # tokens that drafters have to read before this step's drafts
+        self._read_s = 0.0  # what one of them takes, as far as is known
 
     def prepare(self, proposer: str) -> None:
         """Measures now rather than at the first request."""
@@ -149,15 +154,19 @@ class AdaptiveController:
         else:
             self._every = min(2 * self._every, MOST_REST) if same else DECIDE_EVERY
             self._age, self._tracks_then, self._start_then = 0, tracks, start
-            chosen = self._decide(views, tracks, most, start, num_tokens > len(views))
+            own = [views[i] for i in mine]
+            chosen = self._decide(views, own, tracks, most, start, num_tokens > len(views))
             is_off = self.costs.verify.is_guess or not any(track.budget for track in tracks)
             if is_off and len(mine) == len(views) and not any(chosen):
                 idle = min(track.idle for track in tracks)
                 self._rest = min(max(DECIDE_EVERY, 2 * len(tracks), idle // 8), MOST_REST) - 1
                 self._resting = [view.id for view in views]
+        self._behind = 0
         for i, track, k in zip(mine, tracks, chosen, strict=True):
             budgets[i] = k
             self._asked.append((i, track, k))
+            if k:
+                self._behind += _behind(views[i], track)
         return budgets
 
     def standing(self) -> int:
@@ -195,6 +204,7 @@ class AdaptiveController:
     def _decide(
         self,
         views: Seq[ControlledView],
+        own: Seq[ControlledView],
         tracks: list[Track],
         most: list[int],
         start: int,
@@ -214,6 +224,7 @@ class AdaptiveController:
                 self._since_change += self._every
             else:
                 self._since_change, self._every = 0, DECIDE_EVERY
+        self._leave_unread(own, step, chosen, rate)
         for track, k in zip(tracks, chosen, strict=True):
             track.budget = k
         stale = self._since_plain >= PLAIN_EVERY and rate * step.plain_s < PLAIN_BELOW * len(views)
@@ -223,6 +234,22 @@ class AdaptiveController:
         if not prefilling:  # beside which a probe's own cost could not be told
             self._probe(step, chosen, most)
         return chosen
+
+    def _leave_unread(
+        self, own: Seq[ControlledView], step: Step, chosen: list[int], rate: float
+    ) -> None:
+        """Turns nobody on whose drafter would take longer to read the text than it can win."""
+        late = [
+            (order, _behind(view, track))
+            for order, (view, track) in enumerate(zip(own, step.tracks, strict=True))
+            if chosen[order] and track.budget <= 0 and _behind(view, track)
+        ]
+        price_s = self._read_s * sum([behind for _, behind in late])
+        if price_s:
+            to_come = sum([min(HORIZON, _num_left(view)) for view in own])
+            if to_come * (step.plain_s / step.num_sequences - 1.0 / rate) < price_s:
+                for order, _ in late:
+                    chosen[order] = 0
 
     def _stray(self, tracks: list[Track], most: list[int]) -> list[int]:
         """The standing choices; now and then their neighbours."""
@@ -284,12 +311,16 @@ class AdaptiveController:
                 (track, k, len(proposals[i]), verdicts[i].path, proposals[i].parents is not None)
                 for i, track, k in asked
             ]
-            self._news.append((len(views), drafts, self._probed, timing))
+            self._news.append((len(views), drafts, self._probed, timing, self._behind))
+            self._behind = 0
+            for i, track, k in asked:
+                if k:
+                    track.num_read = len(views[i].tokens)
 
     def _learn(self) -> None:
         """From the steps since the last decision."""
         news, self._news = self._news, []
-        for num_sequences, drafts, probed, timing in news:
+        for num_sequences, drafts, probed, timing, behind in news:
             self._num_rested += not drafts
             num_nodes = timing.num_tokens - num_sequences  # if nobody prefilled
             longest = total = num_drafting = num_late = 0
@@ -313,6 +344,10 @@ class AdaptiveController:
             if source is not None and not mixed and 4 * total >= 3 * longest * num_drafting:
                 bucket = batch_bucket(num_drafting)
                 drafting_s = timing.draft_s - self.costs.plan_s
+                if behind:
+                    usual_s = self.costs.draft_s(source.name, bucket, longest)
+                    read_s = max(0.0, drafting_s - usual_s) / behind
+                    self._read_s += (0.3 if self._read_s else 1.0) * (read_s - self._read_s)
                 # A drafter that has to catch up first takes longer than the table is about.
                 late = 8 * num_late > num_drafting
                 if not late or drafting_s < self.costs.draft_s(source.name, bucket, longest):
@@ -327,7 +362,10 @@ class AdaptiveController:
         if is_known:
             batch = batch_bucket(num_sequences)
             costs.verify.refresh(self._bucket, timing.num_tokens, timing.verify_s, batch)
-        costs.overhead_s += SMOOTHING * (timing.other_s + costs.plan_s - costs.overhead_s)
+        # The first of several steps computed at once takes longer than all that follow; a decision
+        # that stands for long has few of them.
+        error_s = timing.other_s + costs.plan_s - costs.overhead_s
+        costs.overhead_s += SMOOTHING * (error_s if error_s < 0 else error_s / 5)
         if timing.num_tokens > num_sequences:
             self._since_plain += 1
         else:
@@ -344,3 +382,13 @@ class AdaptiveController:
             self._purse_s -= extra_s
             self._probe_s += 0.5 * (extra_s - self._probe_s)
         self._purse_s = min(self._purse_s, 2.0 * max(total_s, self._probe_s))
+
+
+def _behind(view: ControlledView, track: Track) -> int:
+    """Tokens that the sequence's drafter has yet to read, if they are worth mentioning."""
+    behind = len(view.tokens) - track.num_read
+    return behind if behind > IN_PASSING else 0
+
+
+def _num_left(view: ControlledView) -> int:
+    return view.params.max_tokens - (len(view.tokens) - view.num_prompt_tokens)

@@ -44,13 +44,14 @@ class Source:
 class Track:
     """One sequence."""
 
-    __slots__ = ("budget", "idle", "source", "survival")
+    __slots__ = ("budget", "idle", "num_read", "source", "survival")
 
     def __init__(self, source: Source, temperature: float = 0.0) -> None:
         self.source = source
         self.survival = Survival(source.prior(temperature))
         self.budget = -1  # the last choice; -1: none yet
         self.idle = 1  # steps since its last draft: its drafter has to catch up
+        self.num_read = 0  # tokens that it has read
 
     def rested(self, num_steps: int) -> None:
         """Steps without a draft: old evidence fades, and the prior counts for more."""

@@ -31,7 +31,8 @@ class View:
     adaptive: bool = True
     proposer: str = "simulated"
     num_tokens: int = 100
-    params: SamplingParams = field(default_factory=SamplingParams)
+    num_prompt_tokens: int = 100
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=1 << 20))
 
     @property
     def tokens(self) -> range:
