@@ -9,7 +9,9 @@ from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.control.cost import Costs, batch_bucket, context_bucket
 from outrider.control.survival import OWN_DECAY, Prior, Survival
 
-BENEFIT_OF_DOUBT = 1.02  # plain decoding wins below this advantage: its price is the surest
+# Plain decoding wins below this advantage, the more so the larger the batch: its price is surest,
+# and what drafts add to a large batch's pass and to the work around it is known the least.
+BENEFIT_OF_DOUBT, BY_DOUBLING = 1.02, 0.02
 FADE_STEPS = 16  # how often a sequence that is off comes closer to the prior
 LEAST_SURVIVAL = 0.02  # nodes below it pay nowhere
 
@@ -69,7 +71,17 @@ class Track:
 class Step:
     """Rates of allocations under the tables as they are."""
 
-    __slots__ = ("bucket", "num_sequences", "plain_s", "row", "scale", "sources", "start", "tracks")
+    __slots__ = (
+        "bucket",
+        "doubt",
+        "num_sequences",
+        "plain_s",
+        "row",
+        "scale",
+        "sources",
+        "start",
+        "tracks",
+    )
 
     def __init__(
         self,
@@ -82,6 +94,7 @@ class Step:
         """`num_tokens`: of the pass before any draft of ours; `most`: drafts at most."""
         self.tracks = tracks
         self.num_sequences = len(views)
+        self.doubt = BENEFIT_OF_DOUBT + BY_DOUBLING * batch_bucket(len(views))
         self.start = num_tokens
         context = len(views[0].tokens)
         if len(views) > 1:
@@ -116,7 +129,7 @@ class Step:
         """The allocation with the highest `rate`, and that rate."""
         row, scale, n = self.row, self.scale, self.start
         tokens, spent_s = float(self.num_sequences), self.plain_s
-        best, best_rate = 0, BENEFIT_OF_DOUBT * tokens / spent_s
+        best, best_rate = 0, self.doubt * tokens / spent_s
         ranked = self._ranked(most)
         for source in self.sources:
             source.deepest = 0
@@ -152,7 +165,7 @@ class Step:
     def rate(self, budgets: list[int]) -> float:
         """Tokens per second of any allocation; of none, a little more than it is."""
         if not any(budgets):
-            return BENEFIT_OF_DOUBT * self.num_sequences / self.plain_s
+            return self.doubt * self.num_sequences / self.plain_s
         n, spent_s = self.start, self.plain_s
         tokens = float(self.num_sequences)
         for source in self.sources:
