@@ -10,7 +10,37 @@ from outrider.errors import ConfigError
 from outrider.layout import lay_script
 
 
-class LookupProposer(ABC):
+class CopiesAhead(ABC):
+    """contracts.DraftsAhead: a copy goes on for as long as the target agrees."""
+
+    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
+        return True
+
+    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
+        texts: list[list[int]] = []
+        for i, (view, budget) in enumerate(zip(views, batch.num_drafts_S, strict=True)):
+            text: list[int] = []
+            if budget:
+                batch.num_drafts_S[i], text = self._expected(view, budget, most_steps)
+                if not text:
+                    return False
+            texts.append(text)
+        batch.script_S2L = lay_script(texts)
+        batch.copies = True
+        return True
+
+    def drafted_ahead(self, view: SequenceView, chain: list[int]) -> None:  # noqa: B027
+        """Nothing to do."""
+
+    def end_ahead(self, view: SequenceView) -> None:  # noqa: B027
+        """Nothing to do."""
+
+    @abstractmethod
+    def _expected(self, view: SequenceView, budget: int, most_steps: int) -> tuple[int, list[int]]:
+        """How many tokens to draft in every step, and the text that they begin; empty: none."""
+
+
+class LookupProposer(CopiesAhead):
     """Subclasses say `name`, `_draft` and `release`."""
 
     name: str
@@ -24,33 +54,14 @@ class LookupProposer(ABC):
             for view, budget in zip(views, budgets, strict=True)
         ]
 
-    def observe(  # noqa: B027
-        self, views: Seq[SequenceView], seen: Seq[Observation]
-    ) -> None:
+    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
         """Nothing to do: committed tokens are taken in when the next draft is asked for."""
 
-    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
-        return True
-
-    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
-        """contracts.DraftsAhead: the copy goes on for as long as the target agrees."""
-        texts: list[list[int]] = []
-        for i, (view, budget) in enumerate(zip(views, batch.num_drafts_S, strict=True)):
-            num_drafts = len(self._draft(view, budget)) if budget else 0
-            if budget and not num_drafts:
-                return False
-            batch.num_drafts_S[i] = num_drafts
-            text = self._draft(view, most_steps * (num_drafts + 1), trust=True) if budget else []
-            texts.append(text)
-        batch.script_S2L = lay_script(texts)
-        batch.copies = True
-        return True
-
-    def drafted_ahead(self, view: SequenceView, chain: list[int]) -> None:  # noqa: B027
-        """Nothing to do."""
-
-    def end_ahead(self, view: SequenceView) -> None:  # noqa: B027
-        """Nothing to do."""
+    def _expected(self, view: SequenceView, budget: int, most_steps: int) -> tuple[int, list[int]]:
+        num_drafts = len(self._draft(view, budget))
+        if not num_drafts:
+            return 0, []
+        return num_drafts, self._draft(view, most_steps * (num_drafts + 1), trust=True)
 
     @abstractmethod
     def _draft(self, view: SequenceView, budget: int, *, trust: bool = False) -> list[int]:

@@ -17,7 +17,6 @@ from functools import partial
 from typing import NamedTuple
 
 from outrider.contracts import (
-    AheadBatch,
     Draw,
     Needs,
     Observation,
@@ -26,7 +25,7 @@ from outrider.contracts import (
     SequenceView,
 )
 from outrider.errors import ConfigError
-from outrider.layout import lay_script
+from outrider.proposers._lookup import CopiesAhead
 from outrider.proposers._ngram_index import copy_from, trusted_length, up_to_finish
 from outrider.proposers._options import read_options
 from outrider.proposers._shared_outputs import SharedOutputs
@@ -68,7 +67,7 @@ class _Reader(NamedTuple):
     num_returning: int  # the prompt; more after a preemption
 
 
-class SuffixProposer:
+class SuffixProposer(CopiesAhead):
     name = "suffix"
     draws = frozenset({Draw.DETERMINISTIC})
     needs = Needs()
@@ -102,34 +101,14 @@ class SuffixProposer:
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
         """Nothing to do: committed tokens are read when the next draft is asked for."""
 
-    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
-        return True
-
-    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
-        """contracts.DraftsAhead: chains that continue the text's own, as long as it agrees."""
-        texts: list[list[int]] = []
-        for i, (view, budget) in enumerate(zip(views, batch.num_drafts_S, strict=True)):
-            text: list[int] = []
-            if budget:
-                (proposal,) = self.propose([view], [budget])
-                chain = proposal.tokens
-                if not chain or proposal.parents is not None:
-                    return False
-                batch.num_drafts_S[i] = len(chain)
-                text = up_to_finish(
-                    chain + _sequel(view.tokens, chain, most_steps * (len(chain) + 1)),
-                    view.finish_ids,
-                )
-            texts.append(text)
-        batch.script_S2L = lay_script(texts)
-        batch.copies = True
-        return True
-
-    def drafted_ahead(self, view: SequenceView, chain: list[int]) -> None:
-        """Nothing to do."""
-
-    def end_ahead(self, view: SequenceView) -> None:
-        """Nothing to do."""
+    def _expected(self, view: SequenceView, budget: int, most_steps: int) -> tuple[int, list[int]]:
+        """Chains that continue the text's own; a tree is drafted step by step."""
+        (proposal,) = self.propose([view], [budget])
+        chain = proposal.tokens
+        if not chain or proposal.parents is not None:
+            return 0, []
+        text = chain + _sequel(view.tokens, chain, most_steps * (len(chain) + 1))
+        return len(chain), up_to_finish(text, view.finish_ids)
 
     def release(self, sequence_id: int) -> None:
         """The output becomes common knowledge; a preempted one's rest when it is released again."""
