@@ -102,7 +102,7 @@ class Ahead:
         None: it cannot be done so.
         """
         most_steps = min(self.most_steps, parts.controller.standing())
-        target = parts.runs_ahead
+        target = parts.runs_ahead if any(budgets) else parts.runs_ahead or parts.plain_loop
         # One step alone, too: what trials cost must compare with what is done for long.
         if self.most_steps < 2 or target is None or parts.scheduler.waiting:
             return None

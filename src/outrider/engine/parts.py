@@ -15,6 +15,7 @@ from outrider.contracts import (
     Verifier,
 )
 from outrider.engine.ahead import Ahead
+from outrider.engine.plain_loop import PlainLoop
 from outrider.engine.request import Sequence
 from outrider.engine.scheduler import Scheduler
 from outrider.kv.cache import KVCache
@@ -36,10 +37,12 @@ class Parts:
     # What the target can besides; asking for it at every step would take longer than using it.
     runs_ahead: RunsAhead | None = field(init=False)
     thin_passes: PrefersThinPasses | None = field(init=False)
+    plain_loop: PlainLoop = field(init=False)
 
     def __post_init__(self) -> None:
         self.runs_ahead = self.target if isinstance(self.target, RunsAhead) else None
         self.thin_passes = self.target if isinstance(self.target, PrefersThinPasses) else None
+        self.plain_loop = PlainLoop(self.target)
 
     def taps_for(self, sequences: Iterable[Sequence]) -> tuple[int, ...]:
         """The hidden layers that these sequences' proposers ask to see, ascending."""

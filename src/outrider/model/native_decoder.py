@@ -284,18 +284,15 @@ class NativeDecoder(NativeModel):
                 self._model_arg, packed, b"".join(parameters), ctypes.byref(ahead)
             )
         )
-        steps = []
-        for cycle in range(ahead.cycles):
-            at = [(cycle * num_seqs + i) * stride for i in range(num_seqs)]
-            steps.append(
-                AheadStep(
-                    [out[a : a + k] for a, k in zip(at, counts, strict=True)],
-                    [out[a + width : a + width + k + 1] for a, k in zip(at, counts, strict=True)],
-                    seconds[2 * cycle],
-                    seconds[2 * cycle + 1],
-                )
+        return [
+            _ahead_step(
+                out[cycle * num_seqs * stride : (cycle + 1) * num_seqs * stride],
+                counts,
+                seconds[2 * cycle],
+                seconds[2 * cycle + 1],
             )
-        return steps
+            for cycle in range(ahead.cycles)
+        ]
 
     def draft_and_keep(
         self,
@@ -336,6 +333,18 @@ class NativeDecoder(NativeModel):
                 self._handle, from_.ctypes.data, to.ctypes.data, from_.size
             )
         )
+
+
+def _ahead_step(out: list[int], counts: list[int], draft_s: float, verify_s: float) -> AheadStep:
+    """A cycle as the library writes it: room for all drafts, -1 for those not made; the draws."""
+    width = max(counts)
+    chains, draws = [], []
+    for at, count in zip(range(0, len(out), 2 * width + 1), counts, strict=True):
+        while count and out[at + count - 1] < 0:  # fewer, near the sequence's end
+            count -= 1
+        chains.append(out[at : at + count])
+        draws.append(out[at + width : at + width + count + 1])
+    return AheadStep(chains, draws, draft_s, verify_s)
 
 
 def _spec(folder: Path, raw: dict[str, Any], config: DecoderConfig) -> ModelSpec:

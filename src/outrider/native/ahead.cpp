@@ -24,7 +24,8 @@ void append(std::vector<int32_t>& out, const std::vector<T>& values) {
 class Ahead {
  public:
   Ahead(OutriderModel& m, const int32_t* packed, const void* params, OutriderAhead& a)
-      : m_(m), a_(a), p_(params, a.num_seqs), seqs_(size_t(a.num_seqs)) {
+      : m_(m), a_(a), params_(copied(params, a.num_seqs)), p_(params_.data(), a.num_seqs),
+        counts_(const_cast<int32_t*>(p_.num_tokens)), seqs_(size_t(a.num_seqs)) {
     const int32_t* at = packed;
     auto take = [&](int64_t n) { return at += n, at - n; };
     for (auto* field : {&last_, &context_, &left_, &fed_}) {
@@ -41,8 +42,6 @@ class Ahead {
     finish_ = take(finish_starts_[a.num_seqs]);
     begun_ = context_;
     drafts_.resize(seqs_ * size_t(a.width));
-    for (size_t i = 0; i < seqs_; ++i) num_rows_ += 1 + drafting(i);
-    drawn_.resize(size_t(num_rows_));
   }
 
   int32_t run() {
@@ -54,6 +53,7 @@ class Ahead {
     double cycle = 0;
     for (a_.cycles = 0; a_.cycles < a_.most_cycles; ++a_.cycles) {
       const double started = now();
+      shorten();
       if (!fits() || (a_.cycles && started + cycle - begun > a_.limit_s)) break;
       if (const int32_t code = draft()) return failed(code);
       const double drafted = now();
@@ -71,7 +71,14 @@ class Ahead {
   }
 
  private:
-  int drafting(size_t i) const { return std::max(0, p_.num_tokens[i]); }
+  // The parameters of DraftParams, since how many tokens are drafted changes.
+  static std::vector<uint64_t> copied(const void* params, int num_seqs) {
+    const size_t size = size_t(num_seqs) * DraftParams::BYTES;
+    std::vector<uint64_t> copy(size / 8 + 1);
+    memcpy(copy.data(), params, size);
+    return copy;
+  }
+  int drafting(size_t i) const { return counts_[i]; }
 
   // What went well before stands.
   int32_t failed(int32_t code) const { return a_.cycles ? OUTRIDER_OK : code; }
@@ -80,6 +87,16 @@ class Ahead {
     int blocks = 0;
     while (blocks < width && table[blocks] >= 0) ++blocks;
     return int64_t(blocks) * block_size;
+  }
+
+  // Near its end a sequence drafts less: a cycle emits a token besides the drafts.
+  void shorten() {
+    num_rows_ = 0;
+    for (size_t i = 0; i < seqs_; ++i) {
+      counts_[i] = std::max(0, std::min(counts_[i], left_[i] - 1));
+      num_rows_ += 1 + drafting(i);
+    }
+    drawn_.resize(size_t(num_rows_));
   }
 
   // Whether every sequence may emit all of a cycle's tokens and has slots for them.
@@ -195,7 +212,7 @@ class Ahead {
     for (size_t i = 0; i < seqs_; ++i) {
       const int k = drafting(i);
       const int32_t* drafts = drafts_.data() + i * size_t(a_.width);
-      std::copy(drafts, drafts + k, out);
+      std::fill(std::copy(drafts, drafts + k, out), out + a_.width, -1);
       std::copy(drawn, drawn + k + 1, out + a_.width);
       int kept = 0;
       while (kept < k && drafts[kept] == drawn[kept]) ++kept;
@@ -225,7 +242,9 @@ class Ahead {
 
   OutriderModel& m_;
   OutriderAhead& a_;
+  std::vector<uint64_t> params_;
   DraftParams p_;
+  int32_t* counts_;  // of drafts; in `params_`
   size_t seqs_;
   int num_rows_ = 0;
   std::vector<int32_t> last_, context_, left_, fed_, begun_;

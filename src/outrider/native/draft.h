@@ -14,6 +14,7 @@ struct DraftParams {
   const float* temperature;
   const int32_t *num_tokens, *top_k;
   const float *top_p, *min_p;
+  static constexpr size_t BYTES = 28;  // of a sequence
   DraftParams(const void* packed, int num_seqs)
       : key(static_cast<const uint64_t*>(packed)),
         temperature(reinterpret_cast<const float*>(key + num_seqs)),

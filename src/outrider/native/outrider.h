@@ -119,7 +119,7 @@ typedef struct {
 typedef struct {
   OutriderModel* drafter;  // null: nobody drafts
   float* logits;           // [rows of a cycle][vocab]
-  int32_t* out;            // [most_cycles][num_seqs][2 * width + 1]: the drafts, then the draws
+  int32_t* out;            // [most_cycles][num_seqs][2 * width + 1]: the drafts (-1: none), the draws
   double* seconds;         // [most_cycles][2]: drafting, pass
   const int32_t* script;   // null, or [num_seqs][2][script_length]: what to draft instead: the text
                            // that is expected, and how many drafts from each place on follow it
