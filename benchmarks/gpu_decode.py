@@ -32,7 +32,8 @@ from outrider.contracts import StepBatch
 from outrider.cuda.cycle import Cycle
 from outrider.cuda.decoder import CudaDecoder
 from outrider.cuda.ops import Pass, TorchOps
-from outrider.cuda.triton_ops import Tiles, TritonOps
+from outrider.cuda.rounded import RoundedLayer, round_rows
+from outrider.cuda.triton_ops import Shape, Tiles, TritonOps
 from outrider.engine import build
 from outrider.engine.build import EngineConfig
 from outrider.engine.engine import Engine
@@ -85,18 +86,19 @@ class Bench:
         self.tensors = RandomTensors(
             DEVICE, full_layers=FULL_LAYERS, epsilon=EPSILON, sharpness=SHARPNESS
         )
-        self.tiles: dict[tuple[int, int, bool], Tiles] = {}
+        self.tiles: dict[Shape, Tiles] = {}
         self.options: dict[str, Any] = {}
         self._models: dict[str, CudaDecoder] = {}
 
     def model(self, name: str) -> CudaDecoder:
+        """By size and, behind it, "int8" for weights of 8 bits."""
         if name not in self._models:
-            if name == "1B":
+            if name.startswith("1B"):
                 made = make(RandomTensors(DEVICE, seed=1), LLAMA_1B, DEVICE)
             else:
-                layers = 32 if name == "8B" else FULL_LAYERS
+                layers = 32 if name.startswith("8B") else FULL_LAYERS
                 made = make(self.tensors, LLAMA_8B, DEVICE, num_hidden_layers=layers)
-            self._models[name] = made
+            self._models[name] = made.round_weights() if name.endswith("int8") else made
             say("made", name, f"{torch.cuda.memory_allocated() / 1e9:.1f} GB on the device")
         return self._models[name]
 
@@ -157,29 +159,31 @@ def layout(context: int, width: int, page: int = 16) -> StepBatch:
     )
 
 
-SHAPES = {  # name: outputs, inputs, gated
-    "qkv": (6144, 4096, False),
-    "o": (4096, 4096, False),
-    "gate-up": (14336, 4096, True),
-    "down": (4096, 14336, False),
-    "head": (128256, 4096, False),
+SHAPES = {
+    "qkv": Shape(6144, 4096),
+    "o": Shape(4096, 4096),
+    "gate-up": Shape(14336, 4096, True),
+    "down": Shape(4096, 14336),
+    "head": Shape(128256, 4096),
 }
+Weight = tuple[torch.Tensor, torch.Tensor | None]  # and its scales, where it is int8
 
 
-def weights_of(model: CudaDecoder, name: str) -> list[torch.Tensor]:
+def weights_of(model: CudaDecoder, name: str) -> list[Weight]:
     if name == "head":
-        return [model.head_VH]
-    pick = {
-        "qkv": lambda layer: layer.qkv,
-        "o": lambda layer: layer.o.t(),
-        "gate-up": lambda layer: layer.gate_up,
-        "down": lambda layer: layer.down.t(),
-    }[name]
-    return [pick(layer) for layer in model.layers]
+        return [(model.head_VH, model.head_scale_V)]
+    field = name.replace("-", "_")
+    found: list[Weight] = []
+    for layer in model.layers:
+        weight = getattr(layer, field)
+        scale = getattr(layer.scales, field) if isinstance(layer, RoundedLayer) else None
+        found.append((weight.t() if name in ("o", "down") else weight, scale))
+    return found
 
 
-def apply(ops: Any, name: str, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    ops.linear(x, weight, out, gated=SHAPES[name][2], add=name in ("o", "down"))
+def apply(ops: Any, name: str, x: torch.Tensor, weight: Weight, out: torch.Tensor) -> None:
+    gated, add = SHAPES[name].gated, name in ("o", "down")
+    ops.linear(x, weight[0], out, scale_N=weight[1], gated=gated, add=add)
 
 
 def correct(bench: Bench) -> None:
@@ -188,13 +192,16 @@ def correct(bench: Bench) -> None:
     model = bench.model("8B")
     ops = TritonOps(DEVICE, tiles=bench.tiles)
     ops.reserve(64, 32, 128, 4096, 128256)
-    for name, (outputs, inputs, _) in SHAPES.items():
+    for name, rounded in [(name, rounded) for name in SHAPES for rounded in (False, True)]:
+        outputs, inputs, *_ = SHAPES[name]
         weight = weights_of(model, name)[0]
+        if rounded:
+            weight = round_rows(weight[0])
         x = torch.randn(16, inputs, device=DEVICE).bfloat16()
         dtype = torch.float32 if name == "head" else torch.bfloat16
         start = torch.randn(16, outputs, device=DEVICE).to(dtype)
         exact = start.float()
-        apply(TorchOps(), name, x.float(), weight.float(), exact)
+        apply(TorchOps(), name, x.float(), (weight[0].float(), weight[1]), exact)
         whole = start.clone()
         apply(ops, name, x, weight, whole)
         error = float((whole.float() - exact).norm() / exact.norm())
@@ -203,7 +210,8 @@ def correct(bench: Bench) -> None:
             out = start[:width].clone()
             apply(ops, name, x[:width].contiguous(), weight, out)
             same &= torch.equal(out, whole[:width])
-        rows.append({"kernel": name, "relative error": error, "same bits at widths 1..16": same})
+        kernel = f"{name}, int8" if rounded else name
+        rows.append({"kernel": kernel, "relative error": error, "same bits at widths 1..16": same})
         say(rows[-1])
         assert error < 1e-2, name
     for context in (0, 15, 16, 17, 511, 4095):
@@ -246,35 +254,53 @@ CANDIDATES = {  # rows, inputs, split, warps, stages
 }  # fmt: skip
 
 
-def library_products(x: torch.Tensor, weights: list[torch.Tensor]) -> None:
-    for weight in weights:
+ROUNDED_CANDIDATES = {
+    "qkv": [(64, 256, 1, 4, 4), (64, 512, 1, 4, 3), (64, 512, 1, 8, 3), (32, 512, 1, 4, 4),
+            (64, 512, 2, 4, 4), (64, 512, 2, 8, 4), (32, 1024, 1, 4, 3), (128, 256, 2, 8, 4),
+            (64, 256, 1, 8, 5), (32, 512, 1, 8, 4)],
+    "o": [(64, 512, 2, 4, 3), (64, 512, 2, 8, 4), (32, 512, 1, 4, 4), (32, 512, 2, 4, 4),
+          (128, 256, 4, 8, 4), (32, 1024, 1, 4, 3), (64, 256, 2, 4, 5), (32, 512, 1, 8, 4)],
+    "gate-up": [(128, 128, 1, 4, 3), (128, 256, 1, 4, 3), (128, 256, 1, 8, 3), (64, 256, 1, 4, 4),
+                (64, 256, 1, 8, 4), (64, 512, 1, 4, 3), (64, 512, 1, 8, 3), (32, 512, 1, 4, 4),
+                (128, 128, 1, 8, 5), (64, 256, 1, 4, 3)],
+    "down": [(64, 256, 2, 4, 4), (64, 512, 2, 4, 4), (64, 512, 2, 8, 4), (32, 512, 1, 4, 4),
+             (32, 1024, 1, 4, 3), (64, 512, 2, 4, 3), (128, 256, 4, 8, 4), (32, 512, 1, 8, 5)],
+    "head": [(128, 256, 1, 4, 3), (128, 256, 1, 8, 3), (128, 256, 1, 8, 4), (64, 512, 1, 4, 3),
+             (64, 512, 1, 8, 4), (64, 256, 1, 4, 4), (128, 512, 1, 8, 3), (32, 512, 1, 4, 4),
+             (64, 256, 1, 8, 4), (64, 256, 1, 4, 3)],
+}  # fmt: skip
+
+
+def library_products(x: torch.Tensor, weights: list[Weight]) -> None:
+    for weight, _ in weights:
         torch.matmul(x, weight.t())
 
 
 def products(
-    ops: TritonOps,
-    x: torch.Tensor,
-    weights: list[torch.Tensor],
-    out: torch.Tensor,
-    gated: bool,
+    ops: TritonOps, x: torch.Tensor, weights: list[Weight], out: torch.Tensor, gated: bool
 ) -> None:
-    for weight in weights:
-        ops.linear(x, weight, out, gated=gated)
+    for weight, scale in weights:
+        ops.linear(x, weight, out, scale_N=scale, gated=gated)
 
 
-def tune(bench: Bench) -> None:
-    """The fastest tiles for each product, then prefetching and overlap for whole passes."""
-    rows = bench.tables.setdefault("Products of an 8B layer, 5 tokens", [])
-    model = bench.model("8B")
-    for name, (outputs, inputs, gated) in SHAPES.items():
+def tune_products(
+    bench: Bench, heading: str, model: CudaDecoder, candidates: dict[str, Any], num_tokens: int
+) -> None:
+    """The fastest tiles for each product."""
+    rows = bench.tables.setdefault(heading, [])
+    for name, shape in SHAPES.items():
+        outputs, inputs, gated, _ = shape
         weights = weights_of(model, name)
-        x = torch.randn(5, inputs, device=DEVICE).bfloat16()
+        rounded = weights[0][1] is not None
+        x = torch.randn(num_tokens, inputs, device=DEVICE).bfloat16()
         dtype = torch.float32 if name == "head" else torch.bfloat16
-        out = torch.zeros(5, outputs, device=DEVICE, dtype=dtype)
-        key = (outputs, inputs, gated)
+        out = torch.zeros(num_tokens, outputs, device=DEVICE, dtype=dtype)
+        key = shape._replace(rounded=rounded)
         best: tuple[float, Tiles] | None = None
-        library = timed(graph_of(partial(library_products, x, weights))) / len(weights)
-        for candidate in CANDIDATES[name]:
+        library = 0.0
+        if not rounded:
+            library = timed(graph_of(partial(library_products, x, weights))) / len(weights)
+        for candidate in candidates[name]:
             tiles = Tiles(*candidate)
             ops = TritonOps(DEVICE, tiles={key: tiles})
             ops.reserve(16, 32, 128, 4096, 128256)
@@ -292,10 +318,16 @@ def tune(bench: Bench) -> None:
         assert best is not None
         bench.tiles[key] = best[1]
         rows.append({
-            "product": name, "us": best[0] * 1e3, "TB/s": weights[0].nbytes / best[0] / 1e9,
-            "library us": library * 1e3, "tiles": str(best[1]),
+            "product": name, "us": best[0] * 1e3, "TB/s": weights[0][0].nbytes / best[0] / 1e9,
+            "library us": library * 1e3 or "-", "tiles": str(best[1]),
         })  # fmt: skip
         say(rows[-1])
+
+
+def tune(bench: Bench) -> None:
+    """The fastest tiles for each product, then prefetching and overlap for whole passes."""
+    model = bench.model("8B")
+    tune_products(bench, "Products of an 8B layer, 5 tokens", model, CANDIDATES, 5)
     overlap = bench.tables.setdefault(
         "Overlap of kernels and attention's programs, one token at context 512", []
     )
@@ -318,6 +350,11 @@ def tune(bench: Bench) -> None:
         say(overlap[-1])
         results.append((ms + far, options))
     bench.options = min(results, key=lambda result: result[0])[1]
+
+
+def tune_int8(bench: Bench) -> None:
+    heading = "Products of an 8B layer by int8 weights, 1 token"
+    tune_products(bench, heading, bench.model("8B, int8"), ROUNDED_CANDIDATES, 1)
 
 
 def pass_ms(bench: Bench, model: CudaDecoder, context: int, width: int) -> float:
@@ -367,8 +404,15 @@ def copy_rate() -> float:
 
 
 def passes(bench: Bench) -> None:
-    rows = bench.tables.setdefault("Passes", [])
-    model = bench.model("8B")
+    price_passes(bench, "Passes", bench.model("8B"))
+
+
+def passes_int8(bench: Bench) -> None:
+    price_passes(bench, "Passes by int8 weights", bench.model("8B, int8"))
+
+
+def price_passes(bench: Bench, heading: str, model: CudaDecoder) -> None:
+    rows = bench.tables.setdefault(heading, [])
     bandwidth = copy_rate()
     floor = weight_bytes(model) / bandwidth / 1e9
     say(f"copy {bandwidth:.2f} TB/s, floor {floor:.2f} ms")
@@ -399,7 +443,7 @@ def verifying(target: CudaDecoder, where: Pass) -> None:
 def cycles(bench: Bench) -> None:
     """A cycle against what its parts take one by one."""
     rows = bench.tables.setdefault("Cycles, K = 4, context 512", [])
-    for name in ("3 layers", "1B"):
+    for name in ("3 layers", "3 layers, int8", "1B", "1B, int8"):
         cycle = bench.cycle(name, NUM_DRAFTS, max_length=1500)
         cycle.start([prompt(512)])
         for _ in range(3):
@@ -464,8 +508,14 @@ def decode(bench: Bench) -> None:
     for temperature in (0.0, 1.0):
         plain: list[int] = []
         plain_rate = plain_ms = 0.0
-        for num_drafts in (0, 2, 3, NUM_DRAFTS):
-            cycle = bench.cycle("3 layers" if num_drafts else None, num_drafts, max_length=1500)
+        kinds = [
+            ("", 0),
+            *(("bfloat16", k) for k in (2, 3, 4)),
+            *(("int8", k) for k in (2, 3, 4, 5, 6)),
+        ]
+        for kind, num_drafts in kinds:
+            name = {"": None, "bfloat16": "3 layers", "int8": "3 layers, int8"}[kind]
+            cycle = bench.cycle(name, num_drafts, max_length=1500)
             runs = []
             for _ in range(4):  # the first captures
                 cycle.start([prompt(512)], temperature=temperature, seed=1)
@@ -480,8 +530,8 @@ def decode(bench: Bench) -> None:
             promised = sum(alpha**i for i in range(num_drafts + 1)) * plain_ms / ms
             same = sum(a == b for a, b in zip(plain, tokens, strict=True))
             rows.append({
-                "temperature": temperature, "K": num_drafts, "tokens_per_s": rate,
-                "over plain": rate / plain_rate, "alpha": alpha,
+                "temperature": temperature, "draft": kind or "-", "K": num_drafts,
+                "tokens_per_s": rate, "over plain": rate / plain_rate, "alpha": alpha,
                 "formula": promised, "of the formula": rate / plain_rate / promised,
                 "tokens per cycle": sum(lengths) / len(lengths),
                 "parts, ms": ms, "tokens as plain": f"{same} of {count}",
@@ -661,7 +711,9 @@ def main() -> None:
     functions = {
         "correct": correct,
         "tune": tune,
+        "tune-int8": tune_int8,
         "passes": passes,
+        "passes-int8": passes_int8,
         "parts": parts,
         "cycles": cycles,
         "decode": decode,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,14 @@ import torch
 
 from outrider.contracts import AheadBatch, AheadStep, IntArray, StepBatch, StepOutput
 from outrider.cuda.ops import MAX_WIDTH, Ops, Pass, TorchOps
+from outrider.cuda.rounded import RoundedLayer, Scales, round_layer, round_rows
 from outrider.cuda.triton_ops import TritonOps
-from outrider.model.torch_decoder import TorchDecoder
+from outrider.model.attention import Plan
+from outrider.model.torch_decoder import Layer, TorchDecoder
 from outrider.noise import draw_keys
 from outrider.sampling import RowParams
 
+_UNSCALED = Scales()
 MAX_TOKENS = 64  # of a padded pass; beyond that matrices are no longer thin
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, MAX_WIDTH)
 
@@ -101,6 +104,14 @@ class CudaDecoder(TorchDecoder):
 
     ops: Ops
     continues = False  # its kernels run whole passes
+    head_scale_V: torch.Tensor | None = None  # of an output head in int8
+
+    def round_weights(self) -> Self:
+        """Replaces the weights of all products by int8 ones (`outrider.cuda.rounded`)."""
+        for i, layer in enumerate(self.layers):
+            self.layers[i] = round_layer(layer)
+        self.head_VH, self.head_scale_V = round_rows(self.head_VH)
+        return self
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         super().allocate(num_blocks, block_size)
@@ -267,18 +278,43 @@ class CudaDecoder(TorchDecoder):
         for i, (layer, store) in enumerate(zip(layers, self._store, strict=False)):
             if i in taps:
                 self._taps[i][:num_tokens].copy_(x)
+            scales = layer.scales if isinstance(layer, RoundedLayer) else _UNSCALED
             ops.norm(x, layer.attention_norm_H, eps, normed)
-            ops.linear(normed, layer.qkv, qkv, bias_N=layer.qkv_bias)
+            ops.linear(normed, layer.qkv, qkv, scale_N=scales.qkv, bias_N=layer.qkv_bias)
             ops.rope(heads, layer.q_norm_D, layer.k_norm_D, eps, self._turns, where, store)
             ops.attend(heads, store, where, page, attended)
-            ops.linear(attended.flatten(1), layer.o.t(), x, bias_N=layer.o_bias, add=True)
+            o, gate_up, down = layer.o.t(), layer.gate_up, layer.down.t()
+            mixed = attended.flatten(1)
+            ops.linear(mixed, o, x, scale_N=scales.o, bias_N=layer.o_bias, add=True)
             ops.norm(x, layer.mlp_norm_H, eps, normed)
-            ops.linear(normed, layer.gate_up, inner, bias_N=layer.gate_up_bias, gated=True)
-            ops.linear(inner, layer.down.t(), x, bias_N=layer.down_bias, add=True)
+            bias = layer.gate_up_bias
+            ops.linear(normed, gate_up, inner, scale_N=scales.gate_up, bias_N=bias, gated=True)
+            ops.linear(inner, down, x, scale_N=scales.down, bias_N=layer.down_bias, add=True)
         if len(layers) in taps:
             self._taps[len(layers)][:num_tokens].copy_(x)
         ops.norm(x, self.norm_H, eps, normed)
-        ops.linear(normed, self.head_VH, self.logits[:num_tokens])
+        ops.linear(normed, self.head_VH, self.logits[:num_tokens], scale_N=self.head_scale_V)
+
+    def _layer(
+        self,
+        layer: Layer,
+        store_2SKD: torch.Tensor,
+        x_TH: torch.Tensor,
+        turns: torch.Tensor,
+        plan: Plan,
+    ) -> None:
+        if isinstance(layer, RoundedLayer):
+            layer = layer.restored(self.dtype)
+        super()._layer(layer, store_2SKD, x_TH, turns, plan)
+
+    def _logits(self, x_RH: torch.Tensor) -> torch.Tensor:
+        if self.head_scale_V is None:
+            return super()._logits(x_RH)
+        logits_RV = torch.empty(len(x_RH), len(self.head_VH), device=self.device)
+        for some in range(0, len(x_RH), MAX_TOKENS):
+            rows = slice(some, some + MAX_TOKENS)
+            self.ops.linear(x_RH[rows], self.head_VH, logits_RV[rows], scale_N=self.head_scale_V)
+        return logits_RV
 
     def draw(self, num_rows: int) -> None:
         """A token for every row of the pass, with the temperatures and keys of the inputs."""

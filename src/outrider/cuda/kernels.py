@@ -28,11 +28,15 @@ def _enter(PDL: tl.constexpr):
 
 @triton.jit
 def _finish_linear(
-    acc, up, bias, out, rows, columns, T, N,
-    GATED: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr,
+    acc, up, scale, bias, out, rows, columns, T, N,
+    GATED: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """What follows the sums: bias, SwiGLU, residual; then the store."""
+    """What follows the sums: scale, bias, SwiGLU, residual; then the store."""
     inside = (rows < T)[:, None] & (columns < N)[None, :]
+    if SCALED:
+        acc *= tl.load(scale + columns, columns < N, 0.0)[None, :]
+        if GATED:
+            up *= tl.load(scale + N + columns, columns < N, 0.0)[None, :]
     if BIAS:
         acc += tl.load(bias + columns, columns < N, 0.0).to(tl.float32)[None, :]
         if GATED:
@@ -47,15 +51,16 @@ def _finish_linear(
 
 @triton.jit(do_not_specialize=["T"])  # one program for all widths: the same bits
 def linear_kernel(
-    x, weight, bias, out, partial, arrived, T, N, K,
-    GATED: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr,
+    x, weight, scale, bias, out, partial, arrived, T, N, K,
+    GATED: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
     EVEN: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out[t, n] (+)= sum_k x[t, k] weight[n, k], every weight read once for all rows.
 
-    GATED: weight holds gates, then ups. SPLIT programs share a tile's k; the last to arrive adds
-    their parts in order.
+    GATED: weight holds gates, then ups. SCALED: weights are int8, each row times its scale; they
+    are exact in x's type. SPLIT programs share a tile's k; the last to arrive adds their parts in
+    order.
     """
     tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -79,21 +84,23 @@ def linear_kernel(
         else:
             a = tl.load(x + rows[:, None] * K + k[None, :], (rows < T)[:, None] & (k < last), 0.0)
             keep = (columns < N)[:, None] & (k < last)[None, :]
-            w = tl.load(at_weight + k[None, :], keep, 0.0)
-        acc = tl.dot(a, tl.trans(w), acc, input_precision=PRECISION)
+            w = tl.load(at_weight + k[None, :], keep, 0)
+        acc = tl.dot(a, tl.trans(w).to(a.dtype), acc, input_precision=PRECISION)
         if GATED:
             if EVEN:
                 w = tl.load(
                     at_weight + N.to(tl.int64) * K + k[None, :], eviction_policy="evict_first"
                 )
             else:
-                w = tl.load(at_weight + N.to(tl.int64) * K + k[None, :], keep, 0.0)
-            up = tl.dot(a, tl.trans(w), up, input_precision=PRECISION)
+                w = tl.load(at_weight + N.to(tl.int64) * K + k[None, :], keep, 0)
+            up = tl.dot(a, tl.trans(w).to(a.dtype), up, input_precision=PRECISION)
     if PDL:
         gdc_launch_dependents()  # not before: programs that wait would crowd a few processors
 
     if SPLIT == 1:
-        _finish_linear(acc, up, bias, out, rows, columns, T, N, GATED, ADD, BIAS)
+        _finish_linear(
+            acc, up, scale, bias, out, rows, columns, T, N, GATED, ADD, BIAS, SCALED
+        )  # fmt: skip
     else:
         tl.static_assert(not GATED, "only plain products are split")
         area = tl.arange(0, BT)[:, None] * BN + tl.arange(0, BN)[None, :]
@@ -105,7 +112,9 @@ def linear_kernel(
             acc = tl.zeros((BT, BN), tl.float32)
             for i in range(SPLIT):
                 acc += tl.load(part + i * BT * BN, cache_modifier=".cg")
-            _finish_linear(acc, up, bias, out, rows, columns, T, N, GATED, ADD, BIAS)
+            _finish_linear(
+                acc, up, scale, bias, out, rows, columns, T, N, GATED, ADD, BIAS, SCALED
+            )  # fmt: skip
             tl.store(arrived + tile, 0)
 
 

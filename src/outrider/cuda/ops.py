@@ -43,11 +43,15 @@ class Ops(Protocol):
         weight_NK: torch.Tensor,
         out_TN: torch.Tensor,
         *,
+        scale_N: torch.Tensor | None = None,
         bias_N: torch.Tensor | None = None,
         gated: bool = False,
         add: bool = False,
     ) -> None:
-        """out (+)= x W' + b, or silu(gate) * up of it."""
+        """out (+)= x W' + b, or silu(gate) * up of it.
+
+        `scale_N` (float32): the weights are int8, and row n stands for scale_N[n] times itself.
+        """
         ...
 
     def norm(
@@ -140,10 +144,13 @@ class TorchOps:
         weight_NK: torch.Tensor,
         out_TN: torch.Tensor,
         *,
+        scale_N: torch.Tensor | None = None,
         bias_N: torch.Tensor | None = None,
         gated: bool = False,
         add: bool = False,
     ) -> None:
+        if scale_N is not None:
+            weight_NK = weight_NK.to(x_TK.dtype) * scale_N[:, None].to(x_TK.dtype)
         y = F.linear(x_TK, weight_NK, bias_N)
         if gated:
             gate, up = y.chunk(2, dim=-1)

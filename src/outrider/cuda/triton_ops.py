@@ -6,7 +6,7 @@ Shape legend: see `outrider.cuda.ops`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +26,15 @@ class Tiles:
     stages: int = 4
 
 
+class Shape(NamedTuple):
+    """Of a product; `rounded`: by int8 weights."""
+
+    outputs: int
+    inputs: int
+    gated: bool = False
+    rounded: bool = False
+
+
 class TritonOps:
     """The kernels, on a CUDA device or (TRITON_INTERPRET=1) interpreted on the CPU."""
 
@@ -33,10 +42,10 @@ class TritonOps:
         self,
         device: torch.device,
         *,
-        tiles: dict[tuple[int, int, bool], Tiles] | None = None,
+        tiles: dict[Shape, Tiles] | None = None,
         pdl: bool | None = None,
     ) -> None:
-        """`tiles`: by (outputs, inputs, gated), where the usual choice is to be overruled."""
+        """`tiles`: where the usual choice is to be overruled."""
         from outrider.cuda import kernels
 
         self.kernels: Any = kernels
@@ -77,26 +86,29 @@ class TritonOps:
         weight_NK: torch.Tensor,
         out_TN: torch.Tensor,
         *,
+        scale_N: torch.Tensor | None = None,
         bias_N: torch.Tensor | None = None,
         gated: bool = False,
         add: bool = False,
     ) -> None:
         num_tokens, num_inputs = x_TK.shape
         num_outputs = out_TN.shape[1]
-        tiles = self.tiles.get((num_outputs, num_inputs, gated))
-        if tiles is None:
-            tiles = usual_tiles(num_outputs, num_inputs, gated)
+        shape = Shape(num_outputs, num_inputs, gated, scale_N is not None)
+        tiles = self.tiles.get(shape) or usual_tiles(shape)
         split = 1 if gated else tiles.split
         num_tiles = -(-num_outputs // tiles.rows)
         block = max(16, 1 << (num_tokens - 1).bit_length())
         assert split == 1 or split * num_tiles * tiles.rows * block <= len(self._parts), (
             "reserve first"
         )
-        inputs, stages = _fitting(tiles, block, gated, x_TK.itemsize, self._memory)
+        inputs, stages = _fitting(
+            tiles, block, gated, x_TK.itemsize, self._memory, rounded=shape.rounded
+        )
         even = num_outputs % tiles.rows == 0 and num_inputs % (inputs * split) == 0
         self.kernels.linear_kernel[(num_tiles, split)](
             x_TK,
             weight_NK,
+            scale_N if scale_N is not None else x_TK,
             bias_N if bias_N is not None else x_TK,
             out_TN,
             self._parts,
@@ -107,6 +119,7 @@ class TritonOps:
             GATED=gated,
             ADD=add,
             BIAS=bias_N is not None,
+            SCALED=scale_N is not None,
             BT=block,
             BN=tiles.rows,
             BK=inputs,
@@ -292,11 +305,12 @@ class TritonOps:
         )
 
 
-def usual_tiles(num_outputs: int, num_inputs: int, gated: bool) -> Tiles:
+def usual_tiles(shape: Shape) -> Tiles:
     """About one program per processor of an H200, where the shape has that many.
 
     Found by `benchmarks/gpu_decode.py`; larger tiles lose less than many programs do.
     """
+    num_outputs, num_inputs, gated, _ = shape
     inputs = min(256, max(16, _power(num_inputs // 2)))
     if gated:
         return Tiles(128, min(128, inputs), stages=3)
@@ -309,13 +323,20 @@ def usual_tiles(num_outputs: int, num_inputs: int, gated: bool) -> Tiles:
     return Tiles(64 if num_outputs > 2048 else 32, inputs, 2)
 
 
-def _fitting(tiles: Tiles, block: int, gated: bool, itemsize: int, memory: int) -> tuple[int, int]:
+def _fitting(
+    tiles: Tiles, block: int, gated: bool, itemsize: int, memory: int, *, rounded: bool = False
+) -> tuple[int, int]:
     """Inputs per step and stages that fit a processor's shared memory."""
     inputs, stages = tiles.inputs, tiles.stages if block == 16 else 3
+    rows = tiles.rows * (1 + gated)
 
     def need() -> int:
-        buffers = stages if block >= 64 else stages - 1  # the wider instructions read them later
-        return (tiles.rows * (1 + gated) + block) * inputs * itemsize * buffers
+        wide = block >= 64
+        buffers = stages if wide else stages - 1  # the wider instructions read them later
+        size = (rows * (1 if rounded else itemsize) + block * itemsize) * buffers
+        if rounded and wide:
+            size += rows * itemsize  # ... and from shared memory alone
+        return size * inputs
 
     while need() > memory and inputs > 16:
         if inputs > 64 or stages == 2:

@@ -16,6 +16,7 @@ from outrider.model.families import DecoderConfig, UnsupportedByDecoder, read_de
 from outrider.model.weights import read_config
 
 if TYPE_CHECKING:
+    from outrider.cuda.decoder import CudaDecoder
     from outrider.model.torch_decoder import TorchDecoder
 
 __all__ = ["bundled_path", "load_model"]
@@ -23,7 +24,7 @@ __all__ = ["bundled_path", "load_model"]
 Backend = Literal["auto", "native", "torch", "transformers"]
 BACKENDS = ("auto", "native", "torch", "transformers")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-NATIVE_ONLY = ("int8", "int4")  # weight types that only the native step has
+INTEGER = ("int8", "int4")  # weights that only own kernels read: the native step's, on CUDA int8
 
 
 def load_model(
@@ -52,8 +53,12 @@ def load_model(
         if native is not None and dtype != "float16":
             model: Model = native.NativeDecoder.load(folder, dtype=dtype)
             return model
-    if backend == "native" or dtype in NATIVE_ONLY:
-        wanted = f"dtype {dtype!r}" if dtype in NATIVE_ONLY else "backend 'native'"
+    if decoder_config is not None and dtype == "int8" and backend != "native":
+        kernels = _kernels(device)
+        if kernels is not None:
+            return kernels.load(folder, device=device).round_weights()
+    if backend == "native" or dtype in INTEGER:
+        wanted = f"dtype {dtype!r}" if dtype in INTEGER else "backend 'native'"
         raise ModelError(
             f"{wanted} needs the native step, which cannot run this model here; choose backend "
             "'torch' and dtype 'auto', or install with a C++ compiler"
@@ -68,8 +73,8 @@ def load_model(
 def _check_options(device: str, dtype: str, backend: str) -> None:
     if backend not in BACKENDS:
         raise UnknownName("backend", backend, BACKENDS)
-    if dtype != "auto" and dtype not in DTYPES and dtype not in NATIVE_ONLY:
-        raise UnknownName("dtype", dtype, ["auto", *DTYPES, *NATIVE_ONLY])
+    if dtype != "auto" and dtype not in DTYPES and dtype not in INTEGER:
+        raise UnknownName("dtype", dtype, ["auto", *DTYPES, *INTEGER])
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
@@ -96,7 +101,7 @@ def _shared(
 ) -> Model:
     from outrider.model.tensor_parallel import TensorParallelModel, check_split
 
-    if config is None or backend == "native" or dtype in NATIVE_ONLY:
+    if config is None or backend == "native" or dtype in INTEGER:
         raise ConfigError(
             "tensor_parallel_size above 1 needs the compact torch decoder: a Llama, Mistral or "
             "Qwen model, backend 'auto' or 'torch', no integer dtype"
@@ -106,14 +111,19 @@ def _shared(
 
 
 def _compact(device: str) -> type[TorchDecoder]:
-    """The compact decoder for a device: with our kernels on CUDA, where Triton is installed."""
-    if torch.device(device).type == "cuda" and importlib.util.find_spec("triton") is not None:
-        from outrider.cuda.decoder import CudaDecoder
-
-        return CudaDecoder
+    """The compact decoder for a device: with our kernels where they run."""
     from outrider.model.torch_decoder import TorchDecoder
 
-    return TorchDecoder
+    return _kernels(device) or TorchDecoder
+
+
+def _kernels(device: str) -> type[CudaDecoder] | None:
+    """The decoder with our own GPU kernels: on CUDA, where Triton is installed."""
+    if torch.device(device).type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    from outrider.cuda.decoder import CudaDecoder
+
+    return CudaDecoder
 
 
 def _native(config: DecoderConfig, device: str) -> Any | None:

@@ -13,6 +13,7 @@ from outrider.contracts import AheadStep
 from outrider.cuda.cycle import Cycle
 from outrider.cuda.decoder import CudaDecoder
 from outrider.cuda.ops import TorchOps
+from outrider.cuda.rounded import RoundedLayer
 from outrider.cuda.triton_ops import TritonOps
 from outrider.doctor.checks import examine_passes
 from outrider.engine.build import EngineConfig, assemble
@@ -106,6 +107,39 @@ def test_same_logits_as_the_compact_decoder(family: str, tmp_path: Path) -> None
         got.append(seen)
     for ours, theirs in zip(*got, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_rounded_weights_are_what_they_stand_for(folder: Path) -> None:
+    """In narrow passes and in wide ones: the compact decoder with the restored weights."""
+    ours, theirs = load(folder), TorchDecoder.load(folder, device=DEVICE, dtype=torch.float32)
+    ours.round_weights()
+    for i, layer in enumerate(ours.layers):
+        assert isinstance(layer, RoundedLayer)
+        theirs.layers[i] = layer.restored(torch.float32)
+    assert ours.head_scale_V is not None
+    theirs.head_VH = ours.head_VH * ours.head_scale_V[:, None]
+    got = []
+    for model in (ours, theirs):
+        driver = Driver(model, seed=3)
+        wide = driver.forward({"a": PROMPT})
+        driver.keep("a", range(21))
+        narrow = driver.forward({"a": [5, 6, 7, 8]}, {"a": [-1, 0, 0, 1]})
+        got.append((wide.logits["a"], narrow.logits["a"]))
+    for mine, other in zip(*got, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+    full = Driver(load(folder), seed=3).forward({"a": PROMPT}).logits["a"]
+    assert 0 < float((got[0][0] - full).norm() / full.norm()) < 0.03
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_rounded_draft_changes_no_token(folder: Path, temperature: float) -> None:
+    """The target's own copy in int8 drafts, and is nearly always right."""
+    target, draft = load(folder), load(folder).round_weights()
+    cycle = Cycle(target, draft, num_drafts=4, max_length=100)
+    cycle.start([PROMPT], temperature=temperature, seed=5)
+    outputs, cycles = cycle.generate(32)
+    assert outputs[0] == plain(folder, PROMPT, 32, temperature, 5)
+    assert cycles < 16
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -215,7 +249,7 @@ def test_kernels_run_the_whole_cycle(folder: Path, small: Path) -> None:
     pytest.importorskip("triton")
     results = []
     for ops in (TritonOps, TorchOps):
-        target, draft = load(small), load(small)
+        target, draft = load(small), load(small).round_weights()
         cycle = Cycle(target, draft, num_drafts=2, max_length=40)
         for model in (target, draft):
             model.ops = ops(model.device) if ops is TritonOps else TorchOps()

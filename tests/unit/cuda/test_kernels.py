@@ -8,7 +8,8 @@ import torch
 
 from outrider.contracts import Stream
 from outrider.cuda.ops import Pass, TorchOps
-from outrider.cuda.triton_ops import Tiles, TritonOps, _fitting
+from outrider.cuda.rounded import round_rows
+from outrider.cuda.triton_ops import Shape, Tiles, TritonOps, _fitting
 from outrider.noise import as_signed, draw_key, gumbel, uniforms_numpy
 from outrider.sampling import RowParams, SamplingParams, draw_tokens
 
@@ -39,7 +40,7 @@ def close(out: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None
 @pytest.mark.parametrize("num_tokens", range(1, 17))
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_product(random: torch.Generator, num_tokens: int, dtype: torch.dtype) -> None:
-    ops = TritonOps(DEVICE, tiles={(40, 72, False): Tiles(16, 32, 2)})
+    ops = TritonOps(DEVICE, tiles={Shape(40, 72): Tiles(16, 32, 2)})
     ops.reserve(16, 4, 16, 64, 64)
     x = normal(random, num_tokens, 72, dtype=dtype)
     weight = normal(random, 40, 72, dtype=dtype)
@@ -81,15 +82,51 @@ def test_norm_and_product(
     close(out, exact, dtype)
 
 
-def test_a_row_does_not_depend_on_its_neighbours(random: torch.Generator) -> None:
+@pytest.mark.parametrize("num_tokens", [1, 2, 5, 16, 64])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(48, 64), (30, 50)])
+def test_product_by_rounded_weights(
+    random: torch.Generator,
+    num_tokens: int,
+    gated: bool,
+    dtype: torch.dtype,
+    num_outputs: int,
+    num_inputs: int,
+) -> None:
+    """Against float64 on the weights that the rounded ones stand for."""
+    shape = Shape(num_outputs, num_inputs, gated, True)
+    ops = TritonOps(DEVICE, tiles={shape: Tiles(16, 32, 1 if gated else 2)})
+    ops.reserve(num_tokens, 1, 16, num_outputs, 16)
+    x = normal(random, num_tokens, num_inputs, dtype=dtype)
+    true = normal(random, num_outputs * (1 + gated), num_inputs) * normal(random, num_inputs)
+    true[3] = 0.0
+    weight, scale = round_rows(true)
+    assert ((weight * scale[:, None] - true).abs() <= scale[:, None] * 0.5001).all()
+    assert weight.abs().amax(1).tolist() == [127] * 3 + [0] + [127] * (len(true) - 4)
+    bias = normal(random, len(true), dtype=dtype)
+    residual = normal(random, num_tokens, num_outputs, dtype=dtype)
+    out, exact = residual.clone(), residual.double()
+    ops.linear(x, weight, out, scale_N=scale, bias_N=bias, gated=gated, add=True)
+    TorchOps().linear(
+        x.double(), weight, exact, scale_N=scale, bias_N=bias.double(), gated=gated, add=True
+    )
+    close(out, exact, dtype)
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_a_row_does_not_depend_on_its_neighbours(random: torch.Generator, rounded: bool) -> None:
     ops = TritonOps(DEVICE)
     ops.reserve(16, 1, 16, 32, 16)
     x, weight = normal(random, 16, 64), normal(random, 32, 64)
+    scale = None
+    if rounded:
+        weight, scale = round_rows(weight)
     whole = torch.empty(16, 32, device=DEVICE)
-    ops.linear(x, weight, whole)
+    ops.linear(x, weight, whole, scale_N=scale)
     for num_tokens in range(1, 16):
         part = torch.empty(num_tokens, 32, device=DEVICE)
-        ops.linear(x[:num_tokens], weight, part)
+        ops.linear(x[:num_tokens], weight, part, scale_N=scale)
         assert torch.equal(part, whole[:num_tokens])
 
 

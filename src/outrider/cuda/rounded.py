@@ -1,0 +1,71 @@
+"""Weights of 8 bits: int8 rows with one scale each, half of what a step has to read.
+
+Only products are rounded, output head included; embeddings and norms stay as they are. Passes that
+are too wide for the kernels restore a layer's weights before they use them.
+
+Shape legend: N outputs, K inputs of a product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import torch
+
+from outrider.model.torch_decoder import Layer
+
+_ROWS = 8192  # rounded at a time: a head is large
+
+
+class Scales(NamedTuple):
+    """Of a layer's products, by row; None where they are not rounded."""
+
+    qkv: torch.Tensor | None = None
+    o: torch.Tensor | None = None
+    gate_up: torch.Tensor | None = None
+    down: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class RoundedLayer(Layer):
+    """`qkv`, `o`, `gate_up` and `down` are int8."""
+
+    scales: Scales
+
+    def restored(self, dtype: torch.dtype) -> Layer:
+        """The layer these weights stand for."""
+        weights = _fields(self)
+        for name, scale in self.scales._asdict().items():
+            weight_NK = weights[name].t() if name in _TRANSPOSED else weights[name]
+            weight_NK = (weight_NK * scale[:, None]).to(dtype)
+            weights[name] = weight_NK.t() if name in _TRANSPOSED else weight_NK
+        return Layer(**weights)
+
+
+_TRANSPOSED = ("o", "down")  # kept as [inputs, outputs]
+
+
+def _fields(layer: Layer) -> dict[str, Any]:
+    return {field.name: getattr(layer, field.name) for field in fields(Layer)}
+
+
+def round_rows(weight_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 weights and float32 scales, so that the largest weight of each row is +-127."""
+    values_NK = torch.empty(weight_NK.shape, dtype=torch.int8, device=weight_NK.device)
+    scale_N = torch.empty(len(weight_NK), device=weight_NK.device)
+    for start in range(0, len(weight_NK), _ROWS):
+        some = slice(start, start + _ROWS)
+        wide = weight_NK[some].float()
+        scale_N[some] = wide.abs().amax(1).clamp(min=1e-30) / 127
+        values_NK[some] = (wide / scale_N[some, None]).round().to(torch.int8)
+    return values_NK, scale_N
+
+
+def round_layer(layer: Layer) -> RoundedLayer:
+    weights, scales = _fields(layer), {}
+    for name in Scales._fields:
+        weight_NK = weights[name].t() if name in _TRANSPOSED else weights[name]
+        values_NK, scales[name] = round_rows(weight_NK)
+        weights[name] = values_NK.t() if name in _TRANSPOSED else values_NK
+    return RoundedLayer(**weights, scales=Scales(**scales))
