@@ -260,6 +260,15 @@ class PrefersThinPasses(Protocol):
         """Of each of so many decoding sequences; with more, a pass takes many times as long."""
         ...
 
+    def cycle_s(
+        self, drafter: Model | None, num_sequences: int, num_drafts: int, length: int
+    ) -> tuple[float, float] | None:
+        """Prepares steps of so many sequences and drafts, and clocks one: seconds of drafting and
+        of the pass, for sequences of so many tokens. `drafter` None: somebody else drafts. None:
+        such steps cannot be prepared.
+        """
+        ...
+
     def prepared(self) -> str:
         """What has been prepared so far and at what cost, in words."""
         ...

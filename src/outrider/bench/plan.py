@@ -67,7 +67,7 @@ def _controller(engine: Engine, count: NumDraftTokens) -> Controller | None:
     own = engine.parts.controller
     if count != "auto" or not isinstance(own, AdaptiveController):
         return None
-    return AdaptiveController(measure=own.measure)
+    return AdaptiveController(measure=own.measure, evenly=own.evenly)
 
 
 def _synthetic(engine: Engine, name: str) -> str:

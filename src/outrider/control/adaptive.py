@@ -70,14 +70,19 @@ class Choice:
 class AdaptiveController:
     """contracts.Controller. `costs` is refreshed by every step.
 
-    `measure` fills in what drafting with a proposer costs, when it is first asked for.
+    `measure` fills in what drafting with a proposer costs, when it is first asked for. `evenly`:
+    see `Step`.
     """
 
     def __init__(
-        self, costs: Costs | None = None, measure: Callable[[Costs, str], None] | None = None
+        self,
+        costs: Costs | None = None,
+        measure: Callable[[Costs, str], None] | None = None,
+        evenly: bool = False,
     ) -> None:
         self.costs = costs or Costs.guess()
         self.measure = measure
+        self.evenly = evenly
         self._sources: dict[str, Source] = {}
         self._tracks: dict[int, Track] = {}
         self._asked: list[tuple[int, Track, int]] = []  # (index of the view, track, budget)
@@ -211,7 +216,7 @@ class AdaptiveController:
         prefilling: bool,
     ) -> list[int]:
         self._learn()
-        step = Step(self.costs, views, tracks, start, sum(most))
+        step = Step(self.costs, views, tracks, start, sum(most), self.evenly)
         self._bucket, self._undrafted_s = step.bucket, step.undrafted_s
         chosen, rate = step.best(most)
         if all(track.budget >= 0 for track in tracks):

@@ -69,11 +69,16 @@ class Track:
 
 
 class Step:
-    """Rates of allocations under the tables as they are."""
+    """Rates of allocations under the tables as they are.
+
+    `evenly`: everybody drafts as much, as far as they may. That is best where a pass takes as long
+    as if all were as wide as its widest.
+    """
 
     __slots__ = (
         "bucket",
         "doubt",
+        "evenly",
         "num_sequences",
         "plain_s",
         "row",
@@ -90,9 +95,11 @@ class Step:
         tracks: list[Track],
         num_tokens: int,
         most: int,
+        evenly: bool = False,
     ) -> None:
         """`num_tokens`: of the pass before any draft of ours; `most`: drafts at most."""
         self.tracks = tracks
+        self.evenly = evenly
         self.num_sequences = len(views)
         self.doubt = BENEFIT_OF_DOUBT + BY_DOUBLING * batch_bucket(len(views))
         self.start = num_tokens
@@ -127,6 +134,10 @@ class Step:
 
     def best(self, most: list[int]) -> tuple[list[int], float]:
         """The allocation with the highest `rate`, and that rate."""
+        if self.evenly:
+            even = [[min(k, limit) for limit in most] for k in range(max(most) + 1)]
+            rates = [self.rate(budgets) for budgets in even]
+            return even[rates.index(max(rates))], max(rates)
         row, scale, n = self.row, self.scale, self.start
         tokens, spent_s = float(self.num_sequences), self.plain_s
         best, best_rate = 0, self.doubt * tokens / spent_s

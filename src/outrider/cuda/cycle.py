@@ -13,17 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 
 from outrider.contracts import AheadBatch, AheadStep, IntArray, StepBatch, Stream
-from outrider.cuda.decoder import MAX_TOKENS, CudaDecoder, make_event
+from outrider.cuda.decoder import MAX_TOKENS, CudaDecoder, make_event, padded_batch
 from outrider.cuda.ops import MAX_WIDTH
 from outrider.noise import as_signed, sequence_key
 
 _CHUNK = 512  # of a prompt
-_MOST_KINDS = 32  # of cycles that are captured: a batch whose size keeps changing makes many
+_CLOCKED = 3  # runs of a cycle whose time is asked for
 
 
 class Cycle:
@@ -206,7 +207,10 @@ class _Flight:
 
 
 class _Ahead:
-    """Cycles of so many sequences and drafts, by these models: their buffers, made once."""
+    """Cycles of so many sequences and drafts, by these models: their buffers, made once.
+
+    Fewer sequences may run in them: the other places compute for nobody and write no slots.
+    """
 
     def __init__(
         self, target: CudaDecoder, draft: CudaDecoder | None, num_sequences: int, num_drafts: int
@@ -218,34 +222,78 @@ class _Ahead:
         self._report = self._out[:split].view(num_sequences, -1)
         self._chains = self._out[split:].view(num_sequences, num_drafts)
         self._flights = [_Flight(size, target.device) for _ in range(2)]
+        self._launched = self._landed = 0
+        self._course: _Course | None = None
+        self.empty(2)
+        self.launch()  # captures: nobody is to learn a price from that
+
+    @property
+    def in_flight(self) -> int:
+        return self._launched - self._landed
+
+    @property
+    def _models(self) -> list[CudaDecoder]:
+        return [self.target] if self.draft is None else [self.target, self.draft]
+
+    def empty(self, length: int) -> None:
+        """Nobody's sequences, of so many tokens."""
+        for model in self._models:
+            self._clear(model)["committed"][: self.num_sequences] = length
+            model.inputs.send(self.num_sequences)
+        self._course = None
+
+    def _clear(self, model: CudaDecoder) -> dict[str, Any]:
+        """A model's inputs, with nobody in any place."""
+        model.inputs.wait()
+        host, size = model.inputs.host, self.num_sequences
+        host["tables"].reshape(MAX_TOKENS, -1)[:size] = -1
+        host["temperature"][: size * self._num_laws(model)] = 0.0
+        host["committed"][:size] = 2
+        host["secrets"][:size] = 0
+        return host
+
+    def _num_laws(self, model: CudaDecoder) -> int:
+        return 1 if model is self.draft else self.num_drafts + 1
 
     def set(self, batch: AheadBatch) -> None:
         """Brings both models and the state to where the sequences stand."""
-        count, temperature = self.num_sequences, batch.rows.temperature_R
-        lengths = np.array(batch.context_S, np.int32) + 1
-        for model in (self.target, self.draft):
-            if model is None:
-                continue
-            tables = batch.tables_SW
-            if model is self.draft:
-                assert batch.catch_up is not None
-                tables = batch.catch_up.tables_SW
-            model.inputs.wait()
-            host = model.inputs.host
-            own = host["tables"].reshape(MAX_TOKENS, -1)[:count]
-            own[:] = -1
-            own[:, : tables.shape[1]] = tables
-            width = 1 if model is self.draft else self.num_drafts + 1
-            host["temperature"][: count * width] = np.repeat(temperature, width)
-            host["committed"][:count] = lengths
+        count = len(batch.last_S)
+        for model in self._models:
+            host, width = self._clear(model), self._num_laws(model)
+            tables = _tables(batch, model is self.draft)
+            host["tables"].reshape(MAX_TOKENS, -1)[:count, : tables.shape[1]] = tables
+            host["temperature"][: count * width] = np.repeat(batch.rows.temperature_R, width)
+            host["committed"][:count] = np.array(batch.context_S, np.int32) + 1
             host["secrets"][:count] = np.array(batch.key_S, np.uint64).view(np.int64)
-            model.inputs.send(count)
+            model.inputs.send(self.num_sequences)
         drafter = self.draft or self.target
         newest = np.array([batch.before_S, batch.last_S], np.int32).T.copy()
         drafter.line[:count, :2] = torch.from_numpy(newest).to(drafter.device)
+        self._landed = self._launched
+        self._course = _Course(batch, [model.inputs.num_changes for model in self._models])
 
-    def launch(self, number: int) -> None:
-        flight = self._flights[number % 2]
+    def resume(self, batch: AheadBatch) -> bool:
+        """Whether the cycles in flight are the batch's next ones: nothing has come between.
+
+        Then they are kept, and later ones reach as far as the batch's tables do.
+        """
+        course, changes = self._course, [model.inputs.num_changes for model in self._models]
+        if course is None or not self.in_flight or course.num_changes != changes:
+            return False
+        reach = (np.array(batch.context_S) + self.in_flight * (self.num_drafts + 1))[:, None]
+        if not course.leads_to(batch, reach, self.target.block_size):
+            return False
+        for model in self._models:
+            tables = _tables(batch, model is self.draft)
+            model.inputs.wait()
+            own = model.inputs.host["tables"].reshape(MAX_TOKENS, -1)
+            own[: len(tables), : tables.shape[1]] = tables
+            model.inputs.send_tables(self.num_sequences)
+        self._course = _Course(batch, changes)
+        return True
+
+    def launch(self) -> None:
+        flight = self._flights[self._launched % 2]
         flight.mark(0)
         name = (self.num_sequences, self.num_drafts, id(self.draft))
         if self.draft is not None:
@@ -254,6 +302,7 @@ class _Ahead:
         self.target.replay(("ahead, verify", *name), self._verify)
         flight.host.copy_(self._out, non_blocking=True)
         flight.mark(2)
+        self._launched += 1
 
     def _draft(self) -> None:
         assert self.draft is not None
@@ -263,21 +312,122 @@ class _Ahead:
     def _verify(self) -> None:
         verify_part(self.target, self.draft, self.num_sequences, self.num_drafts, self._report)
 
-    def landed(self, number: int) -> tuple[AheadStep, list[int]]:
-        """The step, and how many tokens each sequence emitted; waits for it."""
-        flight, count = self._flights[number % 2], self.num_sequences
+    def land(self, count: int) -> tuple[AheadStep, list[int]]:
+        """The first step in flight, and how many tokens each sequence emitted; waits for it."""
+        flight = self._flights[self._landed % 2]
         seconds = flight.seconds()
-        split = count * (self.num_drafts + 2)
-        report = flight.host[:split].view(count, -1).tolist()
-        chains = flight.host[split:].view(count, self.num_drafts).tolist()
-        return AheadStep(chains, [row[1:] for row in report], *seconds), [r[0] for r in report]
+        self._landed += 1
+        split = self.num_sequences * (self.num_drafts + 2)
+        report = flight.host[:split].view(self.num_sequences, -1)[:count].tolist()
+        chains = flight.host[split:].view(self.num_sequences, self.num_drafts)[:count].tolist()
+        step = AheadStep(chains, [row[1:] for row in report], *seconds)
+        emitted = [row[0] for row in report]
+        if self._course is not None:
+            self._course.follow(step.draws, emitted)
+        return step, emitted
+
+    def abandon(self) -> None:
+        """What is in flight is nobody's: it has written slots that nobody has committed."""
+        self._landed, self._course = self._launched, None
+
+
+class _Course:
+    """Where the sequences of a batch stand after the cycles that have landed."""
+
+    def __init__(self, batch: AheadBatch, num_changes: list[int]) -> None:
+        self.num_changes = num_changes
+        self._keys, self._temperature = batch.key_S, batch.rows.temperature_R
+        # Copies: what a sequence holds changes in place.
+        self._tables = [_tables(batch, of_draft).copy() for of_draft in _sides(batch)]
+        self._before, self._last = list(batch.before_S), list(batch.last_S)
+        self._contexts = list(batch.context_S)
+
+    def follow(self, draws: list[list[int]], emitted: list[int]) -> None:
+        for s, num in enumerate(emitted):
+            self._before[s] = draws[s][num - 2] if num > 1 else self._last[s]
+            self._last[s] = draws[s][num - 1]
+            self._contexts[s] += num
+
+    def leads_to(self, batch: AheadBatch, reach_S1: IntArray, page: int) -> bool:
+        """Whether the batch stands there, with the same slots as far as `reach_S1`."""
+        return (
+            (self._before, self._last, self._contexts)
+            == (batch.before_S, batch.last_S, batch.context_S)
+            and self._keys == batch.key_S
+            and np.array_equal(self._temperature, batch.rows.temperature_R)
+            and all(
+                _same_slots(old_SW, _tables(batch, of_draft), reach_S1, page)
+                for old_SW, of_draft in zip(self._tables, _sides(batch), strict=True)
+            )
+        )
+
+
+def _sides(batch: AheadBatch) -> tuple[bool, ...]:
+    return (False,) if batch.drafter is None else (False, True)
+
+
+def _tables(batch: AheadBatch, of_draft: bool) -> IntArray:
+    if not of_draft:
+        return batch.tables_SW
+    assert batch.catch_up is not None
+    return batch.catch_up.tables_SW
+
+
+def _same_slots(old_SW: IntArray, new_SW: IntArray, reach_S1: IntArray, page: int) -> bool:
+    """Whether the first `reach_S1` tokens lie in the same pages, and there are that many."""
+    needed_S1 = -(-reach_S1 // page)
+    width = min(old_SW.shape[1], new_SW.shape[1])
+    if int(needed_S1.max()) > width:
+        return False
+    old_SW, new_SW = old_SW[:, :width], new_SW[:, :width]
+    same_SW = (old_SW == new_SW) & (old_SW >= 0)
+    return bool((same_SW | (np.arange(width) >= needed_S1)).all())
+
+
+@torch.no_grad()
+def cycle_s(
+    target: CudaDecoder, draft: CudaDecoder | None, num_sequences: int, num_drafts: int, length: int
+) -> tuple[float, float] | None:
+    """Prepares such cycles, and clocks them: seconds of drafting and of the pass.
+
+    None: they are too wide. Nobody's tokens are computed, at nobody's slots.
+    """
+    cycles = _cycles(target, draft, num_sequences, num_drafts)
+    if cycles is None:
+        return None
+    took = []
+    for _ in range(_CLOCKED):
+        cycles.abandon()
+        cycles.empty(length)
+        cycles.launch()
+        step, _ = cycles.land(0)
+        took.append((step.draft_s, step.verify_s))
+    return min(took, key=sum)
+
+
+def _cycles(
+    target: CudaDecoder, draft: CudaDecoder | None, num_sequences: int, num_drafts: int
+) -> _Ahead | None:
+    """The buffers and graphs of such cycles, made now if they are new; None: they are too wide."""
+    padded = padded_batch(num_sequences)
+    if num_drafts >= MAX_WIDTH or padded * (num_drafts + 1) > MAX_TOKENS:
+        return None
+    key = (padded, num_drafts, id(draft))
+    if key not in target.cycles:
+        target.cycles[key] = _Ahead(target, draft, padded, num_drafts)
+    cycles: _Ahead = target.cycles[key]
+    return cycles
 
 
 @torch.no_grad()
 def run_ahead(
     target: CudaDecoder, batch: AheadBatch, most_steps: int, limit_s: float
 ) -> list[AheadStep]:
-    """See `contracts.RunsAhead`. Nothing where it needs more than these cycles can do."""
+    """See `contracts.RunsAhead`. Nothing where it needs more than these cycles can do.
+
+    Where the steps ended for no reason of the sequences', more cycles stay in flight: mostly the
+    next call is about what they compute.
+    """
     count, num_drafts = len(batch.last_S), batch.num_drafts_S[0]
     draft = batch.drafter if num_drafts else None
     if (
@@ -285,55 +435,44 @@ def run_ahead(
         or (num_drafts and not isinstance(draft, CudaDecoder))
         or batch.rows.filters
         or batch.script_S2L is not None
-        or num_drafts >= MAX_WIDTH
-        or count * (num_drafts + 1) > MAX_TOKENS
         or min(batch.context_S) < 1
     ):
         return []
     assert draft is None or isinstance(draft, CudaDecoder)
     width = num_drafts + 1
+    furthest = int(max(batch.context_S)) + (most_steps + 2) * width
+    if any(not model.can_reach(furthest) for model in (target, draft) if model is not None):
+        return []
     # Every sequence ends where its slots do, or earlier.
     ends = _reach(batch.tables_SW, target.block_size)
-    left = list(batch.num_left_S)
     if draft is not None:
         assert batch.catch_up is not None
         ends = np.minimum(ends, _reach(batch.catch_up.tables_SW, draft.block_size) + 1)
         if int(np.diff(batch.catch_up.starts_S1).max()) > 2:
             draft.forward(batch.catch_up)
-    furthest = int(max(batch.context_S)) + most_steps * width
-    if any(not model.can_reach(furthest) for model in (target, draft) if model is not None):
+    cycles = _cycles(target, draft, count, num_drafts)
+    if cycles is None:
         return []
-    contexts = list(batch.context_S)
-    key = (count, num_drafts, id(draft))
-    if key not in target.cycles:
-        if len(target.cycles) >= _MOST_KINDS:
-            return []
-        target.cycles[key] = _Ahead(target, draft, count, num_drafts)
-        target.cycles[key].set(batch)
-        target.cycles[key].launch(0)  # captures: nobody is to learn a price from that
-    cycles: _Ahead = target.cycles[key]
-    cycles.set(batch)
+    if not cycles.resume(batch):
+        cycles.set(batch)
+    left, contexts = list(batch.num_left_S), list(batch.context_S)
     began = perf_counter()
     steps: list[AheadStep] = []
-    launched = 0
     while True:
         fits = all(
             some >= width and context + width <= end
             for some, context, end in zip(left, contexts, ends.tolist(), strict=True)
         )
         if not fits:
+            break
+        if len(steps) == most_steps or (steps and perf_counter() - began > limit_s):
             return steps
-        # One more than has landed, so that the device does not wait for the host.
-        while launched < min(len(steps) + 2, most_steps):
-            if launched and perf_counter() - began > limit_s:
-                break
-            cycles.launch(launched)
-            launched += 1
-        if launched == len(steps):
-            return steps
-        step, emitted = cycles.landed(len(steps))
+        # One more than has landed, so that the device does not wait for the host; a trial alone.
+        while cycles.in_flight < (2 if most_steps > 1 else 1):
+            cycles.launch()
+        step, emitted = cycles.land(count)
         if any(draw < 0 for draws in step.draws for draw in draws):
-            return steps  # a row that is not a number: the caller finds out by itself
+            break  # a row that is not a number: the caller finds out by itself
         steps.append(step)
         finished = False
         for s, num in enumerate(emitted):
@@ -341,7 +480,9 @@ def run_ahead(
             contexts[s] += num
             finished |= left[s] <= 0 or not batch.finish_ids[s].isdisjoint(step.draws[s][:num])
         if finished:
-            return steps
+            break
+    cycles.abandon()
+    return steps
 
 
 def _reach(tables_SW: IntArray, block_size: int) -> IntArray:

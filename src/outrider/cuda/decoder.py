@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.contracts import AheadBatch, AheadStep, IntArray, StepBatch, StepOutput
+from outrider.contracts import AheadBatch, AheadStep, IntArray, Model, StepBatch, StepOutput
 from outrider.cuda.ops import MAX_WIDTH, Ops, Pass, TorchOps
 from outrider.cuda.rounded import RoundedLayer, Scales, round_layer, round_rows
 from outrider.cuda.triton_ops import TritonOps
@@ -72,6 +72,7 @@ class Inputs:
         self._table_width = table_width
         self._tables_at = at - sizes["tables"][0] * 4
         self._sent = make_event() if pinned else None
+        self.num_changes = 0  # passes laid out since the beginning: none runs on another's inputs
 
     def wait(self) -> None:
         """Until the host's copy may be overwritten."""
@@ -79,9 +80,17 @@ class Inputs:
             self._sent.synchronize()
 
     def send(self, num_sequences: int) -> None:
+        self.num_changes += 1
+        self._send(0, num_sequences)
+
+    def send_tables(self, num_sequences: int) -> None:
+        """The block tables alone: the rest is what the passes in flight make of it."""
+        self._send(self._tables_at, num_sequences)
+
+    def _send(self, start: int, num_sequences: int) -> None:
         if self._sent is not None:
-            end = self._tables_at + num_sequences * self._table_width * 4
-            self._device[:end].copy_(self._host[:end], non_blocking=True)
+            part = slice(start, self._tables_at + num_sequences * self._table_width * 4)
+            self._device[part].copy_(self._host[part], non_blocking=True)
             self._sent.record()
 
     def at(self, num_sequences: int, width: int) -> Pass:
@@ -139,7 +148,8 @@ class CudaDecoder(TorchDecoder):
         self.line = torch.zeros(MAX_TOKENS, MAX_TOKENS, dtype=torch.int32, device=device)
         self._taps: dict[int, torch.Tensor] = {}
         self._graphs: dict[Hashable, Any] = {}
-        self.cycles: dict[Hashable, Any] = {}  # of `outrider.cuda.cycle`: buffers of its graphs
+        # Of `outrider.cuda.cycle`, by (sequences, drafts, id of the drafter): buffers of its graphs.
+        self.cycles: dict[tuple[int, int, int], Any] = {}
         self._pool: Any = None
         self.capture_s = 0.0
         self.capture_bytes = 0
@@ -156,6 +166,7 @@ class CudaDecoder(TorchDecoder):
     def forward(self, batch: StepBatch) -> StepOutput:
         bucket = self._bucket(batch, 0)
         if bucket is None:
+            self.inputs.num_changes += 1
             return super().forward(batch)
         self.inputs.wait()
         place_T = self._lay_out(batch, *bucket)
@@ -234,9 +245,19 @@ class CudaDecoder(TorchDecoder):
 
         return run_ahead(self, batch, most_steps, limit_s)
 
+    def cycle_s(
+        self, drafter: Model | None, num_sequences: int, num_drafts: int, length: int
+    ) -> tuple[float, float] | None:
+        """See `contracts.PrefersThinPasses`."""
+        from outrider.cuda.cycle import cycle_s
+
+        if drafter is not None and not isinstance(drafter, CudaDecoder):
+            return None
+        return cycle_s(self, drafter, num_sequences, num_drafts, length)
+
     def most_drafts(self, num_sequences: int) -> int:
         """See `contracts.PrefersThinPasses`: as many as a captured pass has room for."""
-        padded = _padded(num_sequences)
+        padded = padded_batch(num_sequences)
         widths = [width for width in _WIDTHS if padded * width <= MAX_TOKENS]
         return widths[-1] - 1 if widths else 0
 
@@ -392,7 +413,7 @@ class CudaDecoder(TorchDecoder):
         if -(-longest // self._block_size) > self._table_width:
             return None
         width = next(w for w in _WIDTHS if w >= widest)
-        padded = _padded(num_sequences)
+        padded = padded_batch(num_sequences)
         return (padded, width) if padded * width <= MAX_TOKENS else None
 
     def _lay_out(self, batch: StepBatch, num_sequences: int, width: int) -> npt.NDArray[np.int64]:
@@ -428,7 +449,8 @@ class CudaDecoder(TorchDecoder):
         return place_T
 
 
-def _padded(num_sequences: int) -> int:
+def padded_batch(num_sequences: int) -> int:
+    """Sequences of the pass that so many run in."""
     return 1 << (num_sequences - 1).bit_length()
 
 

@@ -133,7 +133,8 @@ class Ahead:
             return None
         passes_s = sum(step.draft_s + step.verify_s for step in self._steps)
         computed = self._next(parts)
-        computed.other_s = perf_counter() - started - passes_s
+        # A device may have begun before it was asked.
+        computed.other_s = max(0.0, perf_counter() - started - passes_s)
         return computed
 
     def take(self, parts: Parts) -> Computed | None:

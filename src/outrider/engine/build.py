@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from outrider import native
-from outrider.contracts import Model, Proposer, ProposerContext
+from outrider.contracts import Model, PrefersThinPasses, Proposer, ProposerContext
 from outrider.control import DEFAULT_NUM_DRAFT_TOKENS, NumDraftTokens
 from outrider.control.adaptive import AdaptiveController
 from outrider.engine.ahead import Ahead
@@ -52,6 +52,7 @@ class EngineConfig:
     max_sequences: int = 64
     max_step_tokens: int = 512
     max_ahead_steps: int = 16  # taken in one native call, where nothing can come between; 1: none
+    buckets: tuple[tuple[int, int], ...] | None = None  # (sequences, K) captured at once, on a GPU
 
     def __post_init__(self) -> None:
         for name in (
@@ -175,7 +176,8 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         limit,
         SchedulerConfig(max_sequences=config.max_sequences, max_step_tokens=config.max_step_tokens),
     )
-    controller = AdaptiveController()
+    # A pass that is prepared is as wide for everybody.
+    controller = AdaptiveController(evenly=isinstance(target, PrefersThinPasses))
     parts = Parts(
         target, kv, scheduler, controller, proposers, verifiers, Ahead(config.max_ahead_steps)
     )
@@ -191,8 +193,8 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         "options": repr(sorted(config.proposer_options.items())),
         "machine": [config.device, config.dtype, config.backend, config.tensor_parallel_size],
     }
-    controller.measure = Calibration(parts, engine.make_sequence, identity)
-    if config.num_draft_tokens == "auto":
+    controller.measure = Calibration(parts, engine.make_sequence, identity, config.buckets)
+    if config.num_draft_tokens == "auto" or (config.buckets and config.num_draft_tokens):
         controller.prepare(name)
     return engine
 

@@ -1,6 +1,7 @@
 """Measures what a pass and a draft cost on this machine: under two seconds, once.
 
-The target runs over sequences that exist only as reserved KV slots (what lies in them does not
+A target that prepares its steps prepares some now, and clocks those. Any other
+runs over sequences that exist only as reserved KV slots (what lies in them does not
 matter to the clock), the proposer drafts for made-up texts, and between two drafts the target has
 a pass, as in a real step: it leaves nothing of the drafter in the processor's caches. A proposer
 that cannot draft without a real step behind it is left to what the first steps will show.
@@ -13,6 +14,7 @@ import os
 import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
@@ -26,6 +28,7 @@ from outrider.control.cost import Costs, CostTable, draft_table, verify_table
 from outrider.engine.parts import Parts
 from outrider.engine.request import Request, Sequence, Speculation
 from outrider.layout import Slice, lay_script, pack
+from outrider.proposers.draft_model import ModelProposer
 from outrider.sampling import RowParams, SamplingParams
 
 VERIFY_S, DRAFT_S = 1.1, 0.7  # time limits; what is not reached is interpolated
@@ -34,10 +37,13 @@ FEW_WIDTHS = (1, 9)  # of the longer contexts
 CONTEXTS = (64, 1024, 4096)
 BATCHES = (1, 4, 16)
 DRAFTS = (1, 4, 12)
+FEW_BUCKETS = ((1, 0), (1, 8))  # of the longer contexts, and always of the shortest
+USUAL_DRAFTS = 5
 NUM_ROUNDS = 10
 DISTURBED = 1.25  # the median of a kind's runs over its fastest: figures not worth keeping
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 2] * 6  # repeats itself: look-up finds something
 
+Bucket = tuple[int, int]  # (sequences, drafts of each): steps that a target prepares as a whole
 Clocked = defaultdict[tuple[int, int], list[float]]
 
 _ID = -1  # of the sequence that reserves the slots; real ones count from 0
@@ -55,10 +61,14 @@ class Calibration:
     parts: Parts
     make_sequence: Callable[[Request, int], Sequence]
     identity: Mapping[str, object] = field(default_factory=dict)
+    buckets: Seq[Bucket] | None = None  # steps that a target is to prepare; None: the usual
     _disturbances: list[float] = field(default_factory=list)
 
     def __call__(self, costs: Costs, proposer: str) -> None:
         """Sets `costs.verify`, unless it is known, and the table of `proposer`, if possible."""
+        if self.parts.thin_passes is not None:
+            self._prepare(self.parts.thin_passes, costs, proposer)
+            return
         identity = {**self.identity, **machine(self.parts.target), "proposer": proposer}
         known = cost_cache.load(identity)
         if known is None:
@@ -77,6 +87,28 @@ class Calibration:
             costs.verify = known.verify
         costs.drafts |= known.drafts
 
+    def _prepare(self, target: PrefersThinPasses, costs: Costs, name: str) -> None:
+        """Of steps as they will be taken, by the device's clock; nothing of it can be cached."""
+        proposer, longest = self.parts.proposers[name], self.parts.scheduler.max_positions
+        drafter = proposer.memory.model if isinstance(proposer, ModelProposer) else None
+        verify: dict[int, dict[int, float]] = {}
+        drafts: dict[int, dict[int, float]] = {}
+        buckets = self.buckets or usual_buckets(target, self.parts.scheduler.config.max_sequences)
+        for context in CONTEXTS:
+            first = context == CONTEXTS[0]
+            for size, k in dict.fromkeys([*FEW_BUCKETS, *buckets]) if first else FEW_BUCKETS:
+                if first or context + k < longest:
+                    took = target.cycle_s(drafter, size, k, min(context, longest - k - 1))
+                    if took is not None:
+                        verify.setdefault(context, {}).setdefault(size * (k + 1), took[1])
+                        if first and k:
+                            drafts.setdefault(size, {})[k] = took[0]
+        if costs.verify.is_guess:
+            costs.verify = verify_table(verify)
+        table = draft_table(drafts, MAX_AUTO_DRAFT_TOKENS) if drafter else self._draft(name)
+        if table is not None:
+            costs.drafts[name] = table
+
     def _verify(self) -> CostTable | None:
         """None when the KV pool has no room to measure in."""
         kv, longest = self.parts.kv, self.parts.scheduler.max_positions
@@ -90,10 +122,7 @@ class Calibration:
             ]
             if len(kinds) < 2:
                 return None
-            # The first pass touches memory for the first time, or has yet to be prepared.
-            prepared = isinstance(self.parts.target, PrefersThinPasses)
-            for kind in kinds if prepared else kinds[:1]:
-                self._pass_s(*kind)
+            self._pass_s(*kinds[0])  # touches memory for the first time
             for context, width in _rounds(kinds, VERIFY_S):
                 seconds[context, width].append(self._pass_s(context, width))
         finally:
@@ -148,14 +177,14 @@ class Calibration:
         seconds: Clocked = defaultdict(list)
         views: list[Sequence] = []
         deadline = perf_counter() + DRAFT_S
-        prepared = isinstance(self.parts.target, PrefersThinPasses)
+        is_prepared = self.parts.thin_passes is not None
         between = self.parts.kv.reserve(_ID, CONTEXTS[0] + 1)
         try:
             for batch in BATCHES:
                 if seconds and perf_counter() > deadline:
                     break
                 views += [self._view(name, i) for i in range(len(views), batch)]
-                for k in DRAFTS if prepared else DRAFTS[:1]:
+                for k in DRAFTS if is_prepared else DRAFTS[:1]:
                     self._draft_s(name, views, k)  # reads the prompts
                 for _, k in _rounds([(batch, k) for k in DRAFTS], DRAFT_S / len(BATCHES)):
                     if between:
@@ -200,6 +229,14 @@ class Calibration:
             salt="outrider calibration",
         )
         return self.make_sequence(request, 0)
+
+
+def usual_buckets(target: PrefersThinPasses, max_sequences: int) -> list[Bucket]:
+    """Every size of a batch, with as many drafts as `auto` mostly chooses from."""
+    sizes = [1 << e for e in range((max_sequences - 1).bit_length() + 1)]
+    return [
+        (size, k) for size in sizes for k in range(min(USUAL_DRAFTS, target.most_drafts(size)) + 1)
+    ]
 
 
 def machine(target: Model) -> dict[str, object]:

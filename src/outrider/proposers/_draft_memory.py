@@ -26,6 +26,7 @@ class _State:
     num_fed: int  # committed tokens whose K/V the drafter holds
     drafted: list[int] = field(default_factory=list)  # drafts whose K/V lies behind them
     parents: Seq[int] = ()
+    is_settled: bool = False  # it was not asked to draft since
 
 
 class DraftMemory:
@@ -49,6 +50,7 @@ class DraftMemory:
         if state is None:
             state = _State(self.kv.match(view.id, tokens, view.salt))
             self._states[view.id] = state
+        state.is_settled = False
         if not self.kv.reserve(view.id, len(tokens) + num_drafts):
             self.release(view.id)
             return None
@@ -104,7 +106,7 @@ class DraftMemory:
     def settle(self, view: SequenceView) -> None:
         """Keeps the K/V of the drafts that were committed and drops the rest."""
         state = self._states.get(view.id)
-        if state is None:
+        if state is None or state.is_settled:
             return
         path: list[int] = []
         last, end = -1, state.num_fed
@@ -118,7 +120,7 @@ class DraftMemory:
         if len(source):
             self.model.copy_slots(source, target)
         state.num_fed = end
-        state.drafted, state.parents = [], ()
+        state.drafted, state.parents, state.is_settled = [], (), True
         self.kv.commit(view.id, view.tokens, end)
 
     def release(self, sequence_id: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 import transformers
 
-from outrider.contracts import AheadStep
-from outrider.cuda.cycle import Cycle
+from outrider.contracts import AheadBatch, AheadStep
+from outrider.control import NumDraftTokens
+from outrider.control.adaptive import AdaptiveController
+from outrider.cuda.cycle import Cycle, _Ahead
 from outrider.cuda.decoder import CudaDecoder
 from outrider.cuda.ops import TorchOps
 from outrider.cuda.rounded import RoundedLayer
@@ -51,7 +54,9 @@ def plain(folder: Path, prompt: list[int], count: int, temperature: float, seed:
     return run(engine, prompt, count, temperature, seed)
 
 
-def make_engine(folder: Path, model: TorchDecoder, num_draft_tokens: int, **more: object) -> Engine:
+def make_engine(
+    folder: Path, model: TorchDecoder, num_draft_tokens: NumDraftTokens, **more: object
+) -> Engine:
     config = EngineConfig(
         model=str(folder),
         num_draft_tokens=num_draft_tokens,
@@ -201,6 +206,62 @@ def test_engine_takes_several_cycles_without_the_host(
     assert written[:2] == written[2:]
     assert max(taken) > 3
     assert sum(taken) > 20
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2])
+def test_cycles_in_flight_are_the_next_call_s(
+    folder: Path, small: Path, num_drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device goes on while the host catches up; what comes between makes it start anew."""
+    monkeypatch.setattr("outrider.engine.build.load_model", lambda name, **_: load(name))
+    monkeypatch.setattr("outrider.engine.ahead.LIMIT_S", 0.0)  # each call takes one step
+    resumed: list[bool] = []
+    real = _Ahead.resume
+
+    def noted(self: _Ahead, batch: AheadBatch) -> bool:
+        resumed.append(real(self, batch))
+        return resumed[-1]
+
+    monkeypatch.setattr(_Ahead, "resume", noted)
+    engine = make_engine(folder, load(folder), num_drafts, draft_model=str(small))
+    expected = plain(folder, PROMPT, 40, 0.8, 7)
+    assert run(engine, PROMPT, 40, 0.8, 7) == expected
+    assert sum(resumed) > len(resumed) - 4
+    assert len(resumed) > 8
+    # Another request joins in the middle of the first and leaves before it.
+    params = SamplingParams(max_tokens=40, temperature=0.8, seed=7, ignore_eos=True)
+    first, more = engine.add(PROMPT, params), ""
+    for number, _ in enumerate(engine.run([first])):
+        if number == 6:
+            more = engine.add(PROMPT[:5], replace(params, max_tokens=9))
+    assert engine.collect(first).tokens == expected
+    assert engine.collect(more).tokens == plain(folder, PROMPT[:5], 9, 0.8, 7)
+
+
+def test_auto_drafts_evenly_and_prices_what_it_prepares(
+    folder: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.engine.build.load_model", lambda name, **_: load(name))
+    target = load(folder)
+    buckets = ((1, 2), (4, 1))
+    engine = make_engine(folder, target, "auto", draft_model=str(small), buckets=buckets)
+    assert {(n, k) for n, k, _ in target.cycles} == {(1, 0), (1, 8), *buckets}
+    controller = engine.parts.controller
+    assert isinstance(controller, AdaptiveController)
+    assert not controller.costs.verify.is_guess
+    assert "draft-model" in controller.costs.drafts
+    assert target.cycle_s(None, 16, 4, 64) is None  # too wide
+    asked: list[list[int]] = []
+    real = controller.budget
+
+    def noted(*given: Any) -> list[int]:
+        asked.append(real(*given))
+        return asked[-1]
+
+    monkeypatch.setattr(controller, "budget", noted)
+    together = run_all(engine, 0.8)
+    assert together == run_all(make_engine(folder, load(folder), 0), 0.8)
+    assert any(len(set(some)) == 1 for some in asked if len(some) == 3)
 
 
 def test_drafts_leave_room_for_everybody(
