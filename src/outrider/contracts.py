@@ -279,7 +279,8 @@ class AheadBatch:
     """S sequences in the middle of decoding, to be taken several steps further in one call.
 
     `num_drafts_S[s]` tokens are drafted for sequence s in every step (near its end fewer), by
-    `drafter`, which is fed `catch_up` first; 0 is plain decoding. The block tables reach as far as it may go.
+    `drafter`, which is fed `catch_up` first; 0 is plain decoding. The block tables reach as far as
+    it may go.
     """
 
     last_S: list[int]  # the newest token, which the target has not seen yet

@@ -12,8 +12,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cache
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -117,9 +118,9 @@ class Ahead:
         self._name = next(iter(names), None)
         self._drafts = [budget > 0 for budget in budgets]
         proposer = None if self._name is None else parts.proposers[self._name]
-        self._proposer = proposer if isinstance(proposer, DraftsAhead) else None
-        if proposer is not self._proposer:
+        if proposer is not None and not _can_draft_ahead(type(proposer)):
             return None
+        self._proposer = cast("DraftsAhead | None", proposer)
         try:
             batch = self._layout(parts, budgets, most_steps)
             if batch is not None:
@@ -206,6 +207,12 @@ class Ahead:
                     self._proposer.end_ahead(sequence)
                 except Exception:
                     parts.switch_off(self._name or "", [sequence])
+
+
+@cache
+def _can_draft_ahead(kind: type) -> bool:
+    """Asked of a class once: a protocol's own check goes through all its members each time."""
+    return issubclass(kind, DraftsAhead)
 
 
 def _needs_draws_alone(parts: Parts, line: Scheduled) -> bool:

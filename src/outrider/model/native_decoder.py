@@ -13,6 +13,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
+from array import array
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +237,8 @@ class NativeDecoder(NativeModel):
         else:
             fed, own_tables = catch_up.context_S.tolist(), catch_up.tables_SW
             starts, tokens = catch_up.starts_S1.tolist(), catch_up.tokens_T.tolist()
-        packed = np.array(
+        packed = array(
+            "i",
             [
                 *batch.last_S,
                 *batch.context_S,
@@ -245,10 +248,9 @@ class NativeDecoder(NativeModel):
                 *own_tables.ravel().tolist(),
                 *starts,
                 *tokens,
-                *np.cumsum([0, *map(len, finish)]).tolist(),
-                *(token for ids in finish for token in ids),
+                *accumulate(map(len, finish), initial=0),
+                *chain.from_iterable(finish),
             ],
-            np.int32,
         ).tobytes()
         stride = 2 * width + 1
         out = (ctypes.c_int32 * (most_steps * num_seqs * stride))()
@@ -272,9 +274,9 @@ class NativeDecoder(NativeModel):
             ahead.script, ahead.script_length = script.ctypes.data, script.shape[2]
             ahead.copies = batch.copies
         parameters = (
-            np.array(batch.key_S, np.uint64).tobytes(),
+            array("Q", batch.key_S).tobytes(),
             batch.rows.temperature_R.tobytes(),
-            np.array(counts, np.int32).tobytes(),
+            array("i", counts).tobytes(),
             batch.rows.top_k_R.tobytes(),
             batch.rows.top_p_R.tobytes(),
             batch.rows.min_p_R.tobytes(),

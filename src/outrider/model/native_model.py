@@ -163,7 +163,7 @@ class NativeModel:
 
     def _rows(self, num_rows: int) -> torch.Tensor:
         """The first `num_rows` rows of the logits buffer, which grows as needed."""
-        if num_rows > len(self._logits):
+        if num_rows > self._logits.shape[0]:  # len() of a tensor goes through Python
             self._views.clear()
             self._logits = torch.empty(max(16, num_rows * 5 // 4), self._vocab_size)
             self._step.logits = self._logits.data_ptr()

@@ -57,6 +57,8 @@ class AutoregressiveDrafter:
         """
         self._memory = memory
         self._model = memory.model
+        # Asked once: a protocol's check goes through all its members each time.
+        self._chains = memory.model if isinstance(memory.model, DraftsChains) else None
         self._num_tokens = num_tokens
         self._name = name
         self._exit_layer = exit_layer
@@ -84,11 +86,11 @@ class AutoregressiveDrafter:
     def _draft_chains(
         self, views: list[SequenceView], budgets: list[int], slices: list[Slice]
     ) -> list[Proposal]:
-        if isinstance(self._model, DraftsChains) and all(
+        if self._chains is not None and all(
             view.draw is Draw.COUPLED and view.edits is None for view in views
         ):
             proposals = self._draft_at_once(
-                self._model,
+                self._chains,
                 self._pack(slices),
                 np.array(budgets, np.int32),
                 RowParams.of([view.params for view in views], [1] * len(views)),
