@@ -10,8 +10,9 @@ from time import perf_counter
 from typing import Protocol
 
 from outrider.bench.workloads import Prompt
-from outrider.contracts import Controller
+from outrider.contracts import ControlledView, Controller
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
+from outrider.control.fixed import FixedController
 from outrider.engine.ahead import Ahead
 from outrider.engine.engine import Engine
 from outrider.engine.request import Sequence as Sequence_
@@ -38,7 +39,8 @@ class Run:
     """One timed decoding of a group of prompts, all at once.
 
     The clock starts when every prompt has been read, by the target and by who drafts for it, a step
-    behind the first token: what is measured is decoding.
+    behind the first token: what is measured is decoding. Until then at most one token is drafted,
+    so that the output is not there already.
     """
 
     outputs: list[list[int]]
@@ -83,6 +85,15 @@ class Ours:
         return race([self.start(jobs)])[0]
 
 
+class Reading(FixedController):
+    """While prompts are read: a step drafts `most` tokens at most."""
+
+    most = 0
+
+    def budget(self, views: Sequence[ControlledView], limits: Sequence[int], _: int) -> list[int]:
+        return [min(limit, self.most) for limit in limits]
+
+
 class Lane:
     """A group of requests that moves when it is told to; meanwhile the engine serves other lanes.
 
@@ -90,8 +101,8 @@ class Lane:
     """
 
     def __init__(self, contender: Ours, jobs: Sequence[Job]) -> None:
-        self._contender = contender
         self._engine = engine = contender.engine
+        self._controller: Controller = (reading := Reading())
         self._running: list[Sequence_] = []
         self._waiting: deque[Sequence_] = deque()
         self._stats = SpeculationStats()
@@ -114,8 +125,10 @@ class Lane:
             report, _ = self._step()
             waiting -= {event.request_id for event in report.events}
         if self._running:
+            reading.most = 1
             self._step()  # draft models read the prompt behind its first token
         self._num_before = sum(len(s.output) for s in self._running)
+        self._controller = contender.controller
         self._ahead = Ahead(engine.parts.ahead.most_steps)
 
     @property
@@ -161,7 +174,7 @@ class Lane:
         scheduler = parts.scheduler
         before = scheduler.running, scheduler.waiting, parts.controller, parts.ahead
         scheduler.running, scheduler.waiting = self._running, self._waiting
-        parts.controller, parts.ahead = self._contender.controller, self._ahead
+        parts.controller, parts.ahead = self._controller, self._ahead
         try:
             yield
         finally:

@@ -35,8 +35,7 @@ class Record:
 
     @property
     def rates(self) -> list[float]:
-        """0 where everything was there before the clock started."""
-        return [n / s if s else 0.0 for n, s in zip(self.num_tokens, self.seconds, strict=True)]
+        return [n / s for n, s in zip(self.num_tokens, self.seconds, strict=True)]
 
     def speedup(self, plain: Record) -> Estimate:
         """Ratio of the rates, repeat by repeat: neighbours in time."""
@@ -53,7 +52,7 @@ class Record:
             kinds.setdefault(num_tokens, []).append(seconds)
         usual = {n: median(found) for n, found in kinds.items()}
         total = sum(s if s < DISTURBED * usual[n] else usual[n] for n, s in self.steps)
-        return sum(self.num_tokens) / total if total else 0.0
+        return sum(self.num_tokens) / total
 
     @property
     def exactness(self) -> str:

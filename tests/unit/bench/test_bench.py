@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,17 @@ def test_everybody_decodes_everything_and_is_compared(engine: Engine) -> None:
     assert entry["speedup_low"] <= entry["speedup"] <= entry["speedup_high"]
     shares = [entry[f"{part}_share"] for part in ("draft", "verify", "other")]
     assert sum(shares) == pytest.approx(1.0)
+
+
+def test_an_output_that_comes_in_one_step_has_a_speed(engine: Engine) -> None:
+    jobs = make_jobs(engine, [Prompt("abc")], 8)
+    outputs = plain(engine).run(jobs).outputs
+    wish = Speculation(proposer=add_synthetic(engine, 1.0), num_draft_tokens=8)
+    run = Ours("at once", engine, wish).run([replace(jobs[0], prediction=outputs[0])])
+    assert run.outputs == outputs
+    assert run.num_tokens == 5  # reading the prompt gave three
+    assert len(run.steps) == 1
+    assert run.seconds > 0
 
 
 class Liar(Ours):
