@@ -1,12 +1,17 @@
 """Draws docs/drawings/*.svg: one step, the KV cache, the coupled rule, trees, the choice.
 
-Colours follow the reader's light or dark setting. `--check` compares without writing.
+Colours follow the reader's light or dark setting. A test compares them with what is drawn anew.
 """
 
 from __future__ import annotations
 
+import sys
 from html import escape
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
+
+from results import ranked
 
 FOLDER = Path(__file__).parents[1] / "drawings"
 STYLE = """
@@ -269,45 +274,45 @@ def coupled() -> Picture:
 
 
 def choice() -> Picture:
-    """Which proposer: questions first, the measured table after."""
-    rows = [
-        (
-            "Does the caller know most of the output?",
-            "prediction",
-            "an old file, a form with one changed field",
-        ),
-        ("Does the output repeat its input or itself?", "suffix, ngram", "edits, JSON, summaries"),
+    """Which proposer: who wins a leaf, and by how much, is read from the measured table."""
+    new, known = ("code completion", "prose"), ("edit", "JSON")
+    leaves = [
+        ("Is most of the output known, but not in the prompt?", ("prediction",), ("edit",)),
+        ("Does the output repeat its input or itself?", ("suffix", "ngram"), known),
         (
             "Is there a small model with the same vocabulary?",
-            "draft-model",
-            "hybrid, where some of the output repeats",
+            ("draft-model", "draft-tree", "hybrid"),
+            new,
         ),
-        (
-            "A small model with another vocabulary?",
-            "cross-vocab",
-            "its text, cut into the target's tokens",
-        ),
-        ("Can you train a head for the target?", "eagle3, dflash", "outrider train"),
+        ("A small model with another vocabulary?", ("cross-vocab",), new),
+        ("Can you train a head for the target?", ("eagle3", "dflash", "medusa"), new),
+        ("", ("quantized", "lookahead"), new),
     ]
-    p = Picture(860, 62 * len(rows) + 120, "A decision tree for choosing a proposer")
-    for i, (question, name, note) in enumerate(rows):
+    p = Picture(880, 62 * len(leaves) + 70, "A decision tree for choosing a proposer")
+    for i, (question, names, kinds) in enumerate(leaves):
         y = 10 + 62 * i
-        p.box(10, y, 340, 40)
-        p.text(180, y + 25, question, "mid")
-        p.line(f"M352 {y + 20}L428 {y + 20}")
-        p.text(390, y + 14, "yes", "mid small t-keep")
-        p.line(f"M180 {y + 41}L180 {y + 60}")
-        p.text(190, y + 56, "no", "small t-drop")
-        p.box(430, y, 150, 40, "keep")
-        p.text(505, y + 25, name, "mid mono")
-        p.text(594, y + 25, note, "small soft")
-    y = 10 + 62 * len(rows)
-    p.box(10, y, 340, 40, "keep")
-    p.text(180, y + 25, "quantized, lookahead", "mid mono")
-    p.text(362, y + 25, "nothing to bring along", "small soft")
-    p.text(10, y + 72, "Then measure on your own prompts: outrider bench decode.", "soft")
+        (winner, speeds), *others = ranked(names, kinds)
+        x = 430.0 if question else 10.0
+        if question:
+            p.box(10, y, 340, 40)
+            p.text(180, y + 25, question, "mid")
+            p.line(f"M352 {y + 20}L428 {y + 20}")
+            p.text(390, y + 14, "yes", "mid small t-keep")
+            p.line(f"M180 {y + 41}L180 {y + 60}")
+            p.text(190, y + 56, "no", "small t-drop")
+        width = 140 if question else 340
+        p.box(x, y, width, 40, "keep")
+        p.text(x + width / 2, y + 25, winner, "mid mono")
+        measured = ", ".join(f"{k} {s:.2f}" for k, s in zip(kinds, speeds, strict=True))
+        p.text(x + width + 12, y + (17 if others else 25), f"{measured} times plain", "small")
+        if others:
+            name, speeds = others[0]
+            text = f"next: {name}, {' and '.join(f'{s:.2f}' for s in speeds)}"
+            p.text(x + width + 12, y + 33, text, "small soft")
+    y = 10 + 62 * len(leaves)
+    p.text(10, y + 14, "Then measure on your own prompts: outrider bench decode.", "soft")
     p.text(
-        10, y + 92, "Many requests at once: -k auto, which drafts less as the batch grows.", "soft"
+        10, y + 34, "Many requests at once: -k auto, which drafts less as the batch grows.", "soft"
     )
     return p
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
@@ -52,21 +53,25 @@ def times() -> list[str]:
     ]
 
 
+def workloads() -> dict[str, dict[str, dict[str, float]]]:
+    """Rows of the comparison of proposers, by workload and proposer."""
+    tables = load("proposers")["tables"]
+    return {
+        kind: {row["proposer"]: row for row in rows}
+        for kind, rows in tables.items()
+        if rows and "against plain" in rows[0]
+    }
+
+
 def proposers() -> list[str]:
     """Speed against plain decoding (acceptance length), by proposer and workload."""
-    tables = load("proposers")["tables"]
-    kinds = [name for name, rows in tables.items() if rows and "against plain" in rows[0]]
-    names = list(dict.fromkeys(row["proposer"] for kind in kinds for row in tables[kind]))
-    rows = {kind: {row["proposer"]: row for row in tables[kind]} for kind in kinds}
-    best = {
-        kind: max(row["against plain"] for name, row in rows[kind].items() if name != "plain")
-        for kind in kinds
-    }
-    lines = ["| proposer | " + " | ".join(kinds) + " |", "|" + "---|" * (len(kinds) + 1)]
-    for name in names:
+    rows = workloads()
+    best = {kind: _best(found) for kind, found in rows.items()}
+    lines = ["| proposer | " + " | ".join(rows) + " |", "|" + "---|" * (len(rows) + 1)]
+    for name in dict.fromkeys(name for found in rows.values() for name in found):
         cells = []
-        for kind in kinds:
-            row = rows[kind].get(name)
+        for kind, found in rows.items():
+            row = found.get(name)
             if row is None:
                 cells.append("")
                 continue
@@ -76,22 +81,63 @@ def proposers() -> list[str]:
     return lines
 
 
+def _best(found: dict[str, dict[str, float]]) -> float:
+    return max(row["against plain"] for name, row in found.items() if name != "plain")
+
+
 def winners() -> list[str]:
-    """For each workload the best and what is within three per cent of it, from the same file."""
-    tables = load("proposers")["tables"]
+    """For each workload the best and what came within a tenth of it."""
     lines = []
-    for kind, rows in tables.items():
-        if not rows or "against plain" not in rows[0]:
-            continue
-        ranked = sorted(rows, key=lambda row: -row["against plain"])
-        top = ranked[0]["against plain"]
+    for kind, found in workloads().items():
+        top = _best(found)
+        ranked = sorted(found.items(), key=lambda item: -item[1]["against plain"])
         names = [
-            f"`{row['proposer']}` ({row['against plain']:.2f})"
-            for row in ranked
+            f"`{name}` ({row['against plain']:.2f})"
+            for name, row in ranked
             if row["against plain"] >= 0.9 * top
         ]
         lines.append(f"- **{kind}**: {', '.join(names)}")
     return lines
+
+
+def start() -> list[str]:
+    """What to begin with when the workload is unknown: by share of each workload's best."""
+    rows = workloads()
+    lines = ["| you have | proposer | of the best, on average | at worst |", "|---|---|---:|---|"]
+    for what, names in (
+        ("a draft model", ("draft-model", "draft-tree", "hybrid")),
+        ("nothing but the target", ("ngram", "suffix", "quantized", "lookahead")),
+    ):
+        shares = {
+            name: {
+                kind: found[name]["against plain"] / _best(found) for kind, found in rows.items()
+            }
+            for name in names
+        }
+        means = {name: sum(found.values()) / len(found) for name, found in shares.items()}
+        for place, name in enumerate(sorted(names, key=lambda name: -means[name])):
+            worst = min(shares[name], key=shares[name].__getitem__)
+            shown = f"**`{name}`**" if place == 0 else f"`{name}`"
+            lines.append(
+                f"| {'' if place else what} | {shown} | {means[name]:.2f} | "
+                f"{shares[name][worst]:.2f} ({worst}) |"
+            )
+    return lines
+
+
+def drafting() -> list[str]:
+    """Which share of the time each proposer drafts."""
+    [(kind, found)] = [*workloads().items()][:1]
+    ranked = sorted(found.items(), key=lambda item: item[1]["drafting"])
+    shares = [f"`{name}` {row['drafting']:.0%}" for name, row in ranked if name != "plain"]
+    return wrap(f"Drafting took this share of the time ({kind}): {', '.join(shares)}.", 110)
+
+
+def ranked(names: Sequence[str], kinds: Sequence[str]) -> list[tuple[str, list[float]]]:
+    """These proposers with their speeds on these workloads, best on average first."""
+    rows = workloads()
+    speeds = [(name, [rows[kind][name]["against plain"] for kind in kinds]) for name in names]
+    return sorted(speeds, key=lambda item: -sum(item[1]))
 
 
 def verify_cost() -> list[str]:
@@ -152,6 +198,11 @@ def gpu() -> list[str]:
 
 PARTS: dict[str, dict[str, Callable[[], list[str]]]] = {
     "README.md": {"times": times, "headline": headline, "gpu": gpu},
-    "docs/how-to/choose-a-proposer.md": {"proposers": proposers, "winners": winners},
+    "docs/how-to/choose-a-proposer.md": {
+        "start": start,
+        "proposers": proposers,
+        "winners": winners,
+        "drafting": drafting,
+    },
     "docs/explanation/memory-bound.md": {"verify cost": verify_cost, "gpu": verify_cost_gpu},
 }
