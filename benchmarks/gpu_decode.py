@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import gpu_engine
 import numpy as np
 import report
 import torch
@@ -37,9 +38,7 @@ from outrider.cuda.triton_ops import Shape, Tiles, TritonOps
 from outrider.engine import build
 from outrider.engine.build import EngineConfig
 from outrider.engine.engine import Engine
-from outrider.engine.request import Speculation
 from outrider.model.tokenizer import load_tokenizer
-from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_tokenizer
 
 DEVICE = torch.device("cuda")
@@ -559,71 +558,48 @@ def engines(bench: Bench, **config: Any) -> Iterator[Engine]:
 def engine(bench: Bench) -> None:
     """The engine that the command line and the server use, step by step and several at once."""
     rows = bench.tables.setdefault("Engine, one sequence, 512 tokens of prompt", [])
+    prompts = [prompt(512)]
+    plain: dict[float, gpu_engine.Run] = {}
     for num_drafts in (0, NUM_DRAFTS):
-        for ahead in (1, 8):
+        for ahead in (1, 16):
             with engines(
                 bench, num_draft_tokens=num_drafts, kv_tokens=4096, max_ahead_steps=ahead
             ) as made:
                 for temperature in (0.0, 1.0):
-                    params = SamplingParams(
-                        max_tokens=256, temperature=temperature, seed=1, ignore_eos=True
-                    )
-                    took: list[float] = []
-                    for _ in range(4):  # the first captures
-                        request = made.add(prompt(512), params)
-                        times = [time.perf_counter() for _ in made.run([request])]
-                        result = made.collect(request)
-                        took.append((times[-1] - times[0]) / (len(result.tokens) - 1))
+                    runs = [
+                        gpu_engine.decode(
+                            made, prompts, made.default, max_tokens=256, temperature=temperature,
+                            cached=True,
+                        )
+                        for _ in range(4)  # the first captures
+                    ]  # fmt: skip
+                    plain.setdefault(temperature, runs[-1])
                     rows.append({
                         "K": num_drafts, "temperature": temperature, "steps in one call": ahead,
-                        "tokens_per_s": 1 / statistics.median(took[1:]),
-                        "tokens per step": result.stats.acceptance_length,
-                        "graphs": len(bench.model("8B")._graphs),
-                        "capture s": bench.model("8B").capture_s,
+                        "tokens_per_s": statistics.median(run.rate for run in runs[1:]),
+                        "tokens per step": runs[-1].stats.acceptance_length,
+                        **gpu_engine.same_as_plain(made, prompts, plain[temperature], runs[-1]),
+                        "prepared": bench.model("8B").prepared(),
                     })  # fmt: skip
                     say(rows[-1])
 
 
-def batch_rate(made: Engine, size: int, speculation: Speculation, max_tokens: int) -> float:
-    """Tokens per second from when all sequences decode until the first one ends."""
-    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, seed=1, ignore_eos=True)
-    requests = [
-        made.add(prompt(512, seed), params, speculation=speculation) for seed in range(size)
-    ]
-    begun: set[str] = set()
-    start = stop = 0.0
-    count = 0
-    for step in made.run(requests):
-        if len(begun) == size and not stop:
-            count += sum(len(event.tokens) for event in step.events)
-            if any(event.finish_reason for event in step.events):
-                stop = time.perf_counter()
-        elif len(begun) < size:
-            begun |= {event.request_id for event in step.events}
-            start = time.perf_counter()
-    for request in requests:
-        made.collect(request)
-    return count / (stop - start)
-
-
 def auto(bench: Bench) -> None:
     """The controller's own choice against plain decoding, in turns, in the same engine."""
-    rows = bench.tables.setdefault("Auto against plain, the engine, 512 tokens of prompt", [])
+    start = time.perf_counter()
     with engines(bench, num_draft_tokens="auto", kv_tokens=48 * 1024, max_sequences=64) as made:
-        for size in (1, 4, 16, 64):
-            kinds = {"plain": Speculation(num_draft_tokens=0), "auto": made.default}
-            rates: dict[str, list[float]] = {kind: [] for kind in kinds}
-            for _ in range(4):  # the first captures, and reads the prompts
-                for kind, speculation in kinds.items():
-                    rates[kind].append(batch_rate(made, size, speculation, 160))
-            ratios = [b / a for a, b in zip(rates["plain"][1:], rates["auto"][1:], strict=True)]
-            rows.append({
-                "batch": size, "plain tokens/s": statistics.median(rates["plain"][1:]),
-                "auto tokens/s": statistics.median(rates["auto"][1:]),
-                "auto over plain": statistics.median(ratios),
-                "each round": ", ".join(f"{ratio:.3f}" for ratio in ratios),
-            })  # fmt: skip
-            say(rows[-1])
+        took = time.perf_counter() - start
+        bench.tables["Prepared at the engine's start"] = [
+            {"steps": bench.model("8B").prepared(), "seconds, prices included": took}
+        ]
+        say(bench.tables["Prepared at the engine's start"])
+        bench.tables["Auto against plain, the engine, 512 tokens of prompt"] = gpu_engine.auto_rows(
+            made,
+            lambda size: [prompt(512, seed) for seed in range(size)],
+            say,
+            max_tokens=160,
+            cached=True,
+        )
 
 
 def batches(bench: Bench) -> None:

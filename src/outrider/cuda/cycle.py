@@ -392,7 +392,7 @@ def cycle_s(
 
     None: they are too wide. Nobody's tokens are computed, at nobody's slots.
     """
-    cycles = _cycles(target, draft, num_sequences, num_drafts)
+    cycles = _cycles(target, draft if num_drafts else None, num_sequences, num_drafts)
     if cycles is None:
         return None
     took = []

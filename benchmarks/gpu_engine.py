@@ -1,0 +1,128 @@
+"""What the engine reaches on a GPU, with any pair of models: one stream, batches, and whether plain
+decoding would have written the same. Used by `gpu_decode.py` and `gpu_trained.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.engine.engine import Engine
+from outrider.engine.request import Speculation
+from outrider.sampling import SamplingParams
+from outrider.statistics import SpeculationStats
+
+BATCHES = (1, 4, 16, 64)
+PLAIN = Speculation(num_draft_tokens=0)
+_salts = itertools.count()
+
+Prompt = list[int]
+Say = Callable[..., None]
+
+
+@dataclass
+class Run:
+    """`rate`: tokens per second while everybody decoded, what drafters had to read included."""
+
+    outputs: list[list[int]]
+    rate: float
+    stats: SpeculationStats
+
+    @property
+    def drafts_per_step(self) -> float:
+        return self.stats.num_drafted / max(1, self.stats.num_steps)
+
+
+def decode(
+    made: Engine,
+    prompts: Sequence[Prompt],
+    speculation: Speculation,
+    *,
+    max_tokens: int,
+    temperature: float = 0.0,
+    cached: bool = False,
+) -> Run:
+    """All prompts at once. `cached`: models may know them from an earlier run."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=1, ignore_eos=True)
+    salt = "" if cached else str(next(_salts))
+    requests = [made.add(p, params, speculation=speculation, salt=salt) for p in prompts]
+    begun: set[str] = set()
+    start = stop = 0.0
+    count = 0
+    for step in made.run(requests):
+        if len(begun) == len(prompts) and not stop:
+            count += sum(len(event.tokens) for event in step.events)
+            if any(event.finish_reason for event in step.events):
+                stop = time.perf_counter()
+        elif len(begun) < len(prompts):
+            begun |= {event.request_id for event in step.events}
+            start = time.perf_counter()
+    results = [made.collect(request) for request in requests]
+    stats = SpeculationStats()
+    for result in results:
+        stats.merge(result.stats)
+    return Run([result.tokens for result in results], count / (stop - start), stats)
+
+
+def same_as_plain(
+    made: Engine, prompts: Sequence[Prompt], plain: Run, other: Run
+) -> dict[str, Any]:
+    """How many sequences are plain decoding's, and how close the call was where they part."""
+    margins = []
+    for prompt, ours, theirs in zip(prompts, plain.outputs, other.outputs, strict=True):
+        if ours != theirs:
+            at = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+            margins.append(_margin(made, prompt + ours[:at]))
+    equal = len(prompts) - len(margins)
+    return {
+        "sequences as plain": f"{equal} of {len(prompts)}",
+        "largest margin where they part": max(margins) if margins else "-",
+    }
+
+
+def _margin(made: Engine, tokens: Prompt) -> float:
+    """How much likelier the first choice is than the second, in nats."""
+    params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=2, ignore_eos=True)
+    request = made.add(tokens, params, speculation=PLAIN)
+    for _ in made.run([request]):
+        pass
+    [told] = made.collect(request).completions[0].logprobs or []
+    first, second = sorted(told.top.values(), reverse=True)[:2]
+    return first - second
+
+
+def auto_rows(
+    made: Engine,
+    prompts: Callable[[int], Sequence[Prompt]],
+    say: Say,
+    *,
+    max_tokens: int,
+    rounds: int = 3,
+    cached: bool = False,
+) -> list[dict[str, Any]]:
+    """The controller's own choice against plain decoding, in turns, in the same engine."""
+    rows = []
+    kinds = {"plain": PLAIN, "auto": made.default}
+    for size in BATCHES:
+        some = prompts(size)
+        runs: dict[str, list[Run]] = {kind: [] for kind in kinds}
+        for _ in range(rounds + 1):  # the first warms up
+            for kind, speculation in kinds.items():
+                run = decode(made, some, speculation, max_tokens=max_tokens, cached=cached)
+                runs[kind].append(run)
+        plain, auto = ([run.rate for run in runs[kind][1:]] for kind in kinds)
+        ratios = [b / a for a, b in zip(plain, auto, strict=True)]
+        rows.append({
+            "batch": size, "plain tokens/s": statistics.median(plain),
+            "auto tokens/s": statistics.median(auto),
+            "auto over plain": statistics.median(ratios),
+            "each round": ", ".join(f"{ratio:.3f}" for ratio in ratios),
+            "drafts a step": runs["auto"][-1].drafts_per_step,
+            **same_as_plain(made, some, runs["plain"][-1], runs["auto"][-1]),
+        })  # fmt: skip
+        say(rows[-1])
+    return rows

@@ -1,0 +1,232 @@
+"""Real text on a GPU: trains a target of 322M and a draft of 12M within minutes, then decodes.
+
+    python benchmarks/gpu_trained.py --text FOLDER [--minutes 3.2] [--tiny]
+
+FOLDER holds the family's text and tokenizer (`family/fetch.py`, `family/build.py --stage
+tokenizer`): train-00.txt.xz, heldout.txt.xz, tokenizer/. The target learns the text, the draft is
+distilled from it on text and on what it writes itself, as the bundled family was. Held-out text is
+continued plainly, with drafts of several lengths, and as `auto` chooses; the result is `gpu-pair`.
+`--tiny` tries every part on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import gpu_engine
+import report
+import torch
+
+from outrider.engine.request import Speculation
+from outrider.llm import LLM
+from outrider.train.data import Mixture, Rows, Windows, encode, read_documents, to_device
+from outrider.train.measure import cross_entropy, measure, model_logits
+from outrider.train.models import llama, load_model, load_tokenizer, num_parameters, save_model
+from outrider.train.optim import OptimConfig
+from outrider.train.recipes.draft import DraftConfig, DraftRecipe
+from outrider.train.recipes.heads import FrozenTarget
+from outrider.train.recipes.target import TargetConfig, TargetRecipe
+from outrider.train.sampler import generate_rows, prompts, temperatures
+from outrider.train.trainer import TrainConfig, train
+
+STARTED = time.monotonic()
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+VOCABULARY = 8192
+SHAPES: dict[str, dict[str, int]] = {
+    "target": {"hidden_size": 1024, "num_layers": 28, "num_heads": 16, "num_kv_heads": 4,
+               "intermediate_size": 2816},
+    "draft": {"hidden_size": 512, "num_layers": 3, "num_heads": 8, "num_kv_heads": 2,
+              "intermediate_size": 1408},
+}  # fmt: skip
+TINY = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 1, "intermediate_size": 128}
+OWN_TEXT = {1.0: 0.6, 0.7: 0.3, 0.0: 0.1}  # temperatures and their shares
+DRAFTS = (2, 4, 6, 8)
+
+
+def say(*words: object) -> None:
+    print(f"[{time.monotonic() - STARTED:6.1f}]", *words, flush=True)
+
+
+class Pair:
+    """Both models in the making: text, settings and what was found."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.options, self.folder, self.tiny = options, folder, options.tiny
+        self.tokenizer = load_tokenizer(options.text / "tokenizer")
+        self.length = 128 if self.tiny else 1024
+        self.rows = 2 if self.tiny else 32
+        self.compiled = DEVICE.type == "cuda"
+        self.train = self.tokens("train-00.txt.xz")
+        self.heldout = self.tokens("heldout.txt.xz")
+        self.about: list[dict[str, Any]] = []
+        self.tables: dict[str, list[dict[str, Any]]] = {"Models": self.about}
+
+    def tokens(self, name: str) -> torch.Tensor:
+        documents = read_documents([self.options.text / name])[: 100 if self.tiny else None]
+        found = to_device(encode(documents, self.tokenizer, VOCABULARY), DEVICE)
+        say(name, f"{len(found) / 1e6:.1f} M tokens")
+        return found
+
+    def fresh(self, name: str) -> Any:
+        layers = {"num_layers": 2 if name == "target" else 1}
+        shape = TINY | layers if self.tiny else SHAPES[name]
+        return llama(**shape, vocab_size=VOCABULARY, seed=len(name)).to(DEVICE)
+
+    def config(self, minutes: float) -> TrainConfig:
+        return TrainConfig(
+            num_steps=4 if self.tiny else None,
+            minutes=None if self.tiny else minutes,
+            rows_per_step=self.rows,
+            optim=OptimConfig(learning_rate=3e-3, matrix_learning_rate=0.02),
+            bf16=self.compiled,
+        )
+
+    def finish(self, name: str, model: Any, trained: Any, more: dict[str, Any]) -> Any:
+        """Saves a model; returns it as the engine will have it."""
+        save_model(model, self.folder / name, self.tokenizer)
+        dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+        saved = load_model(self.folder / name, dtype=dtype).to(DEVICE).eval()
+        rows = Windows(self.heldout, self.length, seed=1).rows(0, 2 if self.tiny else 64)
+        with torch.no_grad():
+            nats = cross_entropy(model_logits(saved), rows)
+        self.about.append({
+            "model": name, "parameters, M": num_parameters(saved) / 1e6,
+            "trained on, M tokens": trained.tokens / 1e6, "seconds": trained.seconds,
+            "held-out loss, nats": nats, **more,
+        })  # fmt: skip
+        say(self.about[-1])
+        return saved
+
+
+def train_target(pair: Pair) -> Any:
+    model = pair.fresh("target")
+    plain = TargetConfig(exits_per_step=0, layer_dropout=0.0, compiled=pair.compiled)
+    source = Windows(pair.train, pair.length, seed=0)
+    minutes = pair.options.minutes
+    trained = train(TargetRecipe(model, plain), source, pair.config(minutes), title="target")
+    return pair.finish("target", model, trained, {"alpha": "-", "greedy agreement": "-"})
+
+
+def own_text(pair: Pair, target: Any, tokens: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """What the target writes after short pieces of text."""
+    length = pair.length // 2
+    given = prompts(tokens, num_rows, length // 16, seed=7)
+    return generate_rows(target, given, length, temperatures(num_rows, OWN_TEXT), 7)
+
+
+def train_draft(pair: Pair, target: Any) -> None:
+    table = own_text(pair, target, pair.train, 8 if pair.tiny else 4096)
+    say(f"the target wrote {table.numel() / 1e6:.2f} M tokens")
+    model = pair.fresh("draft")
+    recipe = DraftRecipe(model, FrozenTarget(target), DraftConfig(compiled=pair.compiled))
+    text = Windows(pair.train, pair.length, seed=2)
+    source = Mixture([(text, 0.5), (Rows(table.view(-1, pair.length), seed=3), 0.5)])
+    trained = train(recipe, source, pair.config(pair.options.minutes / 4), title="draft")
+    model.eval()
+    rows = own_text(pair, target, pair.heldout, 4 if pair.tiny else 128)
+    with torch.no_grad():
+        found = measure(model_logits(model), model_logits(target), rows).as_dict()
+    pair.finish("draft", model, trained,
+                {"alpha": found["alpha"], "greedy agreement": found["agreement"]})  # fmt: skip
+
+
+def decode(pair: Pair) -> None:
+    """Held-out text continued by the engine: one stream, then batches."""
+    count, length = (12, 24) if pair.tiny else (256, 256)
+    num_prompts = 2 if pair.tiny else 8
+    settings: dict[str, Any] = {
+        "draft_model": str(pair.folder / "draft"), "proposer": "draft-model",
+        "device": DEVICE.type, "num_draft_tokens": "auto", "kv_tokens": 40 * 1024,
+        "max_sequences": 64,
+    }  # fmt: skip
+    started = time.perf_counter()
+    made = LLM(str(pair.folder / "target"), **settings).engine
+    pair.tables["Prepared at the engine's start"] = [{
+        "steps": getattr(made.parts.target, "prepared", lambda: "-")(),
+        "seconds, loading included": time.perf_counter() - started,
+    }]  # fmt: skip
+    say(pair.tables["Prepared at the engine's start"])
+    given = prompts(pair.heldout, 64, length, seed=9).tolist()
+    one_stream(pair, made, given[:num_prompts], count)
+    pair.tables["Auto against plain by batch, greedy"] = gpu_engine.auto_rows(
+        made, lambda size: given[:size], say, max_tokens=count, rounds=1 if pair.tiny else 3
+    )
+
+
+def one_stream(pair: Pair, made: Any, given: list[list[int]], count: int) -> None:
+    rows = pair.tables.setdefault("One stream, by temperature and K", [])
+    draft = made.default.proposer
+    kinds: dict[str, Speculation] = {"0": gpu_engine.PLAIN}
+    kinds |= {str(k): Speculation(proposer=draft, num_draft_tokens=k) for k in DRAFTS}
+    kinds["auto"] = made.default
+    for temperature in (0.0, 1.0):
+        runs: dict[str, list[gpu_engine.Run]] = {kind: [] for kind in kinds}
+        for number in range(1 if pair.tiny else 3):  # the first warms up
+            for prompt in given[:2] if number == 0 and not pair.tiny else given:
+                for kind, speculation in kinds.items():
+                    run = gpu_engine.decode(
+                        made, [prompt], speculation, max_tokens=count, temperature=temperature
+                    )
+                    if number or pair.tiny:
+                        runs[kind].append(run)
+        plain = runs["0"]
+        for kind, found in runs.items():
+            ratios = [a.rate / b.rate for a, b in zip(found, plain, strict=True)]
+            equal = sum(a.outputs == b.outputs for a, b in zip(found, plain, strict=True))
+            drafted = sum(run.stats.num_drafted for run in found)
+            steps = sum(run.stats.num_steps for run in found)
+            rows.append({
+                "temperature": temperature, "K": kind,
+                "tokens/s": statistics.median(run.rate for run in found),
+                "over plain": statistics.median(ratios),
+                "drafts a step": drafted / steps,
+                "tokens a step": sum(run.stats.num_tokens for run in found) / steps,
+                "outputs as plain": f"{equal} of {len(found)}",
+            })  # fmt: skip
+            say(rows[-1])
+
+
+def write(pair: Pair) -> None:
+    device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
+    notes = (
+        f"Trained and measured in one run on {device}, bfloat16. Text: Python sources and prose of"
+        " the bundled family; prompts are pieces of its held-out part, of 256 tokens. No prompt is"
+        " cached: `tokens/s` starts at a sequence's first token and counts what the drafter has to"
+        " read. `alpha` and agreement are measured on what the target writes after held-out text."
+    )
+    name = "gpu-pair-tiny" if pair.tiny else "gpu-pair"
+    report.write(name, "A pair trained on real text, on a GPU", pair.tables, notes)
+    out = os.environ.get("OUT")
+    for path in report.RESULTS.glob(f"{name}.*"):
+        if out:
+            shutil.copy(path, Path(out) / path.name)
+        if pair.tiny:
+            path.unlink()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--text", type=Path, required=True, help="the family's work folder")
+    parser.add_argument("--minutes", type=float, default=3.2, help="of the target's training")
+    parser.add_argument("--tiny", action="store_true", help="a CPU smoke test of every part")
+    options = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    with tempfile.TemporaryDirectory() as name:
+        pair = Pair(options, Path(name))
+        target = train_target(pair)
+        train_draft(pair, target)
+        write(pair)
+        del target
+        decode(pair)
+        write(pair)
+
+
+if __name__ == "__main__":
+    main()
