@@ -277,7 +277,7 @@ def choice() -> Picture:
     """Which proposer: who wins a leaf, and by how much, is read from the measured table."""
     new, known = ("code completion", "prose"), ("edit", "JSON")
     leaves = [
-        ("Is most of the output known, but not in the prompt?", ("prediction",), ("edit",)),
+        ("Is the output known, but not from the prompt?", ("prediction",), ("edit",)),
         ("Does the output repeat its input or itself?", ("suffix", "ngram"), known),
         (
             "Is there a small model with the same vocabulary?",

@@ -12,10 +12,11 @@ import pytest
 from .pages import DOCS, LINK, ROOT, anchors, pages, prose
 
 PAGES = pages()
-OTHERS = [ROOT / name for name in ("CONTRIBUTING.md", "LOG.md", "CHANGELOG.md", "family/README.md")]
+NAMES = ("CONTRIBUTING.md", "LOG.md", "CHANGELOG.md")
+OTHERS = [*(ROOT / name for name in NAMES), *sorted(ROOT.glob("[!.]*/README.md"))]
 
 
-@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_links(page: Path) -> None:
     for link in LINK.findall(prose(page)):
         if link.startswith(("http://127.0.0.1", "https://", "mailto:")):
