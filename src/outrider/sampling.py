@@ -105,7 +105,7 @@ def _check(name: str, value: float, low: float, high: float, *, open_low: bool =
         raise RequestError(f"{name} must be a number, not {value!r}", name)
     if not (low < value if open_low else low <= value) or value > high:
         bracket = "(" if open_low else "["
-        raise RequestError(f"{name} must be in {bracket}{low:g}, {high:g}], not {value:g}", name)
+        raise RequestError(f"{name} must be in {bracket}{low:g}, {high:.10g}], not {value:g}", name)
 
 
 class LogitEdits:

@@ -64,6 +64,8 @@ def load_workload(name: str, num_prompts: int = MOST_PROMPTS) -> Workload:
         except (OSError, UnicodeError) as error:
             raise RequestError(f"cannot read {name}: {error}", "workload") from None
         found, name = parse_prompts(text, name), Path(name).stem
+    elif "/" in name or Path(name).suffix:
+        raise RequestError(f"no file {name}: one prompt per line is read from it", "workload")
     else:
         raise UnknownName("workload", name, [*workload_names(), "a file of prompts"])
     return Workload(name, found[: min(num_prompts, MOST_PROMPTS)])

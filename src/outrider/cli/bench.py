@@ -314,13 +314,13 @@ def serve(
 def _settings(max_tokens: int, batch: int, repeats: int) -> Settings:
     from outrider.bench.decode import Settings
 
-    for what, value in (
-        ("--max-tokens", max_tokens - 3),
-        ("--batch", batch),
-        ("--repeats", repeats),
+    for what, value, least in (
+        ("--max-tokens", max_tokens, 4),  # reading the prompt gives up to three
+        ("--batch", batch, 1),
+        ("--repeats", repeats, 1),
     ):
-        if value < 1:
-            raise ConfigError(f"{what} is too small to measure anything")
+        if value < least:
+            raise ConfigError(f"{what} must be at least {least}, not {value}")
     return Settings(max_tokens=max_tokens, batch=batch, repeats=repeats)
 
 

@@ -89,7 +89,8 @@ def _usage(error: Exception) -> str:
         message = f"{getattr(error, 'message', message)}. Did you mean {possible[0]}?"
     context = getattr(error, "ctx", None)
     path = getattr(context, "command_path", "outrider")
-    return f"{message[:1].lower()}{message[1:].rstrip('.')}; see {path} --help"
+    joint = " See" if message.endswith("?") else "; see"
+    return f"{message[:1].lower()}{message[1:].rstrip('.')}{joint} {path} --help"
 
 
 def _reader_left() -> int:

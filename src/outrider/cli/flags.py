@@ -199,10 +199,10 @@ Dtype = Annotated[
     str,
     option(
         MACHINE,
-        "auto, float32, bfloat16 or float16.",
+        "auto, float32, bfloat16, float16; int8 or int4 round the weights.",
         "--dtype",
         metavar="NAME",
-        autocompletion=among("auto", "float32", "bfloat16", "float16"),
+        autocompletion=among("auto", "float32", "bfloat16", "float16", "int8", "int4"),
     ),
 ]
 Backend = Annotated[
