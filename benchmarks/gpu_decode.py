@@ -556,43 +556,54 @@ def engines(bench: Bench, **config: Any) -> Iterator[Engine]:
 
 
 def engine(bench: Bench) -> None:
-    """The engine that the command line and the server use, step by step and several at once."""
+    """The engine that the command line and the server use, beside the bare cycle."""
     rows = bench.tables.setdefault("Engine, one sequence, 512 tokens of prompt", [])
     prompts = [prompt(512)]
     plain: dict[float, gpu_engine.Run] = {}
     for num_drafts in (0, NUM_DRAFTS):
-        for ahead in (1, 16):
-            with engines(
-                bench, num_draft_tokens=num_drafts, kv_tokens=4096, max_ahead_steps=ahead
-            ) as made:
-                for temperature in (0.0, 1.0):
-                    runs = [
-                        gpu_engine.decode(
-                            made, prompts, made.default, max_tokens=256, temperature=temperature,
-                            cached=True,
-                        )
-                        for _ in range(4)  # the first captures
-                    ]  # fmt: skip
-                    plain.setdefault(temperature, runs[-1])
-                    rows.append({
-                        "K": num_drafts, "temperature": temperature, "steps in one call": ahead,
-                        "tokens_per_s": statistics.median(run.rate for run in runs[1:]),
-                        "tokens per step": runs[-1].stats.acceptance_length,
-                        **gpu_engine.same_as_plain(made, prompts, plain[temperature], runs[-1]),
-                        "prepared": bench.model("8B").prepared(),
-                    })  # fmt: skip
-                    say(rows[-1])
+        bare: dict[float, float] = {}
+        for temperature in (0.0, 1.0):
+            cycle = bench.cycle("3 layers" if num_drafts else None, num_drafts, max_length=1500)
+            rates = []
+            for _ in range(4):  # the first captures
+                cycle.start(prompts, temperature=temperature, seed=1)
+                rates.append(256 / clocked(cycle, 256)[2])
+            bare[temperature] = statistics.median(rates[1:])
+        with engines(bench, num_draft_tokens=num_drafts, kv_tokens=4096) as made:
+            for temperature, bare_rate in bare.items():
+                runs = [
+                    gpu_engine.decode(
+                        made, prompts, made.default, max_tokens=256, temperature=temperature,
+                        cached=True,
+                    )
+                    for _ in range(4)
+                ]  # fmt: skip
+                rate = statistics.median(run.rate for run in runs[1:])
+                plain.setdefault(temperature, runs[-1])
+                rows.append({
+                    "K": num_drafts, "temperature": temperature, "tokens_per_s": rate,
+                    "bare cycle, tokens/s": bare_rate, "of the bare cycle": rate / bare_rate,
+                    "tokens per step": runs[-1].stats.acceptance_length,
+                    **gpu_engine.same_as_plain(made, prompts, plain[temperature], runs[-1]),
+                    "prepared": bench.model("8B").prepared(),
+                })  # fmt: skip
+                say(rows[-1])
 
 
 def auto(bench: Bench) -> None:
     """The controller's own choice against plain decoding, in turns, in the same engine."""
-    start = time.perf_counter()
-    with engines(bench, num_draft_tokens="auto", kv_tokens=48 * 1024, max_sequences=64) as made:
-        took = time.perf_counter() - start
-        bench.tables["Prepared at the engine's start"] = [
-            {"steps": bench.model("8B").prepared(), "seconds, prices included": took}
-        ]
-        say(bench.tables["Prepared at the engine's start"])
+    config = {"num_draft_tokens": "auto", "kv_tokens": 48 * 1024, "max_sequences": 64}
+    prepared = bench.tables.setdefault("Prepared at the engine's start", [])
+    for start in ("first", "later"):  # kernels are compiled once
+        began = time.perf_counter()
+        with engines(bench, **config) as made:
+            took = time.perf_counter() - began
+        prepared.append({
+            "start": start, "seconds, prices included": took,
+            "steps": bench.model("8B").prepared(),
+        })  # fmt: skip
+        say(prepared[-1])
+    with engines(bench, **config) as made:
         bench.tables["Auto against plain, the engine, 512 tokens of prompt"] = gpu_engine.auto_rows(
             made,
             lambda size: [prompt(512, seed) for seed in range(size)],

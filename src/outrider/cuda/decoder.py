@@ -14,6 +14,7 @@ W pages a sequence may have.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Hashable
 from typing import Any, Self
@@ -148,7 +149,7 @@ class CudaDecoder(TorchDecoder):
         self.line = torch.zeros(MAX_TOKENS, MAX_TOKENS, dtype=torch.int32, device=device)
         self._taps: dict[int, torch.Tensor] = {}
         self._graphs: dict[Hashable, Any] = {}
-        # Of `outrider.cuda.cycle`, by (sequences, drafts, id of the drafter): buffers of its graphs.
+        # Of `outrider.cuda.cycle`, by (sequences, drafts, id of the drafter): buffers of graphs.
         self.cycles: dict[tuple[int, int, int], Any] = {}
         self._pool: Any = None
         self.capture_s = 0.0
@@ -391,11 +392,19 @@ class CudaDecoder(TorchDecoder):
         if not isinstance(self.ops, TritonOps):
             return
         started = time.perf_counter()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
         reserved = torch.cuda.memory_reserved(self.device)
         graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, pool=self._pool):
-            run()
+        # Graphs of a model that is gone must not be destroyed while another is captured.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                run()
+        finally:
+            if collects:
+                gc.enable()
         self._pool = graph.pool()
         self._graphs[key] = graph
         self.capture_s += time.perf_counter() - started

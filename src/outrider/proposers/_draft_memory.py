@@ -100,7 +100,7 @@ class DraftMemory:
         """Says that all committed tokens were fed, and then these drafts, in this order."""
         state = self._states[view.id]
         state.num_fed = len(view.tokens)
-        state.drafted = tokens
+        state.drafted, state.is_settled = tokens, False
         state.parents = range(-1, len(tokens) - 1) if parents is None else parents
 
     def settle(self, view: SequenceView) -> None:
