@@ -200,6 +200,35 @@ def gpu() -> list[str]:
     ]
 
 
+def gpu_figures() -> list[str]:
+    """What passes, cycles and loops take on the GPU; what was not measured is left out."""
+    tables = load("gpu-decode")["tables"]
+    rows: list[tuple[str, str]] = []
+    passes = {(row["context"], row["tokens"]): row for row in tables["Passes"]}
+    one = passes[512, 1]
+    share = f"{one['of the floor']:.0%} of what reading the weights allows at the rate of a copy"
+    rows.append(("one token at context 512", f"{one['ms']:.2f} ms, {share}"))
+    for context, tokens in ((512, 5), (512, 16), (4096, 1)):
+        if row := passes.get((context, tokens)):
+            what = f"{tokens} token{'s' * (tokens > 1)} at context {context}"
+            rows.append((what, f"{row['over decode at 512']:.2f} times that"))
+    for row in tables.get("Cycles, K = 4, context 512", []):
+        text = f"{row['parts over cycle']:.1%} of it is its drafts and its verifying pass"
+        rows.append((f"a cycle of K = 4, draft of {row['draft']}", text))
+    loops = {row["loop"]: row for row in tables.get(f"transformers, {ONE}, greedy", [])}
+    for row in tables.get(f"Decoding, {ONE}", []):
+        if row["K"] in (0, 4):
+            what = f"K = {row['K']}" if row["K"] else "plain"
+            text = f"{row['tokens_per_s']:.0f} tokens/s"
+            peer = loops.get("assisted" if row["K"] else "generate")
+            if peer and not row["temperature"]:
+                text += f", {row['tokens_per_s'] / peer['tokens_per_s']:.1f} times transformers'"
+                text += " assisted generation" if row["K"] else " `generate`"
+            rows.append((f"{what}, temperature {row['temperature']:g}, by `Cycle` below", text))
+    return ["| | |", "|---|---|", *(f"| {what} | {text} |" for what, text in rows)]
+
+
+ONE = "one sequence, 512 tokens of prompt"
 PARTS: dict[str, dict[str, Callable[[], list[str]]]] = {
     "README.md": {"times": times, "headline": headline, "gpu": gpu},
     "docs/how-to/choose-a-proposer.md": {
@@ -208,5 +237,6 @@ PARTS: dict[str, dict[str, Callable[[], list[str]]]] = {
         "winners": winners,
         "drafting": drafting,
     },
+    "docs/how-to/run-on-a-gpu.md": {"figures": gpu_figures},
     "docs/explanation/memory-bound.md": {"verify cost": verify_cost, "gpu": verify_cost_gpu},
 }
