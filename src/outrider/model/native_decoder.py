@@ -56,8 +56,6 @@ _LAYER_TENSORS = {
     "mlp.down_proj.bias": 20,
 }
 
-_NO_TABLES = np.empty((1, 0), np.int32)
-
 
 def available(config: DecoderConfig, device: str) -> bool:
     """Whether the native engine is compiled here and can run this model."""
@@ -201,9 +199,7 @@ class NativeDecoder(NativeModel):
         """The logits are a view of a buffer that the next forward overwrites."""
         packed = self._describe(batch)
         step = self._step
-        logits_RV = self._views.get(step.num_rows)
-        if logits_RV is None:
-            logits_RV = self._rows(step.num_rows)
+        logits_RV = self._rows(step.num_rows)
         taps = self._tap_buffers(batch) if batch.taps else {}
         call = self._lib.outrider_step
         arguments: tuple[object, ...] = (self._model_arg, packed, self._step_arg)
@@ -232,39 +228,34 @@ class NativeDecoder(NativeModel):
             if model is not None and model._rope_positions < longest:
                 model._extend_rope(max(longest, 2 * model._rope_positions))
         finish = [sorted(ids) for ids in batch.finish_ids]
-        if drafter is None or catch_up is None:
-            fed, own_tables, starts, tokens = [0] * num_seqs, _NO_TABLES, [0] * (num_seqs + 1), []
-        else:
-            fed, own_tables = catch_up.context_S.tolist(), catch_up.tables_SW
-            starts, tokens = catch_up.starts_S1.tolist(), catch_up.tokens_T.tolist()
-        packed = array(
-            "i",
-            [
-                *batch.last_S,
-                *batch.context_S,
-                *batch.num_left_S,
-                *fed,
-                *batch.tables_SW.ravel().tolist(),
-                *own_tables.ravel().tolist(),
-                *starts,
-                *tokens,
-                *accumulate(map(len, finish), initial=0),
-                *chain.from_iterable(finish),
-            ],
-        ).tobytes()
+        fed, draft_tables, draft_width = bytes(4 * num_seqs), b"", 0
+        starts, tokens = bytes(4 * num_seqs + 4), b""
+        if drafter is not None and catch_up is not None:
+            fed, starts = catch_up.context_S.tobytes(), catch_up.starts_S1.tobytes()
+            tokens = catch_up.tokens_T.tobytes()
+            draft_tables, draft_width = catch_up.tables_SW.tobytes(), catch_up.tables_SW.shape[1]
+        packed = (
+            array("i", [*batch.last_S, *batch.context_S, *batch.num_left_S]),
+            fed,
+            batch.tables_SW.tobytes(),
+            draft_tables,
+            starts,
+            tokens,
+            array("i", [*accumulate(map(len, finish), initial=0), *chain.from_iterable(finish)]),
+        )
         stride = 2 * width + 1
         out = (ctypes.c_int32 * (most_steps * num_seqs * stride))()
         seconds = (ctypes.c_double * (2 * most_steps))()
         self._rows(sum(counts) + num_seqs)
         ahead = native.Ahead(
             drafter=None if drafter is None else drafter._handle,
-            logits=self._logits.data_ptr(),
+            logits=self._step.logits,
             out=ctypes.addressof(out),
             seconds=ctypes.addressof(seconds),
             limit_s=limit_s,
             num_seqs=num_seqs,
             table_width=batch.tables_SW.shape[1],
-            draft_table_width=own_tables.shape[1],
+            draft_table_width=draft_width,
             width=width,
             most_cycles=most_steps,
             threads=self._threads or native.num_threads(),
@@ -274,16 +265,16 @@ class NativeDecoder(NativeModel):
             ahead.script, ahead.script_length = script.ctypes.data, script.shape[2]
             ahead.copies = batch.copies
         parameters = (
-            array("Q", batch.key_S).tobytes(),
+            array("Q", batch.key_S),
             batch.rows.temperature_R.tobytes(),
-            array("i", counts).tobytes(),
+            array("i", counts),
             batch.rows.top_k_R.tobytes(),
             batch.rows.top_p_R.tobytes(),
             batch.rows.min_p_R.tobytes(),
         )
         native.check(
             self._lib.outrider_run_ahead(
-                self._model_arg, packed, b"".join(parameters), ctypes.byref(ahead)
+                self._model_arg, b"".join(packed), b"".join(parameters), ctypes.byref(ahead)
             )
         )
         return [

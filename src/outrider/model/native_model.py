@@ -162,13 +162,19 @@ class NativeModel:
         self._step.start_layer, self._step.begun = begun.layer, self._begun.data_ptr()
 
     def _rows(self, num_rows: int) -> torch.Tensor:
-        """The first `num_rows` rows of the logits buffer, which grows as needed."""
-        if num_rows > self._logits.shape[0]:  # len() of a tensor goes through Python
-            self._views.clear()
-            self._logits = torch.empty(max(16, num_rows * 5 // 4), self._vocab_size)
-            self._step.logits = self._logits.data_ptr()
-        self._views[num_rows] = self._logits[:num_rows]
-        return self._views[num_rows]
+        """The first `num_rows` rows of the logits buffer, which grows as needed.
+
+        It is at `self._step.logits`. Views are kept: asking torch for anything behind a pass takes
+        tens of microseconds.
+        """
+        rows = self._views.get(num_rows)
+        if rows is None:
+            if num_rows > len(self._logits):
+                self._views.clear()
+                self._logits = torch.empty(max(16, num_rows * 5 // 4), self._vocab_size)
+                self._step.logits = self._logits.data_ptr()
+            rows = self._views[num_rows] = self._logits[:num_rows]
+        return rows
 
     def _repair(self, code: int, batch: StepBatch, extra: int) -> None:
         """Lengthens the rotary table if that was all that was wrong; raises otherwise."""
