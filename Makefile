@@ -80,8 +80,9 @@ $(DOCS): $(INSTALLED)
 	@$(PIP) install -c constraints.txt -e '.[docs]'
 	@touch $@
 
+# Not --quiet: with it --strict lets broken links pass.
 docs: $(DOCS)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html"
 
 docs-test: $(NATIVE) docs
