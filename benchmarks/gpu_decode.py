@@ -30,7 +30,7 @@ import torch
 from gpu_pair import LLAMA_1B, LLAMA_8B, RandomTensors, make, make_transformers, weight_bytes
 
 from outrider.contracts import StepBatch
-from outrider.cuda.cycle import Cycle
+from outrider.cuda.cycle import Cycle, _others
 from outrider.cuda.decoder import CudaDecoder
 from outrider.cuda.ops import Pass, TorchOps
 from outrider.cuda.rounded import RoundedLayer, round_rows
@@ -253,20 +253,19 @@ CANDIDATES = {  # rows, inputs, split, warps, stages
 }  # fmt: skip
 
 
-ROUNDED_CANDIDATES = {
-    "qkv": [(64, 256, 1, 4, 4), (64, 512, 1, 4, 3), (64, 512, 1, 8, 3), (32, 512, 1, 4, 4),
-            (64, 512, 2, 4, 4), (64, 512, 2, 8, 4), (32, 1024, 1, 4, 3), (128, 256, 2, 8, 4),
-            (64, 256, 1, 8, 5), (32, 512, 1, 8, 4)],
-    "o": [(64, 512, 2, 4, 3), (64, 512, 2, 8, 4), (32, 512, 1, 4, 4), (32, 512, 2, 4, 4),
-          (128, 256, 4, 8, 4), (32, 1024, 1, 4, 3), (64, 256, 2, 4, 5), (32, 512, 1, 8, 4)],
-    "gate-up": [(128, 128, 1, 4, 3), (128, 256, 1, 4, 3), (128, 256, 1, 8, 3), (64, 256, 1, 4, 4),
-                (64, 256, 1, 8, 4), (64, 512, 1, 4, 3), (64, 512, 1, 8, 3), (32, 512, 1, 4, 4),
-                (128, 128, 1, 8, 5), (64, 256, 1, 4, 3)],
-    "down": [(64, 256, 2, 4, 4), (64, 512, 2, 4, 4), (64, 512, 2, 8, 4), (32, 512, 1, 4, 4),
-             (32, 1024, 1, 4, 3), (64, 512, 2, 4, 3), (128, 256, 4, 8, 4), (32, 512, 1, 8, 5)],
-    "head": [(128, 256, 1, 4, 3), (128, 256, 1, 8, 3), (128, 256, 1, 8, 4), (64, 512, 1, 4, 3),
-             (64, 512, 1, 8, 4), (64, 256, 1, 4, 4), (128, 512, 1, 8, 3), (32, 512, 1, 4, 4),
-             (64, 256, 1, 8, 4), (64, 256, 1, 4, 3)],
+ROUNDED_CANDIDATES = {  # several programs on each processor, all of them at once
+    "qkv": [(64, 256, 1, 8, 5), (16, 512, 1, 4, 4), (16, 512, 1, 4, 3), (32, 256, 1, 4, 4),
+            (32, 256, 2, 4, 4), (64, 256, 2, 4, 3), (64, 256, 4, 4, 4), (64, 128, 2, 4, 5),
+            (32, 512, 2, 4, 3), (16, 1024, 1, 4, 3), (128, 128, 4, 4, 4)],
+    "o": [(64, 512, 2, 8, 4), (64, 256, 4, 4, 4), (64, 256, 4, 4, 3), (32, 256, 4, 4, 3),
+          (16, 512, 1, 4, 4), (16, 512, 2, 4, 3), (32, 512, 2, 4, 3), (64, 512, 4, 4, 3),
+          (128, 256, 4, 4, 3), (32, 256, 2, 4, 4)],
+    "gate-up": [(128, 256, 1, 4, 3), (32, 256, 1, 4, 3), (64, 128, 1, 4, 4), (64, 128, 1, 4, 5),
+                (32, 128, 1, 4, 5), (64, 256, 1, 4, 3), (16, 512, 1, 4, 3), (32, 256, 1, 2, 3)],
+    "down": [(128, 256, 4, 8, 4), (64, 256, 4, 4, 4), (64, 512, 4, 4, 3), (64, 256, 4, 4, 5),
+             (32, 512, 2, 4, 3), (32, 256, 4, 4, 4), (128, 256, 4, 4, 4), (32, 512, 4, 4, 3),
+             (16, 512, 2, 4, 4)],
+    "head": [(64, 256, 1, 4, 3), (128, 256, 1, 4, 3), (32, 256, 1, 4, 3), (64, 128, 1, 4, 4)],
 }  # fmt: skip
 
 
@@ -489,59 +488,83 @@ def clocked(cycle: Cycle, count: int) -> tuple[list[int], list[int], float]:
 
 def part_ms(cycle: Cycle) -> float:
     """Drafting and verifying of one cycle, each by itself."""
-    target, draft, num_drafts = cycle.target, cycle.draft, cycle.num_drafts
-    where = target.inputs.at(1, num_drafts + 1)
+    target, draft, num_drafts, others = (
+        cycle.target, cycle.draft, cycle.num_drafts, cycle.num_others,
+    )  # fmt: skip
+    where = target.inputs.at(1, 1 + num_drafts * (1 + others), others)
     ms = timed(graph_of(partial(verifying, target, where)))
     if draft is not None:
-        ms += timed(graph_of(partial(draft.draft, 1, 2, num_drafts)))
+        ms += timed(graph_of(partial(draft.draft, 1, 2, num_drafts, num_others=others)))
     return ms
 
 
+KINDS = [  # draft's weights, K, runners-up
+    ("-", 0, 0),
+    *(("bfloat16", num, 0) for num in (2, 3, 4)),
+    *(("int8", num, 0) for num in (3, 4, 5)),
+    ("int8", 3, 1),
+    ("int8", 3, 2),
+    ("int8", 4, 1),
+    ("int8", 4, 2),
+    ("int8", 5, 2),
+]
+DRAFTS = {"-": None, "bfloat16": "3 layers", "int8": "3 layers, int8"}
+
+
 def decode(bench: Bench) -> None:
-    """Plain and speculative, greedy and sampled: the same tokens, and how fast.
+    """Plain and speculative, greedy and sampled, two texts of each: the same tokens, how fast.
 
     The formula: (1 - alpha^(K+1)) / (1 - alpha) tokens in the time of the parts, over a plain pass.
     """
     rows = bench.tables.setdefault("Decoding, one sequence, 512 tokens of prompt", [])
-    count = 256
+    count, texts = 512, (0, 1)
     for temperature in (0.0, 1.0):
-        plain: list[int] = []
+        plain: list[list[int]] = []
         plain_rate = plain_ms = 0.0
-        kinds = [
-            ("", 0),
-            *(("bfloat16", k) for k in (2, 3, 4)),
-            *(("int8", k) for k in (2, 3, 4, 5, 6)),
-        ]
-        for kind, num_drafts in kinds:
-            name = {"": None, "bfloat16": "3 layers", "int8": "3 layers, int8"}[kind]
-            cycle = bench.cycle(name, num_drafts, max_length=1500)
-            runs = []
-            for _ in range(4):  # the first captures
-                cycle.start([prompt(512)], temperature=temperature, seed=1)
-                runs.append(clocked(cycle, count))
-            tokens, lengths, _ = runs[-1]
-            rate = count / statistics.median([took for _, _, took in runs[1:]])
+        for kind, num_drafts, num_others in KINDS:
+            cycle = bench.cycle(DRAFTS[kind], num_drafts, num_others=num_others, max_length=1500)
+            cycle.start([prompt(512)])
+            clocked(cycle, 8)  # captures
+            took: list[float] = []
+            lengths: list[int] = []
+            written: list[list[int]] = []
+            for text in texts:
+                cycle.start([prompt(512, text)], temperature=temperature, seed=1)
+                tokens, emitted, seconds = clocked(cycle, count)
+                written.append(tokens)
+                lengths += emitted
+                took.append(seconds)
+            rate = count * len(texts) / sum(took)
             ms = part_ms(cycle)
             if not num_drafts:
-                plain, plain_rate, plain_ms = tokens, rate, ms
-            judged = sum(min(length, num_drafts) for length in lengths)
-            alpha = (sum(lengths) - len(lengths)) / max(1, judged)
-            promised = sum(alpha**i for i in range(num_drafts + 1)) * plain_ms / ms
-            same = sum(a == b for a, b in zip(plain, tokens, strict=True))
-            rows.append({
-                "temperature": temperature, "draft": kind or "-", "K": num_drafts,
-                "tokens_per_s": rate, "over plain": rate / plain_rate, "alpha": alpha,
-                "formula": promised, "of the formula": rate / plain_rate / promised,
-                "tokens per cycle": sum(lengths) / len(lengths),
-                "parts, ms": ms, "tokens as plain": f"{same} of {count}",
-                "distinct": len(set(plain)),
-            })  # fmt: skip
+                plain, plain_rate, plain_ms = written, rate, ms
+            same = sum(
+                a == b
+                for ours, theirs in zip(plain, written, strict=True)
+                for a, b in zip(ours, theirs, strict=True)
+            )
+            row = {
+                "temperature": temperature, "draft": kind, "K": num_drafts,
+                "runners-up": num_others, "tokens_per_s": rate, "over plain": rate / plain_rate,
+                "tokens per cycle": sum(lengths) / len(lengths), "parts, ms": ms,
+                "tokens as plain": f"{same} of {count * len(texts)}",
+                "alpha": "-", "formula": "-", "of the formula": "-",
+            }  # fmt: skip
+            if num_drafts and not num_others:
+                judged = sum(min(length, num_drafts) for length in lengths)
+                alpha = (sum(lengths) - len(lengths)) / judged
+                promised = sum(alpha**i for i in range(num_drafts + 1)) * plain_ms / ms
+                row |= {
+                    "alpha": alpha, "formula": promised,
+                    "of the formula": rate / plain_rate / promised,
+                }  # fmt: skip
+            rows.append(row)
             say(rows[-1])
 
 
 @contextmanager
 def engines(bench: Bench, **config: Any) -> Iterator[Engine]:
-    """An engine around the 8B target with the 3 layers for its draft model."""
+    """An engine around the 8B target with the 3 layers, in int8, for its draft model."""
     with tempfile.TemporaryDirectory() as name:
         folder = write_tiny_tokenizer(Path(name), num_tokens=9000)
         settings = EngineConfig(
@@ -551,7 +574,7 @@ def engines(bench: Bench, **config: Any) -> Iterator[Engine]:
             device="cuda",
             **config,
         )
-        with patch.object(build, "load_model", lambda _, **__: bench.model("3 layers")):
+        with patch.object(build, "load_model", lambda _, **__: bench.model("3 layers, int8")):
             yield build.assemble(settings, bench.model("8B"), load_tokenizer(str(folder)))
 
 
@@ -563,7 +586,9 @@ def engine(bench: Bench) -> None:
     for num_drafts in (0, NUM_DRAFTS):
         bare: dict[float, float] = {}
         for temperature in (0.0, 1.0):
-            cycle = bench.cycle("3 layers" if num_drafts else None, num_drafts, max_length=1500)
+            others = _others(1, num_drafts)
+            name = "3 layers, int8" if num_drafts else None
+            cycle = bench.cycle(name, num_drafts, num_others=others, max_length=1500)
             rates = []
             for _ in range(4):  # the first captures
                 cycle.start(prompts, temperature=temperature, seed=1)

@@ -2,11 +2,15 @@
 
 A cycle of a batch is one graph launch, or two where its parts are to be timed. The host learns what
 was emitted through a small asynchronous copy, and reads a cycle's while the next one runs: it
-decides when to stop, nothing else. Chains only, coupled sample-match, temperature without filters;
-without a draft model the same cycle is plain decoding. A rejected draft costs no rollback: its
-slots are written again.
+decides when to stop, nothing else. Coupled sample-match, temperature without filters; without a
+draft model the same cycle is plain decoding. A rejected draft costs no rollback: its slots are
+written again.
 
-Shape legend: S sequences, L places of a line (two committed tokens, then drafts).
+A pass over sixteen tokens hardly takes longer than one over five. So beside a chain of drafts those
+tokens are verified that nearly were drafted: one of these is the target's draw about every other
+time that a draft is not, and then the draw behind it counts as well.
+
+Shape legend: S sequences, L places of a line (two committed tokens, drafts, runners-up).
 """
 
 from __future__ import annotations
@@ -20,9 +24,10 @@ import torch
 
 from outrider.contracts import AheadBatch, AheadStep, IntArray, StepBatch, Stream
 from outrider.cuda.decoder import MAX_TOKENS, CudaDecoder, make_event, padded_batch
-from outrider.cuda.ops import MAX_WIDTH
+from outrider.cuda.ops import MAX_WIDTH, Pass
 from outrider.noise import as_signed, sequence_key
 
+MOST_OTHERS = 2  # runners-up of a draft
 _CHUNK = 512  # of a prompt
 _CLOCKED = 3  # runs of a cycle whose time is asked for
 
@@ -36,19 +41,24 @@ class Cycle:
         draft: CudaDecoder | None,
         *,
         num_drafts: int,
+        num_others: int = 0,
         num_sequences: int = 1,
         max_length: int = 2048,
         page: int = 16,
     ) -> None:
-        """`max_length`: tokens of a sequence, prompt and output together."""
+        """`num_others`: runners-up of every draft that are verified too; `max_length`: tokens of a
+        sequence, prompt and output together."""
         self.num_drafts = num_drafts if draft is not None else 0
+        self.num_others = num_others if draft is not None else 0
         self.num_sequences = num_sequences
         self.max_length = max_length
         self.target = target
         self.draft = draft
-        assert num_sequences * (self.num_drafts + 1) <= MAX_TOKENS
+        width = 1 + self.num_drafts * (1 + self.num_others)
+        assert width <= MAX_WIDTH
+        assert num_sequences * width <= MAX_TOKENS
         # Two cycles may run ahead of what the host has seen.
-        self._pages = -(-(max_length + 3 * (self.num_drafts + 1)) // page)
+        self._pages = -(-(max_length + 3 * width) // page)
         models = [target] if draft is None else [target, draft]
         table = np.arange(num_sequences * self._pages, dtype=np.int32).reshape(num_sequences, -1)
         for model in models:
@@ -61,10 +71,11 @@ class Cycle:
         self._line = models[-1].line[:num_sequences]
         self._committed = on["committed"][:num_sequences]
         self._secrets = on["secrets"][:num_sequences]
-        shape = (num_sequences, self.num_drafts + 2)
+        shape = (num_sequences, self.num_drafts + 3)
         device = target.device
         pinned = device.type == "cuda"
         self._report = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._moves = torch.zeros(num_sequences, 2, dtype=torch.int32, device=device)
         self._seen = [
             (
                 torch.zeros(shape, dtype=torch.int32, pin_memory=pinned),
@@ -111,7 +122,7 @@ class Cycle:
     @torch.no_grad()
     def launch(self) -> None:
         """One cycle, without waiting for it."""
-        key = ("cycle", self.num_sequences, self.num_drafts, id(self))
+        key = ("cycle", self.num_sequences, self.num_drafts, self.num_others, id(self))
         self.target.replay(key, self._run)
         host, event = self._seen[self._number % 2]
         host.copy_(self._report, non_blocking=True)
@@ -143,11 +154,14 @@ class Cycle:
 
     def _run(self) -> None:
         if self.draft is not None and self.num_drafts:
-            draft_part(self.draft, self.num_sequences, self.num_drafts)
-        verify_part(self.target, self.draft, self.num_sequences, self.num_drafts, self._report)
+            draft_part(self.draft, self.num_sequences, self.num_drafts, self.num_others)
+        where = self.target.inputs.at(
+            self.num_sequences, 1 + self.num_drafts * (1 + self.num_others), self.num_others
+        )
+        verify_part(self.target, self.draft, where, self._report, self._moves)
 
 
-def draft_part(draft: CudaDecoder, num_sequences: int, num_drafts: int) -> None:
+def draft_part(draft: CudaDecoder, num_sequences: int, num_drafts: int, num_others: int) -> None:
     """Lays out the last two committed tokens of each line and drafts from there.
 
     Twice the same token at times: after a full accept one is new to the drafter.
@@ -157,28 +171,29 @@ def draft_part(draft: CudaDecoder, num_sequences: int, num_drafts: int) -> None:
     two = draft.inputs.at(num_sequences, 2)
     secrets = on["secrets"][:num_sequences]
     draft.ops.place(line, committed, secrets, 0, draft.block_size, two, on["keys"])
-    draft.draft(num_sequences, 2, num_drafts)
+    draft.draft(num_sequences, 2, num_drafts, num_others=num_others)
 
 
 def verify_part(
     target: CudaDecoder,
     draft: CudaDecoder | None,
-    num_sequences: int,
-    num_drafts: int,
+    where: Pass,
     report: torch.Tensor,
+    moves: torch.Tensor,
 ) -> None:
     """The target's pass over the newest token and the drafts, its draws, and the verdict."""
-    drafter = draft or target
+    drafter, num_sequences = draft or target, where.num_sequences
     on = drafter.inputs.device  # the state lies where drafting needs it
     line, committed = drafter.line[:num_sequences], on["committed"][:num_sequences]
-    where = target.inputs.at(num_sequences, num_drafts + 1)
     keys = target.inputs.device["keys"]
     secrets = on["secrets"][:num_sequences]
     target.ops.place(line, committed, secrets, 1, target.block_size, where, keys)
     target.compute(where)
     target.draw(num_sequences * where.width)
     draws = target.drawn[: num_sequences * where.width].view(num_sequences, -1)
-    target.ops.settle(line, committed, draws, report)
+    target.ops.settle(line, committed, draws, where, report, moves)
+    if where.num_others:
+        target.move(moves)
 
 
 class _Flight:
@@ -213,14 +228,22 @@ class _Ahead:
     """
 
     def __init__(
-        self, target: CudaDecoder, draft: CudaDecoder | None, num_sequences: int, num_drafts: int
+        self,
+        target: CudaDecoder,
+        draft: CudaDecoder | None,
+        num_sequences: int,
+        num_drafts: int,
+        num_others: int,
     ) -> None:
         self.target, self.draft = target, draft
         self.num_sequences, self.num_drafts = num_sequences, num_drafts
-        size, split = num_sequences * (2 * num_drafts + 2), num_sequences * (num_drafts + 2)
+        self.num_others = num_others
+        self.width = 1 + num_drafts * (1 + num_others)
+        size, split = num_sequences * (2 * num_drafts + 3), num_sequences * (num_drafts + 3)
         self._out = torch.zeros(size, dtype=torch.int32, device=target.device)
         self._report = self._out[:split].view(num_sequences, -1)
         self._chains = self._out[split:].view(num_sequences, num_drafts)
+        self._moves = torch.zeros(num_sequences, 2, dtype=torch.int32, device=target.device)
         self._flights = [_Flight(size, target.device) for _ in range(2)]
         self._launched = self._landed = 0
         self._course: _Course | None = None
@@ -253,7 +276,7 @@ class _Ahead:
         return host
 
     def _num_laws(self, model: CudaDecoder) -> int:
-        return 1 if model is self.draft else self.num_drafts + 1
+        return 1 if model is self.draft else self.width
 
     def set(self, batch: AheadBatch) -> None:
         """Brings both models and the state to where the sequences stand."""
@@ -280,7 +303,8 @@ class _Ahead:
         course, changes = self._course, [model.inputs.num_changes for model in self._models]
         if course is None or not self.in_flight or course.num_changes != changes:
             return False
-        reach = (np.array(batch.context_S) + self.in_flight * (self.num_drafts + 1))[:, None]
+        furthest = (self.in_flight - 1) * (self.num_drafts + 1) + self.width
+        reach = (np.array(batch.context_S) + furthest)[:, None]
         if not course.leads_to(batch, reach, self.target.block_size):
             return False
         for model in self._models:
@@ -295,7 +319,7 @@ class _Ahead:
     def launch(self) -> None:
         flight = self._flights[self._launched % 2]
         flight.mark(0)
-        name = (self.num_sequences, self.num_drafts, id(self.draft))
+        name = (self.num_sequences, self.num_drafts, self.num_others, id(self.draft))
         if self.draft is not None:
             self.target.replay(("ahead, draft", *name), self._draft)
         flight.mark(1)
@@ -306,22 +330,30 @@ class _Ahead:
 
     def _draft(self) -> None:
         assert self.draft is not None
-        draft_part(self.draft, self.num_sequences, self.num_drafts)
+        draft_part(self.draft, self.num_sequences, self.num_drafts, self.num_others)
         self._chains.copy_(self.draft.line[: self.num_sequences, 2 : 2 + self.num_drafts])
 
     def _verify(self) -> None:
-        verify_part(self.target, self.draft, self.num_sequences, self.num_drafts, self._report)
+        where = self.target.inputs.at(self.num_sequences, self.width, self.num_others)
+        verify_part(self.target, self.draft, where, self._report, self._moves)
 
     def land(self, count: int) -> tuple[AheadStep, list[int]]:
-        """The first step in flight, and how many tokens each sequence emitted; waits for it."""
+        """The first step in flight, and how many tokens each sequence emitted; waits for it.
+
+        Where a runner-up was right, the chain is told as if it had been the draft.
+        """
         flight = self._flights[self._landed % 2]
         seconds = flight.seconds()
         self._landed += 1
-        split = self.num_sequences * (self.num_drafts + 2)
+        split = self.num_sequences * (self.num_drafts + 3)
         report = flight.host[:split].view(self.num_sequences, -1)[:count].tolist()
         chains = flight.host[split:].view(self.num_sequences, self.num_drafts)[:count].tolist()
-        step = AheadStep(chains, [row[1:] for row in report], *seconds)
-        emitted = [row[0] for row in report]
+        draws = []
+        for s, (num, *drawn, hit) in enumerate(report):
+            draws.append(drawn[:num] if hit else drawn)
+            if hit:
+                chains[s] = drawn[: num - 1]
+        step, emitted = AheadStep(chains, draws, *seconds), [row[0] for row in report]
         if self._course is not None:
             self._course.follow(step.draws, emitted)
         return step, emitted
@@ -414,7 +446,8 @@ def _cycles(
         return None
     key = (padded, num_drafts, id(draft))
     if key not in target.cycles:
-        target.cycles[key] = _Ahead(target, draft, padded, num_drafts)
+        num_others = _others(padded, num_drafts)
+        target.cycles[key] = _Ahead(target, draft, padded, num_drafts, num_others)
     cycles: _Ahead = target.cycles[key]
     return cycles
 
@@ -439,20 +472,19 @@ def run_ahead(
     ):
         return []
     assert draft is None or isinstance(draft, CudaDecoder)
-    width = num_drafts + 1
-    furthest = int(max(batch.context_S)) + (most_steps + 2) * width
+    furthest = int(max(batch.context_S)) + (most_steps + 2) * (num_drafts + 1) + MAX_WIDTH
     if any(not model.can_reach(furthest) for model in (target, draft) if model is not None):
         return []
+    cycles = _cycles(target, draft, count, num_drafts)
+    if cycles is None:
+        return []
     # Every sequence ends where its slots do, or earlier.
-    ends = _reach(batch.tables_SW, target.block_size)
+    ends = _reach(batch.tables_SW, target.block_size) - (cycles.width - num_drafts - 1)
     if draft is not None:
         assert batch.catch_up is not None
         ends = np.minimum(ends, _reach(batch.catch_up.tables_SW, draft.block_size) + 1)
         if int(np.diff(batch.catch_up.starts_S1).max()) > 2:
             draft.forward(batch.catch_up)
-    cycles = _cycles(target, draft, count, num_drafts)
-    if cycles is None:
-        return []
     if not cycles.resume(batch):
         cycles.set(batch)
     left, contexts = list(batch.num_left_S), list(batch.context_S)
@@ -460,7 +492,7 @@ def run_ahead(
     steps: list[AheadStep] = []
     while True:
         fits = all(
-            some >= width and context + width <= end
+            some > num_drafts and context + num_drafts < end
             for some, context, end in zip(left, contexts, ends.tolist(), strict=True)
         )
         if not fits:
@@ -483,6 +515,14 @@ def run_ahead(
             break
     cycles.abandon()
     return steps
+
+
+def _others(num_sequences: int, num_drafts: int) -> int:
+    """Runners-up of each draft that a pass takes along for next to nothing."""
+    for num in range(MOST_OTHERS, 0, -1):
+        if num_drafts and num_sequences * (1 + num_drafts * (1 + num)) <= MAX_WIDTH:
+            return num
+    return 0
 
 
 def _reach(tables_SW: IntArray, block_size: int) -> IntArray:

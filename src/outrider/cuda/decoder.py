@@ -94,7 +94,7 @@ class Inputs:
             self._device[part].copy_(self._host[part], non_blocking=True)
             self._sent.record()
 
-    def at(self, num_sequences: int, width: int) -> Pass:
+    def at(self, num_sequences: int, width: int, num_others: int = 0) -> Pass:
         num_tokens, on = num_sequences * width, self.device
         return Pass(
             num_sequences,
@@ -106,6 +106,7 @@ class Inputs:
             on["contexts"][:num_sequences],
             on["lengths"][:num_sequences],
             on["tables"][: num_sequences * self._table_width].view(num_sequences, -1),
+            num_others=num_others,
         )
 
 
@@ -114,6 +115,7 @@ class CudaDecoder(TorchDecoder):
 
     ops: Ops
     continues = False  # its kernels run whole passes
+    num_spare_slots = MAX_WIDTH  # of a sequence that runs ahead: runners-up lie there
     head_scale_V: torch.Tensor | None = None  # of an output head in int8
 
     def round_weights(self) -> Self:
@@ -349,12 +351,24 @@ class CudaDecoder(TorchDecoder):
             self.drawn[:num_rows],
         )
 
+    def move(self, moves_S2: torch.Tensor) -> None:
+        """Copies keys and values from slot to slot; a slot of -1: nothing."""
+        assert self._store is not None, "allocate first"
+        self.ops.move(self._store, moves_S2)
+
     def draft(
-        self, num_sequences: int, width: int, num_drafts: int, *, exit_layer: int | None = None
+        self,
+        num_sequences: int,
+        width: int,
+        num_drafts: int,
+        *,
+        num_others: int = 0,
+        exit_layer: int | None = None,
     ) -> None:
         """A pass over `width` tokens that are laid out already, and `num_drafts` tokens from there.
 
-        They go to `line[s, 2:]`. Temperatures and secrets are by sequence.
+        They go to `line[s, 2:]`, and behind them `num_others` runners-up of each. Temperatures and
+        secrets are by sequence.
         """
         on, ops = self.inputs.device, self.ops
         where = self.inputs.at(num_sequences, width)
@@ -367,6 +381,7 @@ class CudaDecoder(TorchDecoder):
                 where = one
                 ops.place(line, committed, secrets, 1 + i, self._block_size, one, on["keys"])
             self.compute(where, exit_layer=exit_layer)
+            others = 2 + num_drafts + i * num_others
             ops.draw(
                 self.logits[: num_sequences * where.width],
                 self.spec.num_tokens,
@@ -374,6 +389,7 @@ class CudaDecoder(TorchDecoder):
                 on["keys"],
                 line[:, 2 + i],
                 every=where.width,
+                others=line[:, others : others + num_others] if num_others else None,
             )
 
     def replay(self, key: Hashable, run: Callable[[], None]) -> None:

@@ -177,28 +177,39 @@ def rope_kernel(
 
 @triton.jit
 def attend_kernel(
-    qkv, keys, values, tables, contexts, lengths, masks, sums, tops, W, scale,
-    M: tl.constexpr, G: tl.constexpr, KVS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    qkv, keys, values, tables, contexts, lengths, masks, slots, sums, tops, W, scale,
+    M: tl.constexpr, CHAIN: tl.constexpr, OTHERS: tl.constexpr, G: tl.constexpr,
+    KVS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     PAGE: tl.constexpr, BR: tl.constexpr, BL: tl.constexpr, SPLITS: tl.constexpr,
     PDL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One sequence, one key/value head, every SPLITS-th block of its keys.
 
     A row sees slots below the context and those new tokens whose bit its mask has. Which keys a
-    program takes, and in which order, depends on their slots alone.
+    program takes, and in which order, depends on their slots alone. A runner-up has programs of
+    its own, to which its key lies where that of the draft it stands in for does.
     """
     _enter(PDL)
-    sequence = tl.program_id(0)
+    sequence = tl.program_id(0) // (1 + M - CHAIN)
     head = tl.program_id(1)
     split = tl.program_id(2)
     row = tl.arange(0, BR)
     token = sequence * M + row // G
-    real = row < M * G
+    real = row < CHAIN * G
+    context = tl.load(contexts + sequence)
+    length = tl.load(lengths + sequence)
+    if OTHERS:
+        other = tl.program_id(0) % (1 + M - CHAIN) - 1
+        depth = tl.maximum(other, 0) // OTHERS + 1
+        own = sequence * M + CHAIN + tl.maximum(other, 0)
+        own_slot = tl.load(slots + own)
+        token = tl.where(other >= 0, own, token)
+        real = row < tl.where(other >= 0, G, CHAIN * G)
+        length = tl.where(other >= 0, context + depth + 1, length)
+        replaced = tl.where(other >= 0, context + depth, -1)
     d = tl.arange(0, BD)
     at = (token * ((G + 2) * KVS) + (row % G) * KVS + head) * D
     q = tl.load(qkv + at[:, None] + d[None, :], real[:, None] & (d < D)[None, :], 0.0)
-    context = tl.load(contexts + sequence)
-    length = tl.load(lengths + sequence)
     mask = tl.load(masks + token, real, 0)
     top = tl.full((BR,), float("-inf"), tl.float32)
     weight = tl.zeros((BR,), tl.float32)
@@ -207,7 +218,10 @@ def attend_kernel(
         slot = block * BL + tl.arange(0, BL)
         known = slot < length
         page = tl.maximum(tl.load(tables + sequence * W + slot // PAGE, known, 0), 0).to(tl.int64)
-        place = ((page * PAGE + slot % PAGE) * KVS + head) * D
+        place = page * PAGE + slot % PAGE
+        if OTHERS:
+            place = tl.where(slot == replaced, own_slot, place)
+        place = (place * KVS + head) * D
         here = known[:, None] & (d < D)[None, :]
         k = tl.load(keys + place[:, None] + d[None, :], here, 0.0)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
@@ -277,9 +291,11 @@ def _gumbel(key, index):
 @triton.jit(do_not_specialize=["EVERY"])
 def draw_kernel(
     logits, temperatures, keys, best, found, V, STRIDE, EVERY,
-    BV: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
+    BV: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The best of one part of a row: argmax(logits / T + gumbel), the lowest id among equals.
+
+    RANKS of them, best first.
 
     A NaN is better than everything, so that it is found.
     """
@@ -295,76 +311,124 @@ def draw_kernel(
         score = tl.div_rn(score, temperature + tl.zeros((BV,), tl.float32)) + _gumbel(key, i)
         score = tl.where(i < V, score, float("-inf"))
     broken = score != score
+    any_broken = tl.max(broken.to(tl.int32), 0) > 0
     score = tl.where(broken, float("inf"), score)
-    top = tl.max(score, 0)
-    first = tl.min(tl.where(score == top, i, 2147483647), 0)
-    tl.store(best + draw * PARTS + part, top)
-    tl.store(found + draw * PARTS + part, tl.where(tl.max(broken.to(tl.int32), 0) > 0, -1, first))
+    at = (draw * PARTS + part) * RANKS
+    for rank in tl.static_range(RANKS):
+        top = tl.max(score, 0)
+        first = tl.min(tl.where(score == top, i, 2147483647), 0)
+        tl.store(best + at + rank, top)
+        tl.store(found + at + rank, tl.where(any_broken, -1, first))
+        score = tl.where(i == first, float("-inf"), score)
 
 
 @triton.jit
 def pick_kernel(
-    best, found, tokens, STRIDE, PARTS: tl.constexpr, BP: tl.constexpr, PDL: tl.constexpr
+    best, found, tokens, others, STRIDE, OTHERS_STRIDE,
+    PARTS: tl.constexpr, RANKS: tl.constexpr, BP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The best part of a row."""
+    """The best of all parts of a row, and the RANKS - 1 that come next."""
     _enter(PDL)
     draw = tl.program_id(0)
     part = tl.arange(0, BP)
-    top = tl.load(best + draw * PARTS + part, part < PARTS, float("-inf"))
-    index = tl.load(found + draw * PARTS + part, part < PARTS, 2147483647)
-    highest = tl.max(top, 0)
-    tl.store(tokens + draw * STRIDE, tl.min(tl.where(top == highest, index, 2147483647), 0))
+    inside = part < PARTS * RANKS
+    top = tl.load(best + draw * PARTS * RANKS + part, inside, float("-inf"))
+    index = tl.load(found + draw * PARTS * RANKS + part, inside, 2147483647)
+    for rank in tl.static_range(RANKS):
+        highest = tl.max(top, 0)
+        first = tl.min(tl.where(top == highest, index, 2147483647), 0)
+        if rank == 0:
+            tl.store(tokens + draw * STRIDE, first)
+        else:
+            tl.store(others + draw * OTHERS_STRIDE + rank - 1, first)
+        top = tl.where(index == first, float("-inf"), top)
 
 
 @triton.jit(do_not_specialize=["OFFSET"])
 def place_kernel(
     line, lengths, secrets, tables, tokens, positions, slots, contexts, ends, masks, keys,
-    OFFSET, L, W, M: tl.constexpr, BM: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
+    OFFSET, L, W, M: tl.constexpr, CHAIN: tl.constexpr, OTHERS: tl.constexpr, BM: tl.constexpr,
+    PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Lays out a pass over M tokens of each sequence's line, from OFFSET on.
 
-    `line` holds the last two committed tokens, then drafts; `lengths` counts the committed ones.
+    `line` holds the last two committed tokens, then drafts, then OTHERS runners-up of each;
+    `lengths` counts the committed ones.
     """
     _enter(PDL)
     s = tl.program_id(0)
     j = tl.arange(0, BM)
     inside = j < M
     start = tl.load(lengths + s) - 2 + OFFSET
-    position = start + j
+    depth = j
+    if OTHERS:
+        depth = tl.where(j < CHAIN, j, tl.maximum(j - CHAIN, 0) // OTHERS + 1)
+    position = start + depth
+    slot = start + j
     at = s * M + j
     # A row that is not a number drew -1: the pass under way must not fall over it.
     token = tl.maximum(tl.load(line + s * L + OFFSET + j, inside, 0), 0)
     tl.store(tokens + at, token, inside)
     tl.store(positions + at, position, inside)
-    page = tl.load(tables + s * W + position // PAGE, inside & (position // PAGE < W), -1)
-    tl.store(slots + at, tl.where(page < 0, -1, page * PAGE + position % PAGE), inside)
-    tl.store(masks + at, (tl.full((BM,), 2, tl.int64) << j.to(tl.int64)) - 1, inside)
+    page = tl.load(tables + s * W + slot // PAGE, inside & (slot // PAGE < W), -1)
+    tl.store(slots + at, tl.where(page < 0, -1, page * PAGE + slot % PAGE), inside)
+    tl.store(masks + at, (tl.full((BM,), 2, tl.int64) << depth.to(tl.int64)) - 1, inside)
     secret = tl.load(secrets + s).to(tl.uint64, bitcast=True)
     key = _mix(secret + (position + 1).to(tl.uint64))
     tl.store(keys + at, key.to(tl.int64, bitcast=True), inside)
     tl.store(contexts + s, start)
-    tl.store(ends + s, start + M)
+    tl.store(ends + s, start + CHAIN)
 
 
 @triton.jit
 def settle_kernel(
-    line, lengths, draws, report, L, K: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr
+    line, lengths, draws, slots, report, moves, L, M: tl.constexpr, K: tl.constexpr,
+    OTHERS: tl.constexpr, BK: tl.constexpr, BO: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The verdict on a chain: keeps drafts while they equal the target's draws, then one draw more.
+    """The verdict: keeps drafts while they equal the target's draws, then one draw more.
 
-    `report` gets how many tokens were emitted, then the K + 1 draws, of which those are the first.
+    One more still where that draw is among the runners-up: then `moves` says which slot's keys
+    and values belong where. `report` gets how many tokens were emitted, then K + 1 draws of which
+    those are the first, then whether a runner-up is among them.
     """
     _enter(PDL)
     s = tl.program_id(0)
     j = tl.arange(0, BK)
-    drawn = tl.load(draws + s * (K + 1) + j, j <= K, -2)
+    drawn = tl.load(draws + s * M + j, j <= K, -2)
     draft = tl.load(line + s * L + 2 + j, j < K, -3)
     accepted = tl.min(tl.where(draft == drawn, K, j), 0)
     last = tl.sum(tl.where(j == accepted, drawn, 0), 0)
     before = tl.load(line + s * L + 1 + accepted)
-    tl.store(report + s * (K + 2), accepted + 1)
-    tl.store(report + s * (K + 2) + 1 + j, drawn, j <= K)
+    hit = 0
+    if OTHERS:
+        e = tl.arange(0, BO)
+        inside = (e < OTHERS) & (accepted < K)
+        other = tl.load(line + s * L + 2 + K + accepted * OTHERS + e, inside, -3)
+        which = tl.min(tl.where(other == last, e, BO), 0)
+        hit = (which < BO).to(tl.int32)
+        row = s * M + 1 + K + accepted * OTHERS + which
+        behind = tl.load(draws + row, hit > 0, 0)
+        tl.store(moves + 2 * s, tl.load(slots + row, hit > 0, -1))
+        tl.store(moves + 2 * s + 1, tl.load(slots + s * M + accepted + 1, hit > 0, -1))
+        drawn = tl.where((hit > 0) & (j == accepted + 1), behind, drawn)
+        before = tl.where(hit > 0, last, before)
+        last = tl.where(hit > 0, behind, last)
+    tl.store(report + s * (K + 3), accepted + 1 + hit)
+    tl.store(report + s * (K + 3) + 1 + j, drawn, j <= K)
+    tl.store(report + s * (K + 3) + K + 2, hit)
     tl.debug_barrier()  # everybody has read the line
     tl.store(line + s * L, before)
     tl.store(line + s * L + 1, last)
-    tl.store(lengths + s, tl.load(lengths + s) + accepted + 1)
+    tl.store(lengths + s, tl.load(lengths + s) + accepted + 1 + hit)
+
+
+@triton.jit
+def move_kernel(store, moves, SLOTS, SIZE, BS: tl.constexpr, PDL: tl.constexpr):
+    """Keys, or values, of one layer from one slot to another; SIZE numbers each."""
+    _enter(PDL)
+    source = tl.load(moves + 2 * tl.program_id(0)).to(tl.int64)
+    target = tl.load(moves + 2 * tl.program_id(0) + 1).to(tl.int64)
+    base = store + tl.program_id(1).to(tl.int64) * SLOTS * SIZE
+    i = tl.arange(0, BS)
+    inside = (i < SIZE) & (source >= 0)
+    tl.store(base + target * SIZE + i, tl.load(base + source * SIZE + i, inside), inside)

@@ -8,7 +8,7 @@ vocabulary, H hidden, Q query heads, K key/value heads, D head size, P slots of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -21,7 +21,13 @@ MAX_WIDTH = 16  # new tokens of a sequence in one pass
 
 @dataclass(slots=True)
 class Pass:
-    """Where the tokens of a pass lie, on the device. T = S * M; padding has slot -1, mask 0."""
+    """Where the tokens of a pass lie, on the device. T = S * M; padding has slot -1, mask 0.
+
+    With `num_others` = A, a sequence's M = 1 + K (1 + A) tokens are its newest one, a chain of K
+    drafts, and A runners-up of each of these, which nothing follows. Runner-up i * A + j stands in
+    for draft i: its position, its mask and its place among the keys are that draft's, so that its
+    row has the bits that it would have in the chain. Only its slot is its own.
+    """
 
     num_sequences: int
     width: int  # M
@@ -32,6 +38,12 @@ class Pass:
     contexts_S: torch.Tensor
     lengths_S: torch.Tensor  # context and new tokens
     tables_SW: torch.Tensor
+    num_others: int = field(default=0, kw_only=True)
+
+    @property
+    def chain(self) -> int:
+        """Tokens that follow one another: all but the runners-up."""
+        return 1 + (self.width - 1) // (1 + self.num_others)
 
 
 class Ops(Protocol):
@@ -96,11 +108,12 @@ class Ops(Protocol):
         out: torch.Tensor,
         *,
         every: int = 1,
+        others: torch.Tensor | None = None,
     ) -> None:
         """Draws at rows every - 1, 2 * every - 1, ... into the 1-d view `out`, -1 for a NaN.
 
         `temperature_R` has an entry per draw, `keys_T` (draw keys of `outrider.noise`, as int64)
-        one per row.
+        one per row. `others` [draws, A] gets the tokens that came next, anything after a NaN.
         """
         ...
 
@@ -116,8 +129,8 @@ class Ops(Protocol):
     ) -> None:
         """Lays out a pass over `where.width` tokens of each line, from `offset` on.
 
-        A line holds a sequence's last two committed tokens, then its drafts; `lengths_S` counts
-        the committed ones; `secrets_S` are sequence keys of `outrider.noise`.
+        A line holds a sequence's last two committed tokens, then its drafts, then their runners-up;
+        `lengths_S` counts the committed ones; `secrets_S` are sequence keys of `outrider.noise`.
         """
         ...
 
@@ -126,12 +139,21 @@ class Ops(Protocol):
         line_SL: torch.Tensor,
         lengths_S: torch.Tensor,
         draws_SM: torch.Tensor,
+        where: Pass,
         report: torch.Tensor,
+        moves_S2: torch.Tensor,
     ) -> None:
-        """The verdict on chains: keeps the drafts that equal the target's draws, and one draw.
+        """The verdict: keeps the drafts that equal the target's draws, and one draw.
 
-        Updates line and length; `report[s]` is the number of emitted tokens, then the draws.
+        Where that draw is a runner-up of the draft it replaces, the draw behind it comes too.
+        Updates line and length; `report[s]` is the number of emitted tokens, then K + 1 draws of
+        which those are the first, then whether a runner-up was among them; `moves_S2[s]` are the
+        slots from and to which its keys and values have to go, or -1.
         """
+        ...
+
+    def move(self, store_L2PKD: torch.Tensor, moves_S2: torch.Tensor) -> None:
+        """Copies keys and values from slot to slot in all layers."""
         ...
 
 
@@ -195,23 +217,41 @@ class TorchOps:
         page: int,
         out_TQD: torch.Tensor,
     ) -> None:
-        num_kv, dim = store_2PKD.shape[2:]
-        num_q = out_TQD.shape[1]
         for s in range(where.num_sequences):
-            rows = slice(s * where.width, (s + 1) * where.width)
-            context, length = int(where.contexts_S[s]), int(where.lengths_S[s])
-            slot = torch.arange(length, device=qkv_THD.device)
+            first, context = s * where.width, int(where.contexts_S[s])
+            slot = torch.arange(int(where.lengths_S[s]), device=qkv_THD.device)
             place = where.tables_SW[s][slot // page].long().clamp(min=0) * page + slot % page
-            k_LKD, v_LKD = store_2PKD[:, place]
-            new = (slot - context).clamp(min=0)
-            own = (where.masks_T[rows, None] >> new) & 1
-            seen_ML = (slot < context) | own.bool()
-            q = qkv_THD[rows, :num_q].view(where.width, -1, num_kv, dim)
-            score = torch.einsum("mgkd,lkd->mgkl", q, k_LKD).float() * dim**-0.5
-            score = score.masked_fill(~seen_ML[:, None, None], -torch.inf)
-            p = score.softmax(-1).nan_to_num(0.0)  # padding may see nothing
-            out = torch.einsum("mgkl,lkd->mgkd", p.to(v_LKD.dtype), v_LKD)
-            out_TQD[rows] = out.reshape(where.width, num_q, dim)
+            self._attend(qkv_THD, store_2PKD, where, first, where.chain, context, place, out_TQD)
+            for i in range(where.width - where.chain):
+                row, depth = first + where.chain + i, 1 + i // where.num_others
+                own = place[: context + depth + 1].clone()
+                own[-1] = where.slots_T[row]
+                self._attend(qkv_THD, store_2PKD, where, row, 1, context, own, out_TQD)
+
+    @staticmethod
+    def _attend(
+        qkv_THD: torch.Tensor,
+        store_2PKD: torch.Tensor,
+        where: Pass,
+        first: int,
+        count: int,
+        context: int,
+        place_L: torch.Tensor,
+        out_TQD: torch.Tensor,
+    ) -> None:
+        """`count` rows from `first` on, over the keys at physical slots `place_L`."""
+        num_q, dim = out_TQD.shape[1:]
+        rows, num_kv = slice(first, first + count), store_2PKD.shape[2]
+        slot = torch.arange(len(place_L), device=qkv_THD.device)
+        k_LKD, v_LKD = store_2PKD[:, place_L]
+        own = (where.masks_T[rows, None] >> (slot - context).clamp(min=0)) & 1
+        seen_ML = (slot < context) | own.bool()
+        q = qkv_THD[rows, :num_q].view(count, -1, num_kv, dim)
+        score = torch.einsum("mgkd,lkd->mgkl", q, k_LKD).float() * dim**-0.5
+        score = score.masked_fill(~seen_ML[:, None, None], -torch.inf)
+        p = score.softmax(-1).nan_to_num(0.0)  # padding may see nothing
+        out = torch.einsum("mgkl,lkd->mgkd", p.to(v_LKD.dtype), v_LKD)
+        out_TQD[rows] = out.reshape(count, num_q, dim)
 
     def draw(
         self,
@@ -222,13 +262,19 @@ class TorchOps:
         out: torch.Tensor,
         *,
         every: int = 1,
+        others: torch.Tensor | None = None,
     ) -> None:
         rows = slice(every - 1, None, every)
         temperature = temperature_R[: len(logits_TV) // every, None]
         score = logits_TV[rows, :num_tokens] / torch.where(temperature > 0, temperature, 1.0)
         noisy = score + gumbel_of(keys_T[: len(logits_TV)][rows], num_tokens)
-        best = torch.where(temperature > 0, noisy, score).max(dim=-1)
-        out.copy_(best.indices.masked_fill(best.values.isnan(), -1))
+        score = torch.where(temperature > 0, noisy, score)
+        broken = score.isnan().any(dim=-1)
+        targets = [out] if others is None else [out, *others.unbind(1)]
+        for target in targets:
+            best = score.max(dim=-1).indices
+            target.copy_(best.masked_fill(broken, -1))
+            score = score.scatter(1, best[:, None], -torch.inf)
 
     def place(
         self,
@@ -243,16 +289,19 @@ class TorchOps:
         width = where.width
         start = lengths_S - 2 + offset
         step = torch.arange(width, dtype=torch.int32, device=line_SL.device)
-        position = start[:, None] + step
+        depth = step.clone()
+        if where.num_others:
+            depth[where.chain :] = (step[where.chain :] - where.chain) // where.num_others + 1
+        position, slot = start[:, None] + depth, start[:, None] + step
         where.tokens_T.copy_(line_SL[:, offset : offset + width].reshape(-1).clamp(min=0))
         where.positions_T.copy_(position.reshape(-1))
         table = F.pad(where.tables_SW, (0, 1), value=-1)  # what lies beyond it has no page
-        pages = table.gather(1, (position // page).long().clamp(max=table.shape[1] - 1))
-        slots = torch.where(pages < 0, -1, pages * page + position % page)
+        pages = table.gather(1, (slot // page).long().clamp(max=table.shape[1] - 1))
+        slots = torch.where(pages < 0, -1, pages * page + slot % page)
         where.slots_T.copy_(slots.reshape(-1))
-        where.masks_T.copy_(((2 << step.long()) - 1).repeat(where.num_sequences))
+        where.masks_T.copy_(((2 << depth.long()) - 1).repeat(where.num_sequences))
         where.contexts_S.copy_(start)
-        where.lengths_S.copy_(start + width)
+        where.lengths_S.copy_(start + where.chain)
         keys_T[: position.numel()] = draw_keys(secrets_S[:, None], position + 1).reshape(-1)
 
     def settle(
@@ -260,13 +309,34 @@ class TorchOps:
         line_SL: torch.Tensor,
         lengths_S: torch.Tensor,
         draws_SM: torch.Tensor,
+        where: Pass,
         report: torch.Tensor,
+        moves_S2: torch.Tensor,
     ) -> None:
-        num_drafts = draws_SM.shape[1] - 1
-        same = line_SL[:, 2 : 2 + num_drafts] == draws_SM[:, :num_drafts]
+        num_drafts, others = where.chain - 1, where.num_others
+        chain = draws_SM[:, : where.chain]
+        same = line_SL[:, 2 : 2 + num_drafts] == chain[:, :num_drafts]
         accepted = same.int().cumprod(1).sum(1, keepdim=True)
-        report[:, :1] = accepted + 1
-        report[:, 1:] = draws_SM
-        before, last = line_SL.gather(1, accepted + 1), draws_SM.gather(1, accepted)
+        before, last = line_SL.gather(1, accepted + 1), chain.gather(1, accepted)
+        emitted, hit = chain.clone(), torch.zeros_like(accepted, dtype=torch.bool)
+        if others:
+            first = accepted.clamp(max=num_drafts - 1) * others
+            index = first + torch.arange(others, device=line_SL.device)
+            found = line_SL.gather(1, 2 + num_drafts + index) == last
+            hit = found.any(1, keepdim=True) & (accepted < num_drafts)
+            row = where.chain + first + found.int().argmax(1, keepdim=True)
+            behind = draws_SM.gather(1, row)
+            place = (accepted + 1).clamp(max=num_drafts)
+            emitted.scatter_(1, place, torch.where(hit, behind, emitted.gather(1, place)))
+            slots = where.slots_T.view(len(line_SL), -1)
+            moves = torch.cat([slots.gather(1, row), slots.gather(1, place)], 1)
+            moves_S2.copy_(torch.where(hit, moves, -1))
+            before, last = torch.where(hit, last, before), torch.where(hit, behind, last)
+        count = accepted + 1 + hit.int()
+        report.copy_(torch.cat([count, emitted, hit], 1))
         line_SL[:, :2] = torch.cat([before, last], 1)
-        lengths_S += accepted[:, 0].int() + 1
+        lengths_S += count[:, 0].int()
+
+    def move(self, store_L2PKD: torch.Tensor, moves_S2: torch.Tensor) -> None:
+        source, target = moves_S2[moves_S2[:, 0] >= 0].long().unbind(1)
+        store_L2PKD[:, :, target] = store_L2PKD[:, :, source]

@@ -13,6 +13,7 @@ import torch
 from outrider.cuda.ops import MAX_WIDTH, Pass
 
 PARTS_OF_DRAW = 4096  # logits one program of the draw looks at
+MAX_RANKS = 3  # of a draw: the best, and as many less one that came next
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class TritonOps:
     ) -> None:
         """Makes room for passes of so many tokens. Not while a graph that uses it may run."""
         parts = num_tokens * num_queries * 64  # splits, at most
-        draws = num_tokens * -(-vocabulary // PARTS_OF_DRAW)
+        draws = num_tokens * MAX_RANKS * -(-vocabulary // PARTS_OF_DRAW)
         self._sums = _grown(self._sums, parts * (dim + 1))
         self._tops = _grown(self._tops, parts)
         self._parts = _grown(self._parts, 4 * max(16, _power(num_tokens)) * (hidden + 128))
@@ -183,7 +184,8 @@ class TritonOps:
         if self.device.type == "cpu":
             splits = min(splits, 4)
         assert num_tokens * num_queries * splits * (dim + 1) <= len(self._sums), "reserve first"
-        self.kernels.attend_kernel[(where.num_sequences, num_kv, splits)](
+        programs = where.num_sequences * (1 + where.width - where.chain)
+        self.kernels.attend_kernel[(programs, num_kv, splits)](
             qkv_THD,
             store_2PKD[0],
             store_2PKD[1],
@@ -191,11 +193,14 @@ class TritonOps:
             where.contexts_S,
             where.lengths_S,
             where.masks_T,
+            where.slots_T,
             self._sums,
             self._tops,
             where.tables_SW.shape[1],
             dim**-0.5,
             M=where.width,
+            CHAIN=where.chain,
+            OTHERS=where.num_others,
             G=group,
             KVS=num_kv,
             D=dim,
@@ -226,11 +231,14 @@ class TritonOps:
         out: torch.Tensor,
         *,
         every: int = 1,
+        others: torch.Tensor | None = None,
     ) -> None:
         num_draws = len(logits_TV) // every
+        ranks = 1 if others is None else 1 + others.shape[1]
+        assert ranks <= MAX_RANKS
         block = min(PARTS_OF_DRAW, _power(num_tokens))
         parts = -(-num_tokens // block)
-        assert num_draws * parts <= len(self._best), "reserve first"
+        assert num_draws * parts * ranks <= len(self._best), "reserve first"
         self.kernels.draw_kernel[(num_draws, parts)](
             logits_TV,
             temperature_R,
@@ -242,15 +250,19 @@ class TritonOps:
             every,
             BV=block,
             PARTS=parts,
+            RANKS=ranks,
             **self._options(num_warps=8),
         )
         self.kernels.pick_kernel[(num_draws,)](
             self._best,
             self._found,
             out,
+            out if others is None else others,
             out.stride(0),
+            0 if others is None else others.stride(0),
             PARTS=parts,
-            BP=_power(parts),
+            RANKS=ranks,
+            BP=_power(parts * ranks),
             **self._options(num_warps=1),
         )
 
@@ -280,6 +292,8 @@ class TritonOps:
             line_SL.shape[1],
             where.tables_SW.shape[1],
             M=where.width,
+            CHAIN=where.chain,
+            OTHERS=where.num_others,
             BM=_power(where.width),
             PAGE=page,
             **self._options(num_warps=1),
@@ -290,17 +304,35 @@ class TritonOps:
         line_SL: torch.Tensor,
         lengths_S: torch.Tensor,
         draws_SM: torch.Tensor,
+        where: Pass,
         report: torch.Tensor,
+        moves_S2: torch.Tensor,
     ) -> None:
-        num_drafts = draws_SM.shape[1] - 1
+        num_drafts = where.chain - 1
         self.kernels.settle_kernel[(len(lengths_S),)](
             line_SL,
             lengths_S,
             draws_SM,
+            where.slots_T,
             report,
+            moves_S2,
             line_SL.shape[1],
+            M=where.width,
             K=num_drafts,
+            OTHERS=where.num_others,
             BK=_power(num_drafts + 1),
+            BO=_power(max(1, where.num_others)),
+            **self._options(num_warps=1),
+        )
+
+    def move(self, store_L2PKD: torch.Tensor, moves_S2: torch.Tensor) -> None:
+        num_layers, _, num_slots, num_kv, dim = store_L2PKD.shape
+        self.kernels.move_kernel[(len(moves_S2), 2 * num_layers)](
+            store_L2PKD,
+            moves_S2,
+            num_slots,
+            num_kv * dim,
+            BS=_power(num_kv * dim),
             **self._options(num_warps=1),
         )
 

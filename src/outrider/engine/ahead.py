@@ -181,8 +181,11 @@ class Ahead:
         num_left = [
             min(s.params.max_tokens - s.num_output_tokens, limit - len(s.tokens)) for s in sequences
         ]
+        # Slots that a pass may need beside those of the drafts.
+        spare = getattr(parts.runs_ahead, "num_spare_slots", 0) if any(budgets) else 0
         for s, left, budget in zip(sequences, num_left, budgets, strict=True):
-            if not parts.kv.hold(s.id, len(s.tokens) + min(left, most_steps * (budget + 1))):
+            furthest = min(left, most_steps * (budget + 1)) + spare
+            if not parts.kv.hold(s.id, len(s.tokens) + furthest):
                 return None
         batch = AheadBatch(
             last_S=[s.tokens[-1] for s in sequences],

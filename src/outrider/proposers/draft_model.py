@@ -15,6 +15,7 @@ from outrider.contracts import (
     ProposerContext,
     SequenceView,
 )
+from outrider.cuda.decoder import CudaDecoder
 from outrider.errors import ConfigError
 from outrider.model.native_model import NativeModel
 from outrider.proposers._autoregressive import AutoregressiveDrafter
@@ -25,7 +26,8 @@ from outrider.proposers._options import read_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftModelConfig:
     """`dtype` of the draft model's weights. None: int8 where the target runs natively with
-    instructions for it, else the engine's. Rounding a draft never changes an output."""
+    instructions for it or by our GPU kernels, else the engine's. Rounding a draft never changes an
+    output."""
 
     dtype: str | None = None
 
@@ -75,6 +77,8 @@ class DraftModelProposer(ModelProposer):
         dtype = config.dtype
         if dtype is None and isinstance(context.target, NativeModel):
             dtype = "int8" if native.isa() == "avx512" else "auto"
+        elif dtype is None and isinstance(context.target, CudaDecoder):
+            dtype = "int8" if context.target.device.type == "cuda" else "auto"
         model = context.load_drafter(drafter, dtype=dtype)
         memory = DraftMemory(model, context.make_kv(model))
         return cls(memory, context.target.spec.num_tokens)

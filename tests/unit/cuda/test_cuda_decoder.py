@@ -295,13 +295,20 @@ def test_drafts_leave_room_for_everybody(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("num_drafts", [0, 1, 4])
+@pytest.mark.parametrize(("num_drafts", "num_others"), [(0, 0), (1, 0), (4, 0), (1, 2), (4, 1)])
 def test_cycle_writes_the_same_tokens(
-    folder: Path, small: Path, temperature: float, num_drafts: int
+    folder: Path, small: Path, temperature: float, num_drafts: int, num_others: int
 ) -> None:
     """The whole cycle on the device against the engine, for two sequences of different length."""
     target, draft = load(folder), load(small) if num_drafts else None
-    cycle = Cycle(target, draft, num_drafts=num_drafts, num_sequences=2, max_length=100)
+    cycle = Cycle(
+        target,
+        draft,
+        num_drafts=num_drafts,
+        num_others=num_others,
+        num_sequences=2,
+        max_length=100,
+    )
     prompts = [PROMPT, PROMPT[:2]]
     cycle.start(prompts, temperature=temperature, seed=5)
     outputs, cycles = cycle.generate(32)
@@ -314,13 +321,26 @@ def test_cycle_writes_the_same_tokens(
         assert again.generate(32)[0] == outputs
 
 
+def test_runners_up_save_cycles(folder: Path, small: Path) -> None:
+    """The same tokens in fewer cycles, told to the engine as chains."""
+    taken = []
+    for num_others in (0, 2):
+        cycle = Cycle(
+            load(folder), load(small), num_drafts=3, num_others=num_others, max_length=200
+        )
+        cycle.start([PROMPT], temperature=0.8, seed=4)
+        taken.append(cycle.generate(96))
+    assert taken[0][0] == taken[1][0]
+    assert taken[1][1] < taken[0][1]
+
+
 def test_kernels_run_the_whole_cycle(folder: Path, small: Path) -> None:
     """Interpreted, or on the GPU: every kernel in its place."""
     pytest.importorskip("triton")
     results = []
     for ops in (TritonOps, TorchOps):
         target, draft = load(small), load(small).round_weights()
-        cycle = Cycle(target, draft, num_drafts=2, max_length=40)
+        cycle = Cycle(target, draft, num_drafts=2, num_others=1, max_length=40)
         for model in (target, draft):
             model.ops = ops(model.device) if ops is TritonOps else TorchOps()
             if isinstance(model.ops, TritonOps):

@@ -277,6 +277,13 @@ def test_draws(random: torch.Generator) -> None:
     assert out[fine].tolist() == draw_tokens(true, rows, unsigned)  # the CPU's own
     assert out[4] == -1
     assert out[5] == 7
+    first = torch.full_like(out, -7)
+    both = [torch.full((6, 4), -7, dtype=torch.int32, device=DEVICE) for _ in range(2)]
+    ops.draw(logits, num_tokens, temperature, keys, first, others=both[0][:, 1:3])
+    TorchOps().draw(logits, num_tokens, temperature, keys, expected, others=both[1][:, 1:3])
+    assert first.tolist() == out.tolist()
+    assert both[0][fine].tolist() == both[1][fine].tolist()
+    assert both[0][5, 1] == 4500
     last = torch.full((2, 3), -7, dtype=torch.int32, device=DEVICE)
     ops.draw(logits, num_tokens, temperature[[2, 5]], keys, last[:, 1], every=3)
     assert last[:, 1].tolist() == [out[2], out[5]]
@@ -300,34 +307,89 @@ def test_noise_has_the_same_bits() -> None:
     assert drawn.item() == smallest
 
 
-def test_layout_and_verdict_on_the_device() -> None:
-    """Place and settle against torch, for every number of accepted drafts."""
+def test_runners_up_have_the_bits_of_the_chain(random: torch.Generator) -> None:
+    """Attention of a runner-up is what it were if that token had been drafted."""
+    num_kv, group, dim, page, context = 1, 2, 16, 4, 14
+    wide, num_slots = random_pass([context], [7], 7, page)
+    wide.num_others = 1
+    assert wide.chain == 4
+    depth = torch.tensor([0, 1, 2, 3, 1, 2, 3])
+    wide.masks_T.copy_((2 << depth) - 1)
+    wide.lengths_S.fill_(context + 4)
+    qkv = normal(random, 7, (group + 2) * num_kv, dim)
+    store = normal(random, 2, num_slots, num_kv, dim)
+    for ops in (TritonOps(DEVICE), TorchOps()):
+        if isinstance(ops, TritonOps):
+            ops.reserve(16, group * num_kv, dim, 16, 16)
+        out = torch.empty(7, group * num_kv, dim, device=DEVICE)
+        ops.attend(qkv, store, wide, page, out)
+        for row in range(4, 7):
+            swapped, place = store.clone(), wide.slots_T[depth[row]]
+            swapped[:, place] = store[:, wide.slots_T[row]]
+            one, _ = random_pass([context + int(depth[row])], [1], 1, page)
+            one.tables_SW = wide.tables_SW
+            alone = torch.empty(1, group * num_kv, dim, device=DEVICE)
+            ops.attend(qkv[row : row + 1], swapped, one, page, alone)
+            assert torch.equal(alone[0], out[row])
+
+
+@pytest.mark.parametrize("num_others", [0, 2])
+def test_layout_and_verdict_on_the_device(num_others: int) -> None:
+    """Place, settle and move against torch, for every number of accepted drafts."""
     page, num_drafts = 4, 3
-    where, _ = random_pass([9, 2, 30, 5], [1] * 4, num_drafts + 1, page)
+    width = 1 + num_drafts * (1 + num_others)
+    where, _ = random_pass([9, 2, 30, 5], [1] * 4, width, page)
+    where.num_others = num_others
     where.tables_SW = torch.arange(4 * 12, dtype=torch.int32, device=DEVICE).view(4, 12)
-    line = torch.tensor([[1, 2, 3, 4, 5]] * 4, dtype=torch.int32, device=DEVICE)
+    line = torch.tensor([[1, 2, 3, 4, 5, 13, 9, 14, 8, 15, 7]] * 4, dtype=torch.int32)
+    line = line[:, : 1 + width].contiguous().to(DEVICE)
     draws = torch.tensor(
-        [[3, 4, 5, 6], [9, 4, 5, 6], [3, 9, 5, 6], [3, 4, 9, 6]], dtype=torch.int32, device=DEVICE
+        [[3, 4, 5, 6], [9, 4, 5, 6], [3, 9, 5, 6], [3, 4, 7, 6]], dtype=torch.int32
     )
+    behind = torch.arange(30, 30 + 4 * (width - 4), dtype=torch.int32).view(4, -1)
+    draws = torch.cat([draws, behind], 1).to(DEVICE)
     lengths = torch.tensor([9, 2, 30, 5], dtype=torch.int32, device=DEVICE)
     secrets = as_signed([3, 1 << 63, (1 << 64) - 1, 12345], DEVICE)
+    store = torch.randn(2, 2, 48 * page, 1, 3, device=DEVICE)
     results = []
     for ops in (TritonOps(DEVICE), TorchOps()):
-        keys = torch.zeros(16, dtype=torch.int64, device=DEVICE)
-        mine, counted = line.clone(), lengths.clone()
-        report = torch.zeros(4, num_drafts + 2, dtype=torch.int32, device=DEVICE)
+        keys = torch.zeros(4 * width, dtype=torch.int64, device=DEVICE)
+        mine, counted, moved = line.clone(), lengths.clone(), store.clone()
+        report = torch.zeros(4, num_drafts + 3, dtype=torch.int32, device=DEVICE)
+        moves = torch.full((4, 2), -1, dtype=torch.int32, device=DEVICE)
         ops.place(mine, counted, secrets, 1, page, where, keys)
         laid = [
             t.clone()
             for t in (where.tokens_T, where.positions_T, where.slots_T, where.masks_T,
                       where.contexts_S, where.lengths_S)
         ]  # fmt: skip
-        ops.settle(mine, counted, draws, report)
-        results.append([*laid, keys, mine, counted, report])
+        ops.settle(mine, counted, draws, where, report, moves)
+        ops.move(moved, moves)
+        results.append([*laid, keys, mine, counted, moves, moved, report])
     for ours, reference in zip(*results, strict=True):
         assert torch.equal(ours, reference)
-    assert results[0][-1][:, 0].tolist() == [4, 1, 2, 3]
-    assert results[0][-3].tolist()[:2] == [[5, 6, 3, 4, 5], [2, 9, 3, 4, 5]]
+    *_, mine, counted, moves, moved, report = results[0]
+    if not num_others:
+        assert report[:, 0].tolist() == [4, 1, 2, 3]
+        assert mine[:2, :2].tolist() == [[5, 6], [2, 9]]
+        return
+    # Drafts 3, 4, 5 with runners-up (13, 9), (14, 8), (15, 7): the second and the fourth are hit.
+    assert report.tolist() == [
+        [4, 3, 4, 5, 6, 0],
+        [2, 9, 37, 5, 6, 1],
+        [2, 3, 9, 5, 6, 0],
+        [4, 3, 4, 7, 53, 1],
+    ]
+    assert mine[:, :2].tolist() == [[5, 6], [9, 37], [3, 9], [7, 53]]
+    slots = results[0][2].view(4, width)
+    assert moves.tolist() == [
+        [-1, -1],
+        [slots[1, 5], slots[1, 1]],
+        [-1, -1],
+        [slots[3, 9], slots[3, 3]],
+    ]
+    assert torch.equal(moved[:, :, slots[3, 3]], store[:, :, slots[3, 9]])
+    assert int((moved != store).any(-1).any(-1).any(0).any(0).sum()) == 2
 
 
 def test_tiles_fit_the_memory_there_is() -> None:
