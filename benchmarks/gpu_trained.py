@@ -24,6 +24,12 @@ import gpu_engine
 import report
 import torch
 
+from outrider.bench.contenders import make_jobs
+from outrider.bench.workloads import Prompt
+from outrider.contracts import PrefersThinPasses
+from outrider.doctor.advice import advise, buckets
+from outrider.doctor.curves import SURVIVAL_TOKENS, measure_curves
+from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.llm import LLM
 from outrider.train.data import Mixture, Rows, Windows, encode, read_documents, to_device
@@ -158,6 +164,28 @@ def decode(pair: Pair) -> None:
     pair.tables["Auto against plain by batch, greedy"] = gpu_engine.auto_rows(
         made, lambda size: given[:size], say, max_tokens=count, rounds=1 if pair.tiny else 3
     )
+    write(pair)
+    doctor(pair, made, settings, given[:num_prompts])
+
+
+def doctor(pair: Pair, made: Engine, settings: dict[str, Any], given: list[list[int]]) -> None:
+    """What the doctor would prepare, and how long an engine then takes to start."""
+    target = made.parts.target
+    if not isinstance(target, PrefersThinPasses):
+        return
+    texts = [Prompt(made.tokenizer.decode(tokens)) for tokens in given]
+    jobs = make_jobs(made, texts, SURVIVAL_TOKENS)
+    advice = advise(measure_curves(made, jobs, ["draft-model"], say))
+    chosen = tuple(buckets(advice, target))
+    pair.tables["The doctor's advice"] = [entry.to_dict() for entry in advice]
+    started = time.perf_counter()
+    again = LLM(str(pair.folder / "target"), **settings, buckets=chosen).engine.parts.target
+    assert isinstance(again, PrefersThinPasses)
+    pair.tables["An engine that prepares what the doctor advises"] = [{
+        "buckets": ",".join(f"{size}x{k}" for size, k in chosen),
+        "steps": again.prepared(),
+        "seconds, loading included, kernels compiled": time.perf_counter() - started,
+    }]  # fmt: skip
 
 
 def one_stream(pair: Pair, made: Any, given: list[list[int]], count: int) -> None:

@@ -116,7 +116,7 @@ def doctor(
         curves = measure_curves(engine, jobs, names, tell)
         advice = advise(curves)
         measured = measure_advice(engine, jobs, advice, tell) if check else {}
-    findings += examine_passes(engine)
+    findings += examine_passes(engine, advice)
     console = stderr() if as_json else stdout()
     show(console, findings, curves, advice, measured)
     console.print(conclusion(advice))

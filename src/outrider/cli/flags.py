@@ -125,6 +125,16 @@ def read_proposer_options(texts: Sequence[str] | None) -> dict[str, dict[str, ob
     return options
 
 
+def read_buckets(text: str | None) -> tuple[tuple[int, int], ...] | None:
+    """ "1x4,16x1": (sequences, drafts of each)."""
+    if text is None:
+        return None
+    parts = [part.split("x") for part in text.split(",")]
+    if not all(len(part) == 2 and part[0].isdigit() and part[1].isdigit() for part in parts):
+        raise ConfigError(f"--buckets takes sequences x drafts, such as 1x4,16x1, not {text!r}")
+    return tuple((int(size), int(k)) for size, k in parts)
+
+
 def read_draft_tokens(text: str) -> int | Literal["auto"]:
     if text == "auto":
         return "auto"

@@ -91,6 +91,16 @@ MaxQueue = Annotated[
 QueueTimeout = Annotated[
     float, flags.option(LIMITS, "Longest wait in the queue.", "--queue-timeout", metavar="S")
 ]
+Buckets = Annotated[
+    str | None,
+    flags.option(
+        flags.MACHINE,
+        "Steps that a GPU prepares at the start; the doctor says which.",
+        "--buckets",
+        metavar="NxK,...",
+        show_default="all sizes, up to 5 drafts",
+    ),
+]
 KvTokens = Annotated[
     int | None,
     flags.option(
@@ -234,6 +244,7 @@ def serve(
     pad: Pad = None,
     paced: Paced = None,
     device: flags.Device = "cpu",
+    buckets: Buckets = None,
     dtype: flags.Dtype = "auto",
     backend: Backend = "auto",
     threads: flags.Threads = None,
@@ -292,6 +303,7 @@ def serve(
     from outrider.server.run import serve as run
 
     wanted = read_draft_tokens(num_draft_tokens)
+    to_prepare = flags.read_buckets(buckets)
     try:
         listener = bind(config)
     except PortTaken as error:
@@ -321,6 +333,7 @@ def serve(
             kv_tokens=kv_tokens,
             prefix_caching=prefix_caching,
             max_sequences=max_sequences,
+            buckets=to_prepare,
         )
 
         def load() -> Engine:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from outrider.contracts import PrefersThinPasses
 from outrider.doctor.curves import DEEPEST, Curves
 from outrider.theory import break_even_alpha
 
@@ -28,6 +30,16 @@ class Advice:
 
 def advise(curves: Curves) -> list[Advice]:
     return [_advise(curves, batch) for batch in BATCHES]
+
+
+def buckets(advice: Sequence[Advice], target: PrefersThinPasses) -> list[tuple[int, int]]:
+    """Steps (sequences, drafts) worth preparing: plain ones, those advised and their neighbours."""
+    found = []
+    for entry in advice:
+        k, most = entry.num_draft_tokens, target.most_drafts(entry.batch)
+        near = range(max(1, k - 1), min(k + 1, most) + 1) if k else ()
+        found += [(entry.batch, n) for n in (0, *near)]
+    return found
 
 
 def _advise(curves: Curves, batch: int) -> Advice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,7 @@ import torch
 
 from outrider import native
 from outrider.contracts import Model, PrefersThinPasses
+from outrider.doctor.advice import Advice, buckets
 from outrider.engine.engine import Engine
 from outrider.errors import OutriderError
 from outrider.model import load_model
@@ -42,12 +44,14 @@ def examine(engine: Engine, draft_model: str | None, *, device: str, dtype: str)
     return found
 
 
-def examine_passes(engine: Engine) -> list[Finding]:
-    """After decoding: what the target had to prepare for it."""
+def examine_passes(engine: Engine, advice: Sequence[Advice] = ()) -> list[Finding]:
+    """After decoding: what the target had to prepare for it, and what is worth it."""
     target = engine.parts.target
     if not isinstance(target, PrefersThinPasses):
         return []
-    return [Finding("passes", "ok", target.prepared())]
+    worth = ",".join(f"{size}x{k}" for size, k in buckets(advice, target))
+    hint = f"; worth preparing: --buckets {worth}" if worth else ""
+    return [Finding("passes", "ok", target.prepared() + hint)]
 
 
 def _machine(target: Model, device: str) -> list[Finding]:

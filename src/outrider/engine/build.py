@@ -52,7 +52,7 @@ class EngineConfig:
     max_sequences: int = 64
     max_step_tokens: int = 512
     max_ahead_steps: int = 16  # taken in one native call, where nothing can come between; 1: none
-    buckets: tuple[tuple[int, int], ...] | None = None  # (sequences, K) captured at once, on a GPU
+    buckets: tuple[tuple[int, int], ...] | None = None  # (sequences, K) a GPU prepares at the start
 
     def __post_init__(self) -> None:
         for name in (
@@ -67,6 +67,8 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.kv_tokens is not None and self.kv_tokens < self.block_size:
             raise ConfigError(f"kv_tokens must be at least one block ({self.block_size})")
+        if any(size < 1 or k < 0 for size, k in self.buckets or ()):
+            raise ConfigError("buckets are (sequences, drafts): at least 1 and 0")
         wanted = self.num_draft_tokens
         if wanted != "auto" and not (isinstance(wanted, int) and wanted >= 0):
             raise ConfigError(f"num_draft_tokens must be 'auto', 0 or more, not {wanted!r}")
@@ -121,6 +123,8 @@ def build(config: EngineConfig) -> Engine:
 def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engine:
     """An engine around a target that is already loaded."""
     spec = target.spec
+    if config.buckets is not None and not isinstance(target, PrefersThinPasses):
+        raise ConfigError("buckets are what a GPU prepares: leave them out, or use device cuda")
     if config.num_draft_tokens != "auto" and config.num_draft_tokens >= spec.max_positions:
         raise ConfigError(
             f"num_draft_tokens must be below the context of {spec.max_positions} tokens, "

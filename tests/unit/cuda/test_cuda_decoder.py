@@ -18,6 +18,7 @@ from outrider.cuda.decoder import CudaDecoder
 from outrider.cuda.ops import TorchOps
 from outrider.cuda.rounded import RoundedLayer
 from outrider.cuda.triton_ops import TritonOps
+from outrider.doctor.advice import Advice
 from outrider.doctor.checks import examine_passes
 from outrider.engine.build import EngineConfig, assemble
 from outrider.engine.engine import Engine
@@ -291,6 +292,12 @@ def test_drafts_leave_room_for_everybody(
     assert drafted[17] == 1
     (finding,) = examine_passes(engine)
     assert finding.text.endswith("up to 16 tokens a sequence and 64 in all")
+    advice = [
+        Advice(batch, name, k, 1.5, 0.5)
+        for batch, name, k in [(1, "draft-model", 4), (16, "draft-model", 3), (32, None, 0)]
+    ]
+    (finding,) = examine_passes(engine, advice)
+    assert finding.text.endswith("--buckets 1x0,1x3,1x4,1x5,16x0,16x2,16x3,32x0")
     assert ("captured in" in finding.text) == (DEVICE == "cuda")
 
 

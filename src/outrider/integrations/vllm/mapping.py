@@ -125,6 +125,12 @@ OPTIONS = (
     ),
     Option("queue_timeout", "refused", "vLLM's queue has no time limit", ("--queue-timeout", "5")),
     Option(
+        "buckets",
+        "refused",
+        "vLLM captures its graphs itself: --vllm-arg=--cudagraph-capture-sizes=N",
+        ("--buckets", "1x4"),
+    ),
+    Option(
         "kv_tokens",
         "refused",
         "vLLM counts its KV cache in bytes: --vllm-arg=--kv-cache-memory-bytes=N",
