@@ -157,30 +157,6 @@ def measure(
     return rows
 
 
-def plot(tables: dict[str, list[dict[str, Any]]]) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "outrider"
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, len(tables), figsize=(3.1 * len(tables), 4.4), sharey=True)
-    for axis, (name, rows) in zip(axes if len(tables) > 1 else [axes], tables.items(), strict=True):
-        rows = rows[::-1]
-        speeds = [row["against plain"] for row in rows]
-        colours = ["#999999" if row["proposer"] == PLAIN else "#3b7dd8" for row in rows]
-        axis.barh([row["proposer"] for row in rows], speeds, color=colours)
-        axis.axvline(1.0, color="black", linewidth=0.8)
-        axis.set_title(name, fontsize=10)
-        axis.set_xlabel("speed against plain")
-        for i, row in enumerate(rows):
-            if row["proposer"] != PLAIN:
-                text = f" {row['against plain']:.1f}x, {row['acceptance length']:.1f}"
-                axis.text(0.05, i, text, va="center", fontsize=7, color="white")
-    figure.tight_layout()
-    figure.savefig(report.RESULTS / "proposers.svg", metadata={"Date": None})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
@@ -218,7 +194,6 @@ def main() -> None:
         "budget of nodes; drafting and verifying are shares of the time. Outputs were equal to "
         "plain decoding's in every run.",
     )
-    plot(tables)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PLOTS = ROOT / "docs" / "plots"
 sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).parent)]
 
-from results import gpu_passes, load  # noqa: E402
+from results import gpu_passes, load, workloads  # noqa: E402
 
 from outrider.plots import pictures  # noqa: E402
 from outrider.plots.style import COLOURS, figure, legend, plain_line  # noqa: E402
@@ -56,6 +56,23 @@ def verify_cost(path: Path) -> None:
         legend(axes)
 
 
+def proposers(path: Path) -> None:
+    """Every proposer's speed on every workload."""
+    kinds = workloads()
+    names = [name for name in next(iter(kinds.values())) if name != "plain"]
+    names += [name for found in kinds.values() for name in found if name not in (*names, "plain")]
+    with figure(path, "Every proposer on every workload", height=5.2) as axes:
+        for colour, (kind, found) in zip(COLOURS, kinds.items(), strict=False):
+            there = [name for name in names if name in found]
+            speeds = [found[name]["against plain"] for name in there]
+            axes.plot(speeds, [names.index(n) for n in there], "o", color=colour, label=kind)
+        axes.axvline(1, color="#808488", linestyle="--", linewidth=1)
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        axes.set_xlabel("speed against plain decoding (1: the dashed line)")
+        legend(axes)
+
+
 def plan_check(path: Path) -> None:
     """What the plan predicts in what the server did, load by load."""
     rows = load("plan-check")["tables"]["predicted and measured"]
@@ -89,6 +106,7 @@ def fleet(path: Path) -> None:
 
 
 FIGURES: dict[str, Draw] = {
+    "proposers": proposers,
     "plan-check": plan_check,
     "fleet": fleet,
     "verify-cost": verify_cost,
