@@ -201,9 +201,9 @@ def attend_kernel(
     if OTHERS:
         other = tl.program_id(0) % (1 + M - CHAIN) - 1
         depth = tl.maximum(other, 0) // OTHERS + 1
-        own = sequence * M + CHAIN + tl.maximum(other, 0)
-        own_slot = tl.load(slots + own)
-        token = tl.where(other >= 0, own, token)
+        alone = sequence * M + CHAIN + tl.maximum(other, 0)
+        own_slot = tl.load(slots + alone)
+        token = tl.where(other >= 0, alone, token)
         real = row < tl.where(other >= 0, G, CHAIN * G)
         length = tl.where(other >= 0, context + depth + 1, length)
         replaced = tl.where(other >= 0, context + depth, -1)

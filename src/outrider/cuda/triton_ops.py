@@ -342,8 +342,16 @@ def usual_tiles(shape: Shape) -> Tiles:
 
     Found by `benchmarks/gpu_decode.py`; larger tiles lose less than many programs do.
     """
-    num_outputs, num_inputs, gated, _ = shape
+    num_outputs, num_inputs, gated, rounded = shape
     inputs = min(256, max(16, _power(num_inputs // 2)))
+    if rounded:
+        if num_outputs > 16384:
+            return Tiles(64, inputs, stages=3)
+        if gated:
+            return Tiles(32, inputs, stages=3)
+        if num_outputs > 5000:
+            return Tiles(32, min(512, 2 * inputs), 2, stages=3)
+        return Tiles(32, inputs, 4, stages=3 if num_inputs <= 4096 else 4)
     if gated:
         return Tiles(128, min(128, inputs), stages=3)
     if num_outputs > 16384:
