@@ -1,6 +1,6 @@
 """Real text on a GPU: trains a target of 322M and a draft of 12M within minutes, then decodes.
 
-    python benchmarks/gpu_trained.py --text FOLDER [--minutes 3.2] [--tiny]
+    python benchmarks/gpu_trained.py --text FOLDER [--minutes 2.3] [--tiny]
 
 FOLDER holds the family's text and tokenizer (`family/fetch.py`, `family/build.py --stage
 tokenizer`): train-00.txt.xz, heldout.txt.xz, tokenizer/. The target learns the text, the draft is
@@ -53,7 +53,7 @@ SHAPES: dict[str, dict[str, int]] = {
 }  # fmt: skip
 TINY = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 1, "intermediate_size": 128}
 OWN_TEXT = {1.0: 0.6, 0.7: 0.3, 0.0: 0.1}  # temperatures and their shares
-DRAFTS = (2, 4, 6, 8)
+DRAFTS = (2, 4, 6)
 
 
 def say(*words: object) -> None:
@@ -146,7 +146,7 @@ def train_draft(pair: Pair, target: Any) -> None:
 def decode(pair: Pair) -> None:
     """Held-out text continued by the engine: one stream, then batches."""
     count, length = (12, 24) if pair.tiny else (256, 256)
-    num_prompts = 2 if pair.tiny else 8
+    num_prompts = 2 if pair.tiny else 6
     settings: dict[str, Any] = {
         "draft_model": str(pair.folder / "draft"), "proposer": "draft-model",
         "device": DEVICE.type, "num_draft_tokens": "auto", "kv_tokens": 40 * 1024,
@@ -242,7 +242,7 @@ def write(pair: Pair) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--text", type=Path, required=True, help="the family's work folder")
-    parser.add_argument("--minutes", type=float, default=3.2, help="of the target's training")
+    parser.add_argument("--minutes", type=float, default=2.3, help="of the target's training")
     parser.add_argument("--tiny", action="store_true", help="a CPU smoke test of every part")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
