@@ -298,15 +298,37 @@ class AheadBatch:
     # on follow it. `copies`: to be left where the target does, or at its end.
     script_S2L: IntArray | None = None
     copies: bool = False
+    # Asked first where given; not every model that runs ahead can.
+    lookups: list[AheadLookup | None] | None = None
+
+
+class AheadLookup(NamedTuple):
+    """What the text of a sequence says itself about how it goes on."""
+
+    text: object  # native.lookup.NativeLookup, of the text up to now: it reads on
+    num_tokens: int  # how many to ask for at most
+    take: Seq[int]  # [n]: how many to take of n that were found; 0: ask the drafter
+
+
+class LookedUp(NamedTuple):
+    """What a look-up found in a step."""
+
+    tokens: list[int]
+    parents: list[int] | None
+    is_taken: bool  # what was drafted is this, or its beginning
 
 
 class AheadStep(NamedTuple):
-    """One of these steps: per sequence its chain and the target's draws, root first."""
+    """One of these steps: per sequence its drafts and the target's draws, root first.
+
+    K/V of a tree's accepted path are where they belong.
+    """
 
     chains: list[list[int]]
     draws: list[list[int]]
     draft_s: float
     verify_s: float
+    looked_up: list[LookedUp] | None = None  # per sequence, where there were look-ups
 
 
 @runtime_checkable
@@ -330,13 +352,13 @@ class DraftsAhead(Protocol):
     def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
         """Holds KV of its own for all steps and fills in what the batch says of the drafts.
 
-        It may draft less than `num_drafts_S` but not nothing. False: it cannot now. `end_ahead` is
-        called in either case.
+        It may draft less than `num_drafts_S`. False: it cannot now. `end_ahead` is called in either
+        case.
         """
         ...
 
-    def drafted_ahead(self, view: SequenceView, chain: list[int]) -> None:
-        """One of the steps begins: this is what was drafted in it."""
+    def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
+        """One of the steps begins; `view` is its sequence number `index`. Says who drafted."""
         ...
 
     def end_ahead(self, view: SequenceView) -> None:

@@ -9,14 +9,21 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
+from native_models import needs_native
 from outrider.contracts import Draw, SequenceView
 from outrider.errors import ConfigError, UnknownName
+from outrider.proposers._ngram_index import NativeNgramIndex, PythonNgramIndex
 from outrider.proposers._options import read_options
-from outrider.proposers.ngram import NgramConfig, NgramProposer
+from outrider.proposers.ngram import MakeIndex, NgramConfig, NgramProposer
 from outrider.proposers.prediction import PredictionConfig, PredictionProposer
 
 TOKENS = st.lists(st.integers(0, 2), max_size=30)
 RANGES = st.tuples(st.integers(1, 3), st.integers(0, 3)).map(lambda r: (r[0], r[0] + r[1]))
+
+
+both_indexes = pytest.mark.parametrize(
+    "make_index", [PythonNgramIndex, pytest.param(NativeNgramIndex, marks=needs_native)]
+)
 
 
 def view_of(
@@ -57,6 +64,7 @@ def scan(tokens: list[int], min_n: int, max_n: int, budget: int) -> list[int]:
     return []
 
 
+@both_indexes
 @given(
     pieces=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8),
     ns=RANGES,
@@ -64,9 +72,9 @@ def scan(tokens: list[int], min_n: int, max_n: int, budget: int) -> list[int]:
     released=st.integers(0, 8),
 )
 def test_lookup_is_the_scan(
-    pieces: list[list[int]], ns: tuple[int, int], budget: int, released: int
+    make_index: MakeIndex, pieces: list[list[int]], ns: tuple[int, int], budget: int, released: int
 ) -> None:
-    proposer = NgramProposer(NgramConfig(min_n=ns[0], max_n=ns[1]))
+    proposer = NgramProposer(NgramConfig(min_n=ns[0], max_n=ns[1]), make_index)
     tokens: list[int] = []
     view = view_of(tokens)
     for i, piece in enumerate(pieces):
@@ -159,7 +167,7 @@ def test_sequences_do_not_mix_and_release_forgets() -> None:
     assert [draft.tokens for draft in drafts] == [[3], [6]]
     for sequence_id in (0, 1, 2):
         proposer.release(sequence_id)
-    assert not proposer._indexes
+    assert not proposer._readers
 
 
 @pytest.mark.parametrize("config", [NgramConfig, PredictionConfig])

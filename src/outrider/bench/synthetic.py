@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from outrider.contracts import (
     AheadBatch,
+    AheadStep,
     DraftsAhead,
     Draw,
     IntArray,
@@ -86,6 +87,7 @@ class SyntheticProposer:
         return True
 
     def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
+        budgets = list(batch.num_drafts_S)
         if self._beneath is not None:
             if not isinstance(self._beneath, DraftsAhead):
                 return False
@@ -93,15 +95,18 @@ class SyntheticProposer:
             beneath = cast("list[SequenceView]", shadows)
             if not self._beneath.begin_ahead(beneath, most_steps, batch):
                 return False
-        furthest = most_steps * (max(batch.num_drafts_S) + 1)
+        batch.num_drafts_S[:] = budgets
+        batch.lookups = None  # which takes no time worth counting
+        furthest = most_steps * (max(budgets) + 1)
         batch.script_S2L = self._script(views, furthest)
         return True
 
-    def drafted_ahead(self, view: SequenceView, chain: list[int]) -> None:
+    def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
         if isinstance(self._beneath, DraftsAhead):
             shadow = self._shadows[view.id]
-            shadow.draft = Proposal(chain)
-            self._beneath.drafted_ahead(cast("SequenceView", shadow), chain)
+            shadow.draft = Proposal(step.chains[index])
+            self._beneath.drafted_ahead(cast("SequenceView", shadow), step, index)
+        return self.name
 
     def end_ahead(self, view: SequenceView) -> None:
         if isinstance(self._beneath, DraftsAhead):

@@ -468,6 +468,7 @@ def run_ahead(
         or (num_drafts and not isinstance(draft, CudaDecoder))
         or batch.rows.filters
         or batch.script_S2L is not None
+        or batch.lookups is not None
         or min(batch.context_S) < 1
     ):
         return []

@@ -157,17 +157,17 @@ class Ahead:
         step = self._steps.popleft()
         lines = [Scheduled.of(s, 1) for s in self._sequences]
         proposals = [
-            Proposal(chain, draw=sequence.draw, source=self._name or "") if chain else Proposal()
-            for sequence, chain in zip(self._sequences, step.chains, strict=True)
+            Proposal(chain, _parents(step, i), draw=sequence.draw) if chain else Proposal()
+            for i, (sequence, chain) in enumerate(zip(self._sequences, step.chains, strict=True))
         ]
-        proposer = self._proposer
-        if proposer is not None:
-            drafting = [s for s, chain in zip(self._sequences, step.chains, strict=True) if chain]
+        if self._proposer is not None:
+            drafting = [i for i, drafts in enumerate(self._drafts) if drafts]
             try:
-                for sequence, chain in zip(drafting, filter(None, step.chains), strict=True):
-                    proposer.drafted_ahead(sequence, chain)
+                for i in drafting:
+                    source = self._proposer.drafted_ahead(self._sequences[i], step, i)
+                    proposals[i].source = source if step.chains[i] else ""
             except Exception:
-                parts.switch_off(self._name or "", drafting)
+                parts.switch_off(self._name or "", [self._sequences[i] for i in drafting])
         if not self._steps:
             self._let_go(parts)  # the commit that follows gives back what is not needed
         return Computed(lines, proposals, DrawnLaws(step.draws), step.draft_s, step.verify_s)
@@ -216,6 +216,14 @@ class Ahead:
 def _can_draft_ahead(kind: type) -> bool:
     """Asked of a class once: a protocol's own check goes through all its members each time."""
     return issubclass(kind, DraftsAhead)
+
+
+def _parents(step: AheadStep, index: int) -> list[int] | None:
+    """Of the drafts, where they are a tree."""
+    looked_up = step.looked_up[index] if step.looked_up else None
+    if looked_up is None or not looked_up.is_taken or looked_up.parents is None:
+        return None
+    return looked_up.parents[: len(step.chains[index])]
 
 
 def _needs_draws_alone(parts: Parts, line: Scheduled) -> bool:

@@ -45,7 +45,9 @@ def commit(
     emitted.append(verdict.next_token)
     pieces = absorb(sequence, emitted, parts.scheduler.max_positions)
     del emitted[len(pieces) :], path[len(pieces) :]
-    if proposal.parents is not None:
+    if proposal.parents is not None and not isinstance(
+        laws, DrawnLaws
+    ):  # ahead it was done at once
         source, target = parts.kv.compact(sequence.id, first_slot, path)
         if len(source):
             parts.target.copy_slots(source, target)

@@ -16,18 +16,28 @@ import time
 from array import array
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from outrider import native
-from outrider.contracts import AheadBatch, AheadStep, IntArray, ModelSpec, StepBatch, StepOutput
+from outrider.contracts import (
+    AheadBatch,
+    AheadLookup,
+    AheadStep,
+    IntArray,
+    LookedUp,
+    ModelSpec,
+    StepBatch,
+    StepOutput,
+)
 from outrider.errors import UnknownName
 from outrider.model.families import DecoderConfig, read_decoder_config
 from outrider.model.native_model import SOURCE_TYPES, WEIGHT_TYPES, NativeModel
 from outrider.model.weights import Checkpoint, count_tokens, read_config, read_eos_ids
+from outrider.native.lookup import NativeLookup
 from outrider.sampling import RowParams
 
 log = logging.getLogger(__name__)
@@ -218,9 +228,11 @@ class NativeDecoder(NativeModel):
     def run_ahead(self, batch: AheadBatch, most_steps: int, limit_s: float) -> list[AheadStep]:
         """See `contracts.RunsAhead`: draft, pass, draws and verdict again and again in one call."""
         num_seqs, counts = len(batch.last_S), batch.num_drafts_S
-        width = max(counts)
+        lookups = batch.lookups or [None] * num_seqs
+        most_found = [0 if lookup is None else lookup.num_tokens for lookup in lookups]
+        width = max(*counts, *most_found)
         longest = max(batch.context_S) + most_steps * (width + 1) + 1
-        drafter = batch.drafter if width else None
+        drafter = batch.drafter if max(counts) else None
         catch_up = batch.catch_up
         if drafter is not None and not isinstance(drafter, NativeModel):
             return []
@@ -237,16 +249,18 @@ class NativeDecoder(NativeModel):
         packed = (
             array("i", [*batch.last_S, *batch.context_S, *batch.num_left_S]),
             fed,
+            array("i", most_found),
             batch.tables_SW.tobytes(),
             draft_tables,
             starts,
             tokens,
             array("i", [*accumulate(map(len, finish), initial=0), *chain.from_iterable(finish)]),
+            *(_taken(lookup, width) for lookup in lookups),
         )
-        stride = 2 * width + 1
+        stride = 4 * width + 5
         out = (ctypes.c_int32 * (most_steps * num_seqs * stride))()
         seconds = (ctypes.c_double * (2 * most_steps))()
-        self._rows(sum(counts) + num_seqs)
+        self._rows(sum(map(max, counts, most_found)) + num_seqs)
         ahead = native.Ahead(
             drafter=None if drafter is None else drafter._handle,
             logits=self._step.logits,
@@ -264,6 +278,11 @@ class NativeDecoder(NativeModel):
         if script is not None:
             ahead.script, ahead.script_length = script.ctypes.data, script.shape[2]
             ahead.copies = batch.copies
+        if batch.lookups:
+            indexes = (ctypes.c_void_p * num_seqs)(
+                *(one and cast(NativeLookup, one.text).handle for one in lookups)
+            )
+            ahead.lookups = ctypes.addressof(indexes)
         parameters = (
             array("Q", batch.key_S),
             batch.rows.temperature_R.tobytes(),
@@ -280,7 +299,8 @@ class NativeDecoder(NativeModel):
         return [
             _ahead_step(
                 out[cycle * num_seqs * stride : (cycle + 1) * num_seqs * stride],
-                counts,
+                width,
+                batch.lookups is not None,
                 seconds[2 * cycle],
                 seconds[2 * cycle + 1],
             )
@@ -328,16 +348,34 @@ class NativeDecoder(NativeModel):
         )
 
 
-def _ahead_step(out: list[int], counts: list[int], draft_s: float, verify_s: float) -> AheadStep:
-    """A cycle as the library writes it: room for all drafts, -1 for those not made; the draws."""
-    width = max(counts)
-    chains, draws = [], []
-    for at, count in zip(range(0, len(out), 2 * width + 1), counts, strict=True):
-        while count and out[at + count - 1] < 0:  # fewer, near the sequence's end
-            count -= 1
-        chains.append(out[at : at + count])
-        draws.append(out[at + width : at + width + count + 1])
-    return AheadStep(chains, draws, draft_s, verify_s)
+_FOUND = 1  # who drafted: a look-up
+
+
+def _taken(lookup: AheadLookup | None, width: int) -> array[int]:
+    """How much to take of what is found, for every size up to `width`."""
+    taken = array("i", () if lookup is None else lookup.take)
+    return taken + array("i", bytes(4 * (width + 1 - len(taken))))
+
+
+def _ahead_step(
+    out: list[int], width: int, looks_up: bool, draft_s: float, verify_s: float
+) -> AheadStep:
+    """A cycle as the library writes it; see `OutriderAhead`."""
+    chains, draws, looked_up = [], [], []
+    for at in range(0, len(out), 4 * width + 5):
+        source, count, size, is_tree = out[at : at + 4]
+        drafts, found, parents, drawn = (at + 4 + i * width for i in range(4))
+        chains.append(out[drafts : drafts + count])
+        draws.append(out[drawn : drawn + count + 1])
+        if looks_up:
+            looked_up.append(
+                LookedUp(
+                    out[found : found + size],
+                    out[parents : parents + size] if is_tree else None,
+                    source == _FOUND,
+                )
+            )
+    return AheadStep(chains, draws, draft_s, verify_s, looked_up if looks_up else None)
 
 
 def _spec(folder: Path, raw: dict[str, Any], config: DecoderConfig) -> ModelSpec:

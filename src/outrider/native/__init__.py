@@ -127,7 +127,10 @@ class Sample(Structure):
 
 class Ahead(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("drafter", "logits", "out", "seconds", "script")),
+        *(
+            (name, c_void_p)
+            for name in ("drafter", "logits", "out", "seconds", "script", "lookups")
+        ),
         ("limit_s", c_double),
         *(
             (name, c_int32)
@@ -176,10 +179,16 @@ _SIGNATURES: dict[str, tuple[Any, list[Any] | None]] = {
         c_void_p,
         [c_char_p, c_int32, c_double, c_int32, c_char_p, c_int32],
     ),
-    "outrider_suffix_free": (None, [c_void_p]),
-    "outrider_suffix_begin": (None, [c_void_p]),
-    "outrider_suffix_extend": (c_int32, [c_void_p, c_char_p, c_int32]),
-    "outrider_suffix_draft": (c_int32, None),
+    "outrider_suffix_begin": (c_int32, [c_void_p]),
+    "outrider_suffix_others": (c_int32, [c_void_p, c_void_p, c_int32]),
+    "outrider_ngram_new": (
+        c_void_p,
+        [c_char_p, c_int32, c_int32, c_int32, c_char_p, c_int32],
+    ),
+    "outrider_lookup_free": (None, [c_void_p]),
+    "outrider_lookup_size": (c_int64, None),
+    "outrider_lookup_extend": (c_int32, [c_void_p, c_char_p, c_int32]),
+    "outrider_lookup_draft": (c_int32, None),
     "outrider_noise": (c_int32, [c_uint64, c_int32, c_void_p, c_void_p]),
 }
 

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "draft.h"
+#include "lookup.h"
 
 namespace outrider {
 namespace {
@@ -21,14 +22,23 @@ void append(std::vector<int32_t>& out, const std::vector<T>& values) {
   out.insert(out.end(), first, first + values.size());
 }
 
+// Who drafted.
+enum Source : int32_t { kNobody = 0, kFound = 1, kDrafted = 2 };
+
 class Ahead {
  public:
   Ahead(OutriderModel& m, const int32_t* packed, const void* params, OutriderAhead& a)
-      : m_(m), a_(a), params_(copied(params, a.num_seqs)), p_(params_.data(), a.num_seqs),
-        counts_(const_cast<int32_t*>(p_.num_tokens)), seqs_(size_t(a.num_seqs)) {
+      : m_(m),
+        a_(a),
+        seqs_(size_t(a.num_seqs)),
+        width_(size_t(a.width)),
+        params_(seqs_ * DraftParams::BYTES / 8 + 1),
+        p_(params_.data(), a.num_seqs),
+        asked_(const_cast<int32_t*>(p_.num_tokens)) {
+    memcpy(params_.data(), params, seqs_ * DraftParams::BYTES);
     const int32_t* at = packed;
     auto take = [&](int64_t n) { return at += n, at - n; };
-    for (auto* field : {&last_, &context_, &left_, &fed_}) {
+    for (auto* field : {&last_, &context_, &left_, &fed_, &most_found_}) {
       const int32_t* first = take(a.num_seqs);
       field->assign(first, at);
     }
@@ -40,20 +50,26 @@ class Ahead {
     for (size_t i = 0; i < seqs_; ++i) pending_[i].assign(tokens + starts[i], tokens + starts[i + 1]);
     finish_starts_ = take(int64_t(a.num_seqs) + 1);
     finish_ = take(finish_starts_[a.num_seqs]);
+    take_ = at;
     begun_ = context_;
-    drafts_.resize(seqs_ * size_t(a.width));
+    most_drafts_.assign(p_.num_tokens, p_.num_tokens + seqs_);
+    sources_.resize(seqs_);
+    counts_.resize(seqs_);
+    drafts_.resize(seqs_ * width_);
+    found_.resize(seqs_ * (2 * width_ + 2));
+    parents_.resize(seqs_);
   }
 
   int32_t run() {
     for (size_t i = 0; i < seqs_; ++i) {
-      if (p_.num_tokens[i] < 0 || p_.num_tokens[i] > a_.width)
+      if (std::min(most_drafts_[i], most_found_[i]) < 0 ||
+          std::max(most_drafts_[i], most_found_[i]) > a_.width)
         return set_error("more drafts than there is room for"), OUTRIDER_INVALID;
     }
     const double begun = now();
     double cycle = 0;
     for (a_.cycles = 0; a_.cycles < a_.most_cycles; ++a_.cycles) {
       const double started = now();
-      shorten();
       if (!fits() || (a_.cycles && started + cycle - begun > a_.limit_s)) break;
       if (const int32_t code = draft()) return failed(code);
       const double drafted = now();
@@ -71,15 +87,6 @@ class Ahead {
   }
 
  private:
-  // The parameters of DraftParams, since how many tokens are drafted changes.
-  static std::vector<uint64_t> copied(const void* params, int num_seqs) {
-    const size_t size = size_t(num_seqs) * DraftParams::BYTES;
-    std::vector<uint64_t> copy(size / 8 + 1);
-    memcpy(copy.data(), params, size);
-    return copy;
-  }
-  int drafting(size_t i) const { return counts_[i]; }
-
   // What went well before stands.
   int32_t failed(int32_t code) const { return a_.cycles ? OUTRIDER_OK : code; }
 
@@ -89,24 +96,17 @@ class Ahead {
     return int64_t(blocks) * block_size;
   }
 
-  // Near its end a sequence drafts less: a cycle emits a token besides the drafts.
-  void shorten() {
-    num_rows_ = 0;
-    for (size_t i = 0; i < seqs_; ++i) {
-      counts_[i] = std::max(0, std::min(counts_[i], left_[i] - 1));
-      num_rows_ += 1 + drafting(i);
-    }
-    drawn_.resize(size_t(num_rows_));
-  }
+  // Drafts behind which the token that always comes is still wanted.
+  int at_most(size_t i, int most) const { return std::min(most, left_[i] - 1); }
 
-  // Whether every sequence may emit all of a cycle's tokens and has slots for them.
+  // Whether every sequence has slots for all of a cycle's tokens.
   bool fits() const {
     for (size_t i = 0; i < seqs_; ++i) {
-      const int k = drafting(i);
-      if (left_[i] < k + 1) return false;
+      if (left_[i] < 1) return false;
+      const int k = at_most(i, most_drafts_[i]), widest = std::max(k, at_most(i, most_found_[i]));
       if (a_.copies && num_right(i) < k) return false;
       const int32_t* table = tables_ + i * size_t(a_.table_width);
-      if (context_[i] + 1 + k > reach(table, a_.table_width, m_.block_size)) return false;
+      if (context_[i] + 1 + widest > reach(table, a_.table_width, m_.block_size)) return false;
       if (!k || !a_.drafter) continue;
       const int32_t* own = draft_tables_ + i * size_t(a_.draft_table_width);
       const int64_t end = fed_[i] + int64_t(pending_[i].size()) + k - 1;
@@ -115,35 +115,69 @@ class Ahead {
     return true;
   }
 
+  const int32_t* found(size_t i) const { return found_.data() + i * (2 * width_ + 2); }
+  int32_t* drafts(size_t i) { return drafts_.data() + i * width_; }
+
   int32_t draft() {
-    if (a_.drafter && num_rows_ > a_.num_seqs) {
-      std::vector<int32_t> tokens, positions, starts(1, 0), context;
-      for (size_t i = 0; i < seqs_; ++i) {
-        const bool drafts = drafting(i) > 0;
-        context.push_back(drafts ? fed_[i] : 0);
-        for (size_t j = 0; drafts && j < pending_[i].size(); ++j) {
-          tokens.push_back(pending_[i][j]);
-          positions.push_back(fed_[i] + int32_t(j));
-        }
-        starts.push_back(int32_t(tokens.size()));
+    bool asks = false;
+    for (size_t i = 0; i < seqs_; ++i) {
+      look_up(i);
+      asked_[i] = sources_[i] == kFound ? 0 : at_most(i, most_drafts_[i]);
+      if (asked_[i]) {
+        sources_[i] = kDrafted;
+        counts_[i] = asked_[i];
+        asks = true;
       }
-      packed_.clear();
-      append(packed_, tokens), append(packed_, positions), append(packed_, starts);
-      append(packed_, context);
-      packed_.insert(packed_.end(), draft_tables_,
-                     draft_tables_ + seqs_ * size_t(a_.draft_table_width));
-      OutriderStep s{};
-      s.num_tokens = int32_t(tokens.size());
-      s.num_seqs = a_.num_seqs;
-      s.table_width = a_.draft_table_width;
-      s.exit_layer = -1;
-      s.threads = a_.threads;
-      const OutriderDraft d{drafts_.data(), a_.width, 0, nullptr};
-      if (const int32_t code = outrider_draft(a_.drafter, packed_.data(), &s, p_.key, &d))
-        return code;
+    }
+    if (asks && a_.drafter) {
+      if (const int32_t code = ask()) return code;
     }
     if (a_.script) follow_script();
     return OUTRIDER_OK;
+  }
+
+  // Takes what is found if that is to be taken.
+  void look_up(size_t i) {
+    sources_[i] = kNobody;
+    counts_[i] = 0;
+    parents_[i] = nullptr;
+    int32_t* out = found_.data() + i * (2 * width_ + 2);
+    out[0] = out[1] = 0;
+    const int most = at_most(i, most_found_[i]);
+    if (!a_.lookups || !a_.lookups[i] || !most) return;
+    a_.lookups[i]->draft(most, out);
+    const int size = out[0], count = std::min(size, take_[i * (width_ + 1) + size_t(size)]);
+    if (!count) return;
+    sources_[i] = kFound;
+    counts_[i] = count;
+    std::copy(out + 2, out + 2 + count, drafts(i));
+    if (out[1]) parents_[i] = out + 2 + size;
+  }
+
+  int32_t ask() {
+    std::vector<int32_t> tokens, positions, starts(1, 0), context;
+    for (size_t i = 0; i < seqs_; ++i) {
+      const bool drafts = asked_[i] > 0;
+      context.push_back(drafts ? fed_[i] : 0);
+      for (size_t j = 0; drafts && j < pending_[i].size(); ++j) {
+        tokens.push_back(pending_[i][j]);
+        positions.push_back(fed_[i] + int32_t(j));
+      }
+      starts.push_back(int32_t(tokens.size()));
+    }
+    packed_.clear();
+    append(packed_, tokens), append(packed_, positions), append(packed_, starts);
+    append(packed_, context);
+    packed_.insert(packed_.end(), draft_tables_,
+                   draft_tables_ + seqs_ * size_t(a_.draft_table_width));
+    OutriderStep s{};
+    s.num_tokens = int32_t(tokens.size());
+    s.num_seqs = a_.num_seqs;
+    s.table_width = a_.draft_table_width;
+    s.exit_layer = -1;
+    s.threads = a_.threads;
+    const OutriderDraft d{drafts_.data(), a_.width, 0, nullptr};
+    return outrider_draft(a_.drafter, packed_.data(), &s, params_.data(), &d);
   }
 
   const int32_t* script(size_t i) const { return a_.script + 2 * i * size_t(a_.script_length); }
@@ -157,26 +191,33 @@ class Ahead {
   void follow_script() {
     for (size_t i = 0; i < seqs_; ++i) {
       const int right = num_right(i);
-      for (int j = 0; j < drafting(i); ++j) {
+      for (int j = 0; j < counts_[i]; ++j) {
         const int at = place(i) + j;
         int32_t token = at < a_.script_length ? script(i)[at] : 0;
         if (j >= right) token = (token + 1) % m_.config.num_tokens;
-        drafts_[i * size_t(a_.width) + size_t(j)] = token;
+        drafts(i)[j] = token;
       }
     }
   }
 
   int32_t pass() {
-    std::vector<int32_t> tokens, positions, starts(1, 0), rows, top_k;
+    std::vector<int32_t> tokens, positions, starts(1, 0), rows, parents, depths, top_k;
     std::vector<float> temperature, top_p, min_p;
     std::vector<uint64_t> keys;
+    bool trees = false;
     for (size_t i = 0; i < seqs_; ++i) {
-      for (int j = 0; j <= drafting(i); ++j) {
+      trees = trees || parents_[i];
+      depths.assign(1, 0);
+      for (int j = 0; j <= counts_[i]; ++j) {
+        // Parents among the sequence's tokens, of which the last committed one is the first.
+        const int parent = j && parents_[i] ? parents_[i][j - 1] + 1 : j - 1;
+        if (j) depths.push_back(depths[size_t(parent)] + 1);
+        const int64_t position = int64_t(context_[i]) + depths.back();
         rows.push_back(int32_t(tokens.size()));
-        tokens.push_back(j ? drafts_[i * size_t(a_.width) + size_t(j) - 1] : last_[i]);
-        positions.push_back(context_[i] + j);
-        const bool greedy = p_.temperature[i] == 0;
-        keys.push_back(greedy ? 0 : mix(p_.key[i] + uint64_t(int64_t(context_[i]) + 1 + j)));
+        tokens.push_back(j ? drafts(i)[j - 1] : last_[i]);
+        positions.push_back(int32_t(position));
+        parents.push_back(parent);
+        keys.push_back(p_.temperature[i] == 0 ? 0 : mix(p_.key[i] + uint64_t(position + 1)));
         temperature.push_back(p_.temperature[i]);
         top_k.push_back(p_.top_k[i]);
         top_p.push_back(p_.top_p[i]);
@@ -189,15 +230,18 @@ class Ahead {
     append(packed_, context_);
     packed_.insert(packed_.end(), tables_, tables_ + seqs_ * size_t(a_.table_width));
     append(packed_, rows);
+    if (trees) append(packed_, parents);
     row_params_.resize(2 * keys.size());
     memcpy(row_params_.data(), keys.data(), 8 * keys.size());
     append(row_params_, temperature), append(row_params_, top_k), append(row_params_, top_p);
     append(row_params_, min_p);
+    drawn_.resize(rows.size());
     OutriderStep s{};
     s.logits = a_.logits;
-    s.num_tokens = s.num_rows = num_rows_;
+    s.num_tokens = s.num_rows = int32_t(rows.size());
     s.num_seqs = a_.num_seqs;
     s.table_width = a_.table_width;
+    s.has_parents = trees;
     s.exit_layer = -1;
     s.threads = a_.threads;
     return outrider_step_and_draw(&m_, packed_.data(), &s, row_params_.data(), drawn_.data());
@@ -206,31 +250,41 @@ class Ahead {
   // Notes drafts and draws, and moves every sequence on; true where it is time to stop.
   bool judge() {
     bool finished = false;
-    const size_t stride = 2 * size_t(a_.width) + 1;
+    const size_t stride = 4 * width_ + 5;
     int32_t* out = a_.out + size_t(a_.cycles) * seqs_ * stride;
     const int32_t* drawn = drawn_.data();
     for (size_t i = 0; i < seqs_; ++i) {
-      const int k = drafting(i);
-      const int32_t* drafts = drafts_.data() + i * size_t(a_.width);
-      std::fill(std::copy(drafts, drafts + k, out), out + a_.width, -1);
-      std::copy(drawn, drawn + k + 1, out + a_.width);
-      int kept = 0;
-      while (kept < k && drafts[kept] == drawn[kept]) ++kept;
-      for (int j = 0; j <= kept; ++j) {
-        const int32_t *from = finish_ + finish_starts_[i], *to = finish_ + finish_starts_[i + 1];
-        finished = finished || std::find(from, to, drawn[j]) != to;
+      const int k = counts_[i];
+      report(i, drawn, out);
+      // The nodes that the draws walk through, and these draws.
+      std::vector<int32_t> path, emitted(1, drawn[0]);
+      for (int node = 0, last = -1; node < k; ++node) {
+        const int parent = parents_[i] ? parents_[i][node] : node - 1;
+        if (parent != last || drafts(i)[node] != emitted.back()) continue;
+        last = node;
+        path.push_back(node);
+        emitted.push_back(drawn[1 + node]);
       }
-      if (k) {
+      const int kept = int(path.size());
+      for (const int32_t token : emitted) {
+        const int32_t *from = finish_ + finish_starts_[i], *to = finish_ + finish_starts_[i + 1];
+        finished = finished || std::find(from, to, token) != to;
+      }
+      if (parents_[i]) line_up(i, path);
+      if (a_.lookups && a_.lookups[i]) a_.lookups[i]->extend(emitted.data(), kept + 1);
+      if (sources_[i] == kDrafted) {
         // The drafter holds what it was given and all its drafts but the last.
         const int held = std::min(kept, k - 1);
         fed_[i] += int32_t(pending_[i].size()) + held;
-        pending_[i].assign(drawn + held, drawn + kept + 1);
+        pending_[i].assign(emitted.begin() + held, emitted.end());
+      } else {
+        pending_[i].insert(pending_[i].end(), emitted.begin(), emitted.end());
       }
       if (a_.copies && k) {
         const int at = place(i) + k;  // of the token behind the drafts
-        finished = finished || kept < k || num_right(i) <= k || script(i)[at] != drawn[kept];
+        finished = finished || kept < k || num_right(i) <= k || script(i)[at] != emitted.back();
       }
-      last_[i] = drawn[kept];
+      last_[i] = emitted.back();
       context_[i] += kept + 1;
       left_[i] -= kept + 1;
       finished = finished || left_[i] <= 0;
@@ -240,17 +294,53 @@ class Ahead {
     return finished;
   }
 
+  void report(size_t i, const int32_t* drawn, int32_t* out) {
+    const int k = counts_[i], size = found(i)[0];
+    out[0] = sources_[i];
+    out[1] = k;
+    out[2] = size;
+    out[3] = found(i)[1];
+    out += 4;
+    std::copy(drafts(i), drafts(i) + k, out);
+    out += width_;
+    for (const int32_t* from : {found(i) + 2, found(i) + 2 + size}) {
+      std::copy(from, from + size, out);
+      out += width_;
+    }
+    std::copy(drawn, drawn + k + 1, out);
+  }
+
+  // Moves the keys and values of a path through a tree to where a chain's would lie.
+  void line_up(size_t i, const std::vector<int32_t>& path) {
+    const int32_t* table = tables_ + i * size_t(a_.table_width);
+    std::vector<int32_t> source, target;
+    auto slot = [&](int32_t node) {
+      const int32_t at = context_[i] + 1 + node;
+      return table[at / m_.block_size] * m_.block_size + at % m_.block_size;
+    };
+    for (size_t k = 0; k < path.size(); ++k) {
+      if (path[k] == int32_t(k)) continue;
+      source.push_back(slot(path[k]));
+      target.push_back(slot(int32_t(k)));
+    }
+    if (!source.empty())
+      outrider_copy_slots(&m_, source.data(), target.data(), int32_t(source.size()));
+  }
+
   OutriderModel& m_;
   OutriderAhead& a_;
+  size_t seqs_, width_;
   std::vector<uint64_t> params_;
   DraftParams p_;
-  int32_t* counts_;  // of drafts; in `params_`
-  size_t seqs_;
-  int num_rows_ = 0;
-  std::vector<int32_t> last_, context_, left_, fed_, begun_;
-  const int32_t *tables_, *draft_tables_, *finish_starts_, *finish_;
+  int32_t* asked_;  // how many tokens of the drafter in this cycle: among its parameters
+  std::vector<int32_t> last_, context_, left_, fed_, most_found_, begun_, most_drafts_;
+  const int32_t *tables_, *draft_tables_, *finish_starts_, *finish_, *take_;
   std::vector<std::vector<int32_t>> pending_;
-  std::vector<int32_t> drafts_, drawn_, packed_, row_params_;
+  // Of this cycle, by sequence: who drafts, how many tokens, these, what was found and, of trees,
+  // the parents among that.
+  std::vector<int32_t> sources_, counts_, drafts_, found_;
+  std::vector<const int32_t*> parents_;
+  std::vector<int32_t> drawn_, packed_, row_params_;
 };
 
 }  // namespace

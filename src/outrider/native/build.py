@@ -39,6 +39,7 @@ SOURCES = {
     ],
     "kernels_portable.cpp": [],
     "model.cpp": [],
+    "ngram.cpp": [],
     "plan.cpp": [],
     "pool.cpp": [],
     "sample.cpp": [],

@@ -110,19 +110,28 @@ typedef struct {
   int32_t children;     // out is [num_rows][children] then
 } OutriderSample;
 
+// A text by its endings, and how it may go on: outrider_suffix_new, outrider_ngram_new.
+typedef struct OutriderLookup OutriderLookup;
+
 // Several cycles of decoding sequences. Their integers as one array: last token, context, tokens
-// that may still be emitted and, of the drafter, context [num_seqs each]; tables
-// [num_seqs][table_width], the drafter's [num_seqs][draft_table_width]; starts [num_seqs + 1] and
-// tokens that the drafter is to be fed first; starts [num_seqs + 1] and ids that finish. Their
-// parameters as for a draft. Stops where a sequence finishes, has no slots left for a cycle, or
-// `limit_s` is over.
+// that may still be emitted, the drafter's context, most drafts of a look-up [num_seqs each];
+// tables [num_seqs][table_width], the drafter's [num_seqs][draft_table_width]; starts
+// [num_seqs + 1] and tokens that the drafter is to be fed first; starts [num_seqs + 1] and ids that
+// finish; with `lookups`, how much to take of what was found, by its size [num_seqs][width + 1]
+// (where that is nothing, the drafter is asked). Their parameters as for a draft. Stops where a
+// sequence finishes, has no slots left for a cycle, or `limit_s` is over.
+//
+// Of each cycle and sequence `out` has: who drafted (0 nobody, 1 the look-up, 2 the drafter or the
+// script), how many tokens, how many were found, whether these are a tree; then, each with room for
+// `width`, the drafts, what was found, its parents, and the draws, of which there may be one more.
 typedef struct {
   OutriderModel* drafter;  // null: nobody drafts
   float* logits;           // [rows of a cycle][vocab]
-  int32_t* out;            // [most_cycles][num_seqs][2 * width + 1]: the drafts (-1: none), the draws
+  int32_t* out;            // [most_cycles][num_seqs][4 * width + 5]
   double* seconds;         // [most_cycles][2]: drafting, pass
   const int32_t* script;   // null, or [num_seqs][2][script_length]: what to draft instead: the text
                            // that is expected, and how many drafts from each place on follow it
+  OutriderLookup* const* lookups;  // null, or [num_seqs], each null or its text up to now
   double limit_s;
   int32_t num_seqs, table_width, draft_table_width, width, most_cycles, threads, script_length;
   int32_t copies;          // stops where a sequence leaves its script, or there is no more of it
@@ -173,22 +182,28 @@ OUTRIDER_API int32_t outrider_sample(const void* packed, const OutriderSample* s
 // Reads `count` floats (a multiple of 128 per thread is best) and returns their sum: what this
 // machine's memory can deliver, measured with the loops of the engine.
 OUTRIDER_API float outrider_read(const float* data, int64_t count, int32_t threads);
-// Texts as a suffix automaton, and drafts from it and others like it. `trusted` [depth + 1]: most
-// nodes to draft after a match of so many tokens; `floor`: the least product of count ratios along a
-// path; behind tokens in `finish` nothing is drafted.
-typedef struct OutriderSuffix OutriderSuffix;
-OUTRIDER_API OutriderSuffix* outrider_suffix_new(const int32_t* trusted, int32_t depth,
+// Look-ups. `trusted` [depth + 1]: most nodes to draft after a match of so many tokens; behind tokens
+// in `finish` nothing is drafted.
+// Texts as a suffix automaton. `floor`: the least product of count ratios along a path.
+OUTRIDER_API OutriderLookup* outrider_suffix_new(const int32_t* trusted, int32_t depth,
                                                  double floor, int32_t tree, const int32_t* finish,
                                                  int32_t num_finish);
-OUTRIDER_API void outrider_suffix_free(OutriderSuffix* index);
-OUTRIDER_API void outrider_suffix_begin(OutriderSuffix* index);  // what comes is another text
-OUTRIDER_API int32_t outrider_suffix_extend(OutriderSuffix* index, const int32_t* tokens,
+OUTRIDER_API int32_t outrider_suffix_begin(OutriderLookup* index);  // what comes is another text
+// Drafts may come from these suffix automata too, which must live for as long.
+OUTRIDER_API int32_t outrider_suffix_others(OutriderLookup* index, OutriderLookup* const* others,
+                                            int32_t num_others);
+// One text, by its endings of `min_n` to `max_n` tokens.
+OUTRIDER_API OutriderLookup* outrider_ngram_new(const int32_t* trusted, int32_t depth,
+                                                int32_t min_n, int32_t max_n,
+                                                const int32_t* finish, int32_t num_finish);
+OUTRIDER_API void outrider_lookup_free(OutriderLookup* index);
+OUTRIDER_API int64_t outrider_lookup_size(const OutriderLookup* index);  // tokens, of all texts
+OUTRIDER_API int32_t outrider_lookup_extend(OutriderLookup* index, const int32_t* tokens,
                                             int32_t count);
 // Takes in `tokens` and writes the best continuation: how many nodes, whether they are a tree, their
-// tokens and their parents. `out` has room for twice `trusted[depth]` and two.
-OUTRIDER_API int32_t outrider_suffix_draft(OutriderSuffix* index, const int32_t* tokens,
-                                           int32_t count, OutriderSuffix* const* others,
-                                           int32_t num_others, int32_t budget, int32_t* out);
+// tokens and their parents. `out` has room for twice `budget` and two.
+OUTRIDER_API int32_t outrider_lookup_draft(OutriderLookup* index, const int32_t* tokens,
+                                           int32_t count, int32_t budget, int32_t* out);
 // u(0..size-1) and gumbel(0..size-1) of a draw key; either output may be null.
 OUTRIDER_API int32_t outrider_noise(uint64_t key, int32_t size, float* uniform, float* gumbel);
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "lookup.h"
 #include "step.h"
 
 namespace outrider {
@@ -229,35 +230,36 @@ struct Open {  // a node that may be drafted
   }
 };
 
-}  // namespace
-}  // namespace outrider
+class Suffix : public OutriderLookup {
+ public:
+  Suffix(std::vector<int32_t> trusted, double floor, bool tree, std::vector<int32_t> finish)
+      : OutriderLookup(std::move(trusted), std::move(finish)),
+        automaton_(int(this->trusted.size()) - 1), floor_(floor), tree_(tree) {}
 
-struct OutriderSuffix {
-  outrider::Automaton automaton;
-  std::vector<int32_t> text;
-  std::vector<int32_t> trusted;  // [depth + 1]: most nodes after a match of so many tokens
-  double floor;
-  bool tree;
-  std::vector<int32_t> finish;
+  void begin() { automaton_.begin(); }
+  void read(const std::vector<const Suffix*>& others) { others_ = others; }
 
-  void extend(const int32_t* tokens, int count) {
-    text.insert(text.end(), tokens, tokens + count);
-    for (int i = 0; i < count; ++i) automaton.append(tokens[i]);
+  void draft(int budget, int32_t* out) const override {
+    Tree best;
+    search(automaton_, automaton_.repeated_tail(), budget, best);
+    for (const Suffix* other : others_)
+      search(other->automaton_, other->automaton_.find(text), budget, best);
+    best.write(out);
   }
 
-  void search(const outrider::Automaton& place, outrider::Context context, int budget,
-              outrider::Tree& best) const {
+ private:
+  void append(int32_t token) override { automaton_.append(token); }
+
+  void search(const Automaton& place, Context context, int budget, Tree& best) const {
     for (; context.size; context = place.shorter(context)) {
       const int count = std::min(budget, trusted[size_t(context.size)]);
       if (count <= best.score) return;  // certain tokens alone could not do better
-      outrider::Tree grown = grow(place, context, count);
+      Tree grown = grow(place, context, count);
       if (grown.score > best.score) best = std::move(grown);
     }
   }
 
- private:
-  outrider::Tree grow(const outrider::Automaton& place, outrider::Context start, int count) const {
-    using namespace outrider;
+  Tree grow(const Automaton& place, Context start, int count) const {
     Tree grown;
     std::priority_queue<Open> open;
     std::vector<Way> followers;
@@ -271,7 +273,7 @@ struct OutriderSuffix {
       }
       int64_t total = 0;
       for (const Way& way : followers) total += way.next;
-      if (!tree) {
+      if (!tree_) {
         Way likeliest = followers.back();
         for (size_t i = followers.size(); i-- > 0;)
           if (followers[i].next > likeliest.next) likeliest = followers[i];
@@ -279,7 +281,7 @@ struct OutriderSuffix {
       }
       for (size_t i = followers.size(); i-- > 0;) {  // of equals, the latest comes first
         const double chance = probability * followers[i].next / double(total);
-        if (chance >= floor) open.push({chance, ++pushed, node, followers[i].token, context});
+        if (chance >= floor_) open.push({chance, ++pushed, node, followers[i].token, context});
       }
     };
     branch(-1, 1.0, start);
@@ -289,48 +291,51 @@ struct OutriderSuffix {
       grown.tokens.push_back(node.token);
       grown.parents.push_back(node.parent);
       grown.score += node.chance;
-      if (std::find(finish.begin(), finish.end(), node.token) == finish.end())
+      if (!finishes(node.token))
         branch(int32_t(grown.tokens.size()) - 1, node.chance,
                place.advance(node.context, node.token));
     }
     return grown;
   }
+
+  Automaton automaton_;
+  double floor_;
+  bool tree_;
+  std::vector<const Suffix*> others_;
 };
+
+}  // namespace
+}  // namespace outrider
 
 extern "C" {
 
-OutriderSuffix* outrider_suffix_new(const int32_t* trusted, int32_t depth, double floor,
+OutriderLookup* outrider_suffix_new(const int32_t* trusted, int32_t depth, double floor,
                                     int32_t tree, const int32_t* finish, int32_t num_finish) {
   if (depth < 1 || num_finish < 0) return outrider::set_error("no such index"), nullptr;
   try {
-    return new OutriderSuffix{outrider::Automaton(depth), {}, {trusted, trusted + depth + 1},
-                              floor, tree != 0, {finish, finish + num_finish}};
+    return new outrider::Suffix({trusted, trusted + depth + 1}, floor, tree != 0,
+                                {finish, finish + num_finish});
   } catch (...) {
     return outrider::set_error("not enough memory"), nullptr;
   }
 }
 
-void outrider_suffix_free(OutriderSuffix* index) { delete index; }
-
-void outrider_suffix_begin(OutriderSuffix* index) { index->automaton.begin(); }
-
-int32_t outrider_suffix_extend(OutriderSuffix* index, const int32_t* tokens, int32_t count) {
-  return outrider::guarded([&] { return index->extend(tokens, count), OUTRIDER_OK; });
+int32_t outrider_suffix_begin(OutriderLookup* index) {
+  auto* suffix = dynamic_cast<outrider::Suffix*>(index);
+  if (!suffix) return outrider::set_error("not a suffix index"), OUTRIDER_INVALID;
+  return suffix->begin(), OUTRIDER_OK;
 }
 
-int32_t outrider_suffix_draft(OutriderSuffix* index, const int32_t* tokens, int32_t count,
-                              OutriderSuffix* const* others, int32_t num_others, int32_t budget,
-                              int32_t* out) {
+int32_t outrider_suffix_others(OutriderLookup* index, OutriderLookup* const* others,
+                               int32_t num_others) {
   return outrider::guarded([&] {
-    index->extend(tokens, count);
-    outrider::Tree best;
-    index->search(index->automaton, index->automaton.repeated_tail(), budget, best);
-    for (int i = 0; i < num_others; ++i) {
-      const outrider::Automaton& other = others[i]->automaton;
-      index->search(other, other.find(index->text), budget, best);
-    }
-    best.write(out);
-    return OUTRIDER_OK;
+    auto* suffix = dynamic_cast<outrider::Suffix*>(index);
+    std::vector<const outrider::Suffix*> known;
+    for (int i = 0; i < num_others; ++i)
+      known.push_back(dynamic_cast<const outrider::Suffix*>(others[i]));
+    if (!suffix || std::find(known.begin(), known.end(), nullptr) != known.end())
+      return outrider::set_error("not a suffix index"), OUTRIDER_INVALID;
+    return suffix->read(known), OUTRIDER_OK;
   });
 }
 

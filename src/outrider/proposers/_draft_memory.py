@@ -66,13 +66,17 @@ class DraftMemory:
     def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
         """contracts.DraftsAhead."""
         slices = []
-        for i, (view, num_drafts) in enumerate(zip(views, batch.num_drafts_S, strict=True)):
+        lookups = batch.lookups or [None] * len(views)
+        for i, (view, num_drafts, lookup) in enumerate(
+            zip(views, batch.num_drafts_S, lookups, strict=True)
+        ):
             if num_drafts == 0:
                 slices.append(_NOTHING)
                 continue
             room = self.room(view)
             batch.num_left_S[i] = min(batch.num_left_S[i], room + 1)
-            furthest = min(batch.num_left_S[i], most_steps * (num_drafts + 1))
+            most = num_drafts if lookup is None else max(num_drafts, lookup.num_tokens)
+            furthest = min(batch.num_left_S[i], most_steps * (most + 1))
             state = self._states.get(view.id)
             # Long texts are read in a step of its own, and a full pool costs no more than speed.
             if (

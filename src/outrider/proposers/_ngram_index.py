@@ -11,6 +11,11 @@ Keys are exact (no two n-grams share one, whatever their n), so nothing is ever 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider import native
+from outrider.native.lookup import NativeLookup, packed
+from outrider.proposers._lookup import Draft
 
 _TOKEN_BITS = 32
 MAX_MATCH = 64  # a longer agreement says nothing more
@@ -27,34 +32,53 @@ def suffix_keys(tokens: Sequence[int], end: int, min_n: int, max_n: int) -> list
     return keys
 
 
-class NgramIndex:
+@dataclass(frozen=True, slots=True)
+class NgramRule:
+    """Endings of `max_n` tokens are tried first, shorter ones down to `min_n`."""
+
+    min_n: int
+    max_n: int
+    trusted: Sequence[int]  # [n]: most tokens after a match of n; longer ones count as the last
+
+
+class PythonNgramIndex:
     """Where each n-gram of a text last occurred, its final tokens excepted.
 
     An occurrence counts once a token follows it: the text's own ending never finds itself.
     """
 
-    __slots__ = ("_last_end", "_max_n", "_min_n", "_size")
+    __slots__ = ("_finish_ids", "_last_end", "_rule", "_text")
 
-    def __init__(self, min_n: int, max_n: int) -> None:
-        self._min_n = min_n
-        self._max_n = max_n
-        self._size = 0  # tokens taken in
+    def __init__(self, rule: NgramRule, finish_ids: frozenset[int] = frozenset()) -> None:
+        self._rule = rule
+        self._finish_ids = finish_ids
+        self._text: list[int] = []
         self._last_end: dict[int, int] = {}
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Takes in what `tokens` has gained; it must begin with all that was given before."""
-        for end in range(self._size, len(tokens)):
-            for key in suffix_keys(tokens, end, self._min_n, self._max_n):
-                self._last_end[key] = end
-        self._size = len(tokens)
+    @property
+    def num_tokens(self) -> int:
+        return len(self._text)
 
-    def find(self, tokens: Sequence[int]) -> int | None:
+    def draft(self, tokens: Sequence[int], budget: int) -> Draft:
+        text, rule = self._text, self._rule
+        first = len(text)
+        text += tokens
+        for end in range(first, len(text)):
+            for key in suffix_keys(text, end, rule.min_n, rule.max_n):
+                self._last_end[key] = end
+        start = self._find()
+        if start is None:
+            return Draft()
+        trusted = rule.trusted[match_length(text, start, len(rule.trusted) - 1)]
+        return Draft(up_to_finish(copy_from(text, start, min(budget, trusted)), self._finish_ids))
+
+    def _find(self) -> int | None:
         """Where the text goes on after the latest earlier occurrence of its longest known ending.
 
-        `tokens` is what was taken in. None when no ending of `min_n` tokens occurred before.
+        None when no ending of `min_n` tokens occurred before.
         """
         found = None
-        for key in suffix_keys(tokens, len(tokens), self._min_n, self._max_n):
+        for key in suffix_keys(self._text, len(self._text), self._rule.min_n, self._rule.max_n):
             end = self._last_end.get(key)
             if end is None:  # then no longer ending occurred either
                 break
@@ -62,13 +86,32 @@ class NgramIndex:
         return found
 
 
-def match_length(tokens: Sequence[int], end: int) -> int:
-    """How far back from `end < len(tokens)` the text agrees with its own ending."""
+class NativeNgramIndex(NativeLookup):
+    """The same by a scan of the text, which takes microseconds."""
+
+    def __init__(self, rule: NgramRule, finish_ids: frozenset[int] = frozenset()) -> None:
+        super().__init__(
+            native.library().outrider_ngram_new(
+                packed(rule.trusted),
+                len(rule.trusted) - 1,
+                rule.min_n,
+                rule.max_n,
+                packed(finish_ids),
+                len(finish_ids),
+            )
+        )
+
+    def draft(self, tokens: Sequence[int], budget: int) -> Draft:
+        return Draft(*self.drafted(tokens, budget))
+
+
+def match_length(tokens: Sequence[int], end: int, most: int) -> int:
+    """How far back from `end < len(tokens)` the text agrees with its own ending, up to `most`."""
     last = len(tokens)
-    for n in range(min(MAX_MATCH, end)):
+    for n in range(min(most, end)):
         if tokens[end - 1 - n] != tokens[last - 1 - n]:
             return n
-    return min(MAX_MATCH, end)
+    return min(most, end)
 
 
 def trusted_length(match: int, factor: float) -> int:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import heapq
-from array import array
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
 
 from outrider import native
+from outrider.native.lookup import NativeLookup, packed
+from outrider.proposers._lookup import Draft
 from outrider.proposers._suffix_automaton import Context, SuffixAutomaton
 
 
@@ -30,18 +31,6 @@ class SuffixRule:
         return len(self.trusted) - 1
 
 
-@dataclass(slots=True)
-class Draft:
-    """A tree of continuations (a chain: no parents).
-
-    Depth first, the likeliest child of a node right behind it: where the target follows these,
-    their K/V lie where they belong.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] | None = None
-
-
 class SuffixIndex(Protocol):
     """One or more texts."""
 
@@ -54,58 +43,42 @@ class SuffixIndex(Protocol):
         """The next token starts a new text."""
         ...
 
+    def read(self, others: Seq[Self]) -> None:
+        """Drafts may come from these, too, from now on."""
+        ...
+
     def extend(self, tokens: Seq[int]) -> None: ...
 
-    def draft(self, tokens: Seq[int], others: Seq[Self], budget: int) -> Draft:
-        """Takes in `tokens`; how the text goes on, by what it says itself and by `others`."""
+    def draft(self, tokens: Seq[int], budget: int) -> Draft:
+        """Takes in `tokens`; how the text goes on, by what it says itself and by the others."""
         ...
 
 
-class NativeSuffixIndex:
+class NativeSuffixIndex(NativeLookup):
     def __init__(self, rule: SuffixRule, finish_ids: Collection[int] = ()) -> None:
-        self._lib = native.library()
-        self.num_tokens = 0
-        trusted, finish = array("i", rule.trusted), array("i", finish_ids)
-        self._handle: int | None = self._lib.outrider_suffix_new(
-            trusted.tobytes(), rule.depth, rule.floor, rule.tree, finish.tobytes(), len(finish)
-        )
-        if not self._handle:
-            raise MemoryError(native.error_message())
-        self._argument = ctypes.c_void_p(self._handle)
-        self._out = (ctypes.c_int32 * (2 + 2 * max(trusted)))()
-
-    def __del__(self) -> None:
-        handle, self._handle = getattr(self, "_handle", None), None
-        if handle:
-            self._lib.outrider_suffix_free(handle)
-
-    def begin(self) -> None:
-        self._lib.outrider_suffix_begin(self._argument)
-
-    def extend(self, tokens: Seq[int]) -> None:
-        packed = array("i", tokens).tobytes()
-        native.check(self._lib.outrider_suffix_extend(self._argument, packed, len(tokens)))
-        self.num_tokens += len(tokens)
-
-    def draft(self, tokens: Seq[int], others: Seq[NativeSuffixIndex], budget: int) -> Draft:
-        out, num_others = self._out, len(others)
-        handles = (
-            (ctypes.c_void_p * num_others)(*[o._handle for o in others]) if num_others else None
-        )
-        native.check(
-            self._lib.outrider_suffix_draft(
-                self._argument,
-                array("i", tokens).tobytes(),
-                len(tokens),
-                handles,
-                num_others,
-                budget,
-                out,
+        super().__init__(
+            native.library().outrider_suffix_new(
+                packed(rule.trusted),
+                rule.depth,
+                rule.floor,
+                rule.tree,
+                packed(finish_ids),
+                len(finish_ids),
             )
         )
-        self.num_tokens += len(tokens)
-        end = 2 + out[0]
-        return Draft(out[2:end], out[end : end + out[0]] if out[1] else None)
+        self._others: Seq[NativeSuffixIndex] = ()
+
+    def begin(self) -> None:
+        native.check(self._lib.outrider_suffix_begin(self._argument))
+
+    def read(self, others: Seq[NativeSuffixIndex]) -> None:
+        if others or self._others:
+            handles = (ctypes.c_void_p * len(others))(*[other.handle for other in others])
+            native.check(self._lib.outrider_suffix_others(self._argument, handles, len(others)))
+            self._others = list(others)  # alive for as long as they may be read
+
+    def draft(self, tokens: Seq[int], budget: int) -> Draft:
+        return Draft(*self.drafted(tokens, budget))
 
 
 class _Grown(NamedTuple):
@@ -134,6 +107,7 @@ class PythonSuffixIndex:
         self.automaton = SuffixAutomaton(rule.depth)
         # Others: their size when they were read, how much of our text was, and where it stood.
         self._found: dict[PythonSuffixIndex, tuple[int, int, Context]] = {}
+        self._others: Seq[PythonSuffixIndex] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -142,13 +116,17 @@ class PythonSuffixIndex:
     def begin(self) -> None:
         self.automaton.begin()
 
+    def read(self, others: Seq[PythonSuffixIndex]) -> None:
+        self._others = others
+
     def extend(self, tokens: Seq[int]) -> None:
         self._text += tokens
         for token in tokens:
             self.automaton.append(token)
 
-    def draft(self, tokens: Seq[int], others: Seq[PythonSuffixIndex], budget: int) -> Draft:
+    def draft(self, tokens: Seq[int], budget: int) -> Draft:
         self.extend(tokens)
+        others = self._others
         places = [(self.automaton, self.automaton.repeated_tail())]
         places += zip([other.automaton for other in others], self._find(others), strict=True)
         best, best_score = _Grown(), 0.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from outrider import native
 from outrider.contracts import (
     AheadBatch,
+    AheadStep,
     Draw,
     Needs,
     Observation,
@@ -60,8 +61,11 @@ class ModelProposer:
     def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
         return self.memory.begin_ahead(views, most_steps, batch)
 
-    def drafted_ahead(self, view: SequenceView, chain: list[int]) -> None:
-        self.memory.drafted(view, chain[:-1])
+    def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
+        chain = step.chains[index]
+        if chain:
+            self.memory.drafted(view, chain[:-1])
+        return self.name
 
     def end_ahead(self, view: SequenceView) -> None:
         self.memory.end_ahead(view)

@@ -24,8 +24,9 @@ A drafter that was not asked for long has to read what it missed, a whole prompt
 paid where what it would have saved so far, going on like this, makes it worth while before the
 request ends: so nobody pays for a drafter that is of no use.
 
-Where one side hardly gains anything over the other, the other is left alone for several steps
-(`begin_ahead`); then everybody is asked again.
+One look-up and one drafter can go ahead together (`begin_ahead`): what to take of a look-up, by its
+size, and where the drafter is to be asked instead is settled for some steps, and the model that
+computes them looks up and asks by itself.
 
 The choice depends on finished steps and on look-ups, which are functions of the context; never on
 what a drafter draws. So it is exact under ratio rules too.
@@ -36,10 +37,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 from outrider.contracts import (
     AheadBatch,
+    AheadLookup,
+    AheadStep,
     DraftsAhead,
     Draw,
     Needs,
@@ -54,23 +57,20 @@ from outrider.control.allocation import Source, heat
 from outrider.control.cost import batch_bucket, context_bucket
 from outrider.control.survival import OWN_DECAY, Survival
 from outrider.errors import ConfigError
+from outrider.proposers._lookup import TextProposer
 from outrider.proposers._options import read_options
 from outrider.proposers._times import Times
+from outrider.proposers._worth import Worth, first_nodes, follow
 
-_START = 0.7  # acceptance of a looked-up token nobody has seen yet
-_PRIOR_WEIGHT = 4.0  # what all sequences together are worth beside this one, in drafts
-_OWN_DECAY = 0.95
-_SHARED_DECAY = 0.99
 _LEARN_EVERY = 8  # steps; after every second ...
 _FIRST_STEPS = 64  # ... of the first
 _RATE_DECAY = 0.95
 _HORIZON = 128  # tokens to come that count, at most
 _MARGIN = 0.01  # tokens that a drafter must promise more than a look-up, whose price is surer
 _TRUST = 0.2  # tokens that cutting a look-up short must gain
-_FEW = 0.1  # tokens that one side gains a step, below which the other may go ahead alone ...
-_LATELY = 0.05  # ... of late: the weight of a step
-_UNKNOWN = 0.3  # the same until anything is known
-_LOOKUPS_ALONE = 4  # times in a row that a look-up may, and a drafter once
+_UNSURE = 4.0  # steps without a loss that speak against reading a long text
+_SURPLUS = 1.0  # tokens a step that a drafter gains over look-ups, until anything is known, ...
+_LATELY = 0.02  # ... and the weight of a step beside those before it
 _BEHIND = 16  # tokens that a drafter reads in passing; more take time of their own
 
 
@@ -86,54 +86,6 @@ class HybridConfig:
         for names in (self.lookups, self.drafters or ()):
             if isinstance(names, str) or HybridProposer.name in names:
                 raise ConfigError(f"hybrid needs lists of other proposers' names, not {names!r}")
-
-
-Rates = tuple[float, float]
-
-
-class Worth:
-    """How likely a look-up's drafts are accepted, by their size: the first token, and each further
-    one if all before it were. (A match is by chance or it is not: then it goes on for long.)
-
-    Larger drafts come from longer matches: a size that was hardly seen leans on smaller ones.
-    """
-
-    def __init__(self, shared: Worth | None = None) -> None:
-        """`shared`: what is known from everybody; None: this one is."""
-        self._shared = shared
-        self._decay = _SHARED_DECAY if shared is None else _OWN_DECAY
-        # size -> decayed numbers of first tokens, of those accepted, and the same of further ones
-        self._seen: dict[int, tuple[float, float, float, float]] = {}
-
-    def rates(self, size: int) -> Rates:
-        if self._shared is not None:
-            return self._lean(size, self._shared.rates(size))
-        rates = (_START, _START)
-        for known in sorted(self._seen):
-            if known <= size:
-                rates = self._lean(known, rates)
-        return rates
-
-    def _lean(self, size: int, rates: Rates) -> Rates:
-        first, first_good, further, good = self._seen.get(size, (0.0, 0.0, 0.0, 0.0))
-        weight = _PRIOR_WEIGHT
-        return (
-            (first_good + weight * rates[0]) / (first + weight),
-            (good + weight * rates[1]) / (further + weight),
-        )
-
-    def learn(self, size: int, num_accepted: int, is_refused: bool) -> None:
-        """From a draft of which so many tokens were right, and then the text left it, or not."""
-        if self._shared is not None:
-            self._shared.learn(size, num_accepted, is_refused)
-        first, first_good, further, good = self._seen.get(size, (0.0, 0.0, 0.0, 0.0))
-        decay = self._decay
-        self._seen[size] = (
-            decay * first + 1,
-            decay * first_good + (num_accepted > 0),
-            decay * further + max(0, num_accepted - 1 + is_refused),
-            decay * good + max(0, num_accepted - 1),
-        )
 
 
 class _Trial(NamedTuple):
@@ -170,15 +122,13 @@ class _Track:
     lookups: dict[str, Worth]
     drafters: dict[str, Survival]
     # Kept until the next lesson: what to take of look-ups, by size, and of drafters.
-    found: dict[tuple[str, int], _Choice] = field(default_factory=dict)
+    found: dict[str, list[_Choice]] = field(default_factory=dict)
     drafts: dict[str, _Choice] = field(default_factory=dict)
     trials: list[_Trial] = field(default_factory=list)
     drafted: _Drafted | None = None  # in the step under way
     outcomes: list[_Drafted] = field(default_factory=list)
     num_steps: int = 0
     idle: int = 0  # of these, since a drafter was asked
-    # Tokens a step, lately: by look-ups over what drafters promised, and by drafters.
-    gained: tuple[float, float] = (0.0, 0.0)
     num_fed: dict[str, int] = field(default_factory=dict)  # tokens that a drafter has read
     missed: dict[str, float] = field(default_factory=dict)  # lost by not asking, in tokens
 
@@ -214,8 +164,7 @@ class HybridProposer:
         taps = {tap for part in self._parts for tap in part.needs.taps}
         self.needs = Needs(taps=tuple(sorted(taps)))
         self._worth: dict[tuple[str, int], Worth] = {}  # by look-up and heat
-        # `_Track.gained` of the last sequence about as hot.
-        self._gained: dict[int, tuple[float, float]] = {}
+        self._surplus: dict[tuple[str, int], float] = {}  # of a drafter over look-ups, by heat
         self._sources = {drafter.name: Source(drafter.name) for drafter in drafters}
         self._tracks: dict[int, _Track] = {}
         self._passes: dict[tuple[int, int], Times] = {}  # by batch and context
@@ -223,10 +172,7 @@ class HybridProposer:
         self._catch_up_s = dict.fromkeys(self._sources, 0.0)  # a token's, as far as known
         self._step: _Step | None = None  # under way
         self._pass_began = 0.0
-        # Who may go ahead, for whom and how often; who does.
-        self._alone: tuple[str, DraftsAhead, list[int]] | None = None
-        self._times_alone = 0
-        self._ahead: tuple[str, DraftsAhead] | None = None
+        self._ahead = _going_ahead(self._lookups, self._drafters)
         self._news: list[_Step] = []  # steps not learnt from yet
         self._num_steps = 0
         self._tokens = self._seconds = 0.0  # of lately
@@ -262,19 +208,15 @@ class HybridProposer:
                 if found.tokens:
                     track, size = tracks[i], len(found.tokens)
                     track.trials.append(_Trial(name, found, len(views[i].tokens)))
-                    choice = track.found.get((name, size))
-                    if choice is None:
-                        first, further = track.lookups[name].rates(size)
-                        chances = [first * further**k for k in range(size)]
-                        choice = track.found[name, size] = self._best_length(chances)
+                    choice = self._choices(track, name, size)[size]
                     if choice.value > values[i]:
-                        proposals[i], values[i] = _first(found, choice.num_tokens), choice.value
+                        proposals[i] = first_nodes(found, choice.num_tokens)
+                        values[i] = choice.value
         drafter, members = self._choose(views, tracks, budgets, values)
         if drafter is not None:
             for i, draft in self._ask(drafter, members, views, tracks, budgets, step):
                 if draft.tokens:
                     proposals[i] = draft
-        self._leave_alone(views, tracks, values, drafter, members, proposals)
         if all(len(view.tokens) - view.num_computed == 1 for view in views):
             step.width = len(views) + sum([len(proposal.tokens) for proposal in proposals])
         self._pass_began = perf_counter()
@@ -285,7 +227,7 @@ class HybridProposer:
         the target's states."""
         step, self._step = self._step, None
         if step is not None:
-            step.pass_s = perf_counter() - self._pass_began
+            step.pass_s = step.pass_s or perf_counter() - self._pass_began
             self._news.append(step)
         drafted: list[int] = []
         for i, (view, observation) in enumerate(zip(views, seen, strict=True)):
@@ -309,49 +251,72 @@ class HybridProposer:
                 part.observe([views[i] for i in drafted], [seen[i] for i in drafted])
 
     def goes_ahead(self, views: Seq[SequenceView]) -> bool:
-        """contracts.DraftsAhead; after a step in which everybody was asked."""
-        if self._alone is None:
-            return False
-        _, drafter, ids = self._alone
-        return ids == [view.id for view in views] and drafter.goes_ahead(views)
+        return self._ahead is not None
 
     def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
-        assert self._alone is not None
-        name, part, _ = self._alone
-        self._times_alone -= 1
-        if self._times_alone <= 0:
-            self._alone = None
-        self._ahead = (name, part)
-        if name in self._sources:
-            for i, view in enumerate(views):
-                choice = self._tracks[view.id].drafts.get(name)
-                if choice is None:
-                    return False
-                batch.num_drafts_S[i] = min(batch.num_drafts_S[i], choice.num_tokens)
-        return part.begin_ahead(views, most_steps, batch)
-
-    def drafted_ahead(self, view: SequenceView, chain: list[int]) -> None:
         assert self._ahead is not None
-        name, part = self._ahead
-        track, num_tokens = self._tracks[view.id], len(view.tokens)
-        if name in self._sources:
-            self._step = self._step or _Step(drafter=name)
-            track.drafted = _Drafted(name, len(chain), chain, is_tree=False)
-            track.num_fed[name] = num_tokens
-        else:
-            track.trials.append(_Trial(name, Proposal(chain), num_tokens))
-        part.drafted_ahead(view, chain)
+        lookup, drafter = self._ahead
+        drafting = [view for view, n in zip(views, batch.num_drafts_S, strict=True) if n]
+        if len(self._news) >= _LEARN_EVERY or len(drafting) != self._num_sequences:
+            self._learn(drafting)
+        batch.lookups = []
+        for i, view in enumerate(views):
+            budget = batch.num_drafts_S[i]
+            batch.lookups.append(None)
+            if not budget:
+                continue
+            track = self._tracks.get(view.id) or self._begin(view)
+            net, batch.num_drafts_S[i] = 0.0, 0
+            if drafter is not None:
+                choice = self._draft_choice(track, drafter.name, budget)
+                if choice.net > 0.0 and self._reads(drafter.name, view, track):
+                    net, batch.num_drafts_S[i] = choice.net + _MARGIN, choice.num_tokens
+            if lookup is not None:
+                index = lookup.ahead_of(view)
+                if index is None:
+                    return False
+                choices = self._choices(track, lookup.name, budget)[: budget + 1]
+                take = [choice.num_tokens if choice.value > net else 0 for choice in choices]
+                batch.lookups[i] = AheadLookup(index, budget, take)
+        if lookup is None:
+            batch.lookups = None
+        if not any(batch.num_drafts_S):
+            return lookup is not None
+        return drafter is not None and drafter.begin_ahead(views, most_steps, batch)
+
+    def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
+        assert self._ahead is not None
+        lookup, drafter = self._ahead
+        track, num_tokens, chain = self._tracks[view.id], len(view.tokens), step.chains[index]
+        mine = self._step
+        if mine is None:
+            width = sum(map(len, step.chains)) + len(step.chains)
+            mine = self._step = _Step(width=width, draft_s=step.draft_s, pass_s=step.verify_s)
+        value = 0.0  # of what was found
+        if lookup is not None and step.looked_up is not None:
+            tokens, parents, is_taken = step.looked_up[index]
+            if tokens:
+                found = Proposal(tokens, parents, source=lookup.name)
+                track.trials.append(_Trial(lookup.name, found, num_tokens))
+                value = self._choices(track, lookup.name, len(tokens))[len(tokens)].value
+            if is_taken:
+                chain = []
+        if drafter is None:
+            return lookup.name if lookup is not None else ""
+        self._miss(drafter.name, view, track, value)
+        if not chain:
+            return lookup.name if lookup is not None else ""
+        self._note(mine, drafter.name, view, track, Proposal(chain), len(chain))
+        return drafter.drafted_ahead(view, step, index)
 
     def end_ahead(self, view: SequenceView) -> None:
-        if self._ahead is not None:
+        if self._ahead is not None and self._ahead[1] is not None:
             self._ahead[1].end_ahead(view)
 
     def release(self, sequence_id: int) -> None:
         track = self._tracks.pop(sequence_id, None)
-        self._alone = None  # it may have been about this one
         if track is not None:
             self._judge(track)
-            self._gained[heat(track.view.params.temperature)] = track.gained
         for part in self._parts:
             part.release(sequence_id)
 
@@ -365,7 +330,6 @@ class HybridProposer:
             view,
             {name: Worth(shared) for name, shared in worth.items()},
             {name: Survival(source.prior(temperature)) for name, source in self._sources.items()},
-            gained=self._gained.get(heat(temperature), (_UNKNOWN, _UNKNOWN)),
         )
         return track
 
@@ -409,6 +373,28 @@ class HybridProposer:
             return choice
         return best
 
+    def _choices(self, track: _Track, name: str, most: int) -> list[_Choice]:
+        """What to take of a look-up, by the size of what was found: 0..most at least."""
+        choices = track.found.get(name)
+        if choices is None or len(choices) <= most:
+            rates = track.lookups[name].rates(max(most, MAX_AUTO_DRAFT_TOKENS))
+            choices = track.found[name] = [
+                self._best_length([first * further**k for k in range(size)])
+                for size, (first, further) in enumerate(rates)
+            ]
+        return choices
+
+    def _draft_choice(self, track: _Track, name: str, budget: int) -> _Choice:
+        """How much to ask a drafter for."""
+        choice = track.drafts.get(name)
+        if choice is None or choice.num_tokens > budget:
+            survival = track.drafters[name]
+            survival.prior.refresh()
+            survival.refresh()
+            chances = survival.curve[: min(self._draft_tokens, budget)]
+            choice = track.drafts[name] = self._best_length(chances, name)
+        return choice
+
     def _choose(
         self,
         views: Seq[SequenceView],
@@ -424,13 +410,7 @@ class HybridProposer:
             name = drafter.name
             members, surplus, longest = [], 0.0, 0
             for i, track in enumerate(tracks):
-                choice = track.drafts.get(name)
-                if choice is None or choice.num_tokens > budgets[i]:
-                    survival = track.drafters[name]
-                    survival.prior.refresh()
-                    survival.refresh()
-                    chances = survival.curve[: min(self._draft_tokens, budgets[i])]
-                    choice = track.drafts[name] = self._best_length(chances, name)
+                choice = self._draft_choice(track, name, budgets[i])
                 if choice.value > values[i] + _MARGIN:
                     members.append(i)
                     surplus += choice.value - values[i]
@@ -446,50 +426,37 @@ class HybridProposer:
                         best, best_members, best_surplus = drafter, members, surplus
         return best, best_members
 
-    def _leave_alone(
-        self,
-        views: Seq[SequenceView],
-        tracks: list[_Track],
-        values: list[float],
-        drafter: Proposer | None,
-        members: list[int],
-        proposals: list[Proposal],
-    ) -> None:
-        """Whether who drafted in this step may do so in the next ones without being compared."""
-        most = [0.0, 0.0]
-        for i, track in enumerate(tracks):
-            rival = max([0.0, *[choice.net for choice in track.drafts.values()]])
-            more = values[i] - rival
-            gains = (0.0, max(0.0, -more)) if i in members else (max(0.0, more), 0.0)
-            track.gained = (
-                track.gained[0] + _LATELY * (gains[0] - track.gained[0]),
-                track.gained[1] + _LATELY * (gains[1] - track.gained[1]),
-            )
-            most = [max(most[0], track.gained[0]), max(most[1], track.gained[1])]
-        self._alone = None
-        part = drafter
-        if drafter is None and most[1] < _FEW:
-            sources = {proposal.source for proposal in proposals}
-            part = next((p for p in self._lookups if {p.name} == sources), None)
-        elif most[0] >= _FEW or len(members) < len(views):
-            return
-        if isinstance(part, DraftsAhead):
-            self._alone = part.name, part, [view.id for view in views]
-            self._times_alone = _LOOKUPS_ALONE if drafter is None else 1
-
     def _may_read(self, name: str, view: SequenceView, track: _Track, gained: float) -> bool:
         """Whether a drafter may read what it missed, which gains so many tokens in this step; if
         not, the loss is noted."""
+        if len(view.tokens) - track.num_fed.get(name, 0) > _BEHIND:
+            track.missed[name] = track.missed.get(name, 0.0) + gained
+        return self._reads(name, view, track)
+
+    def _reads(self, name: str, view: SequenceView, track: _Track) -> bool:
+        """Whether it pays that a drafter reads what it missed."""
         behind = len(view.tokens) - track.num_fed.get(name, 0)
         if behind <= _BEHIND:
             return True
-        missed = track.missed[name] = track.missed.get(name, 0.0) + gained
+        missed = track.missed.get(name)
+        if missed is None:
+            missed = self._surplus.get((name, heat(view.params.temperature)), _SURPLUS)
         num_tokens = len(view.tokens) - view.num_prompt_tokens
         to_come = min(view.params.max_tokens - num_tokens, _HORIZON)
         # As many steps for these as there were for what has been written.
         num_steps = to_come * (track.num_steps + 1) / (num_tokens + 1)
         price = self._rate * self._catch_up_s[name] * behind
-        return missed / (track.num_steps + _PRIOR_WEIGHT) * num_steps >= price
+        return missed / (track.num_steps + _UNSURE) * num_steps >= price
+
+    def _miss(self, name: str, view: SequenceView, track: _Track, value: float) -> None:
+        """Notes what a drafter would have gained over a look-up of that value."""
+        choice = track.drafts.get(name)
+        gained = max(0.0, choice.net - value) if choice is not None else 0.0
+        place = (name, heat(view.params.temperature))
+        known = self._surplus.get(place, _SURPLUS)
+        self._surplus[place] = known + _LATELY * (gained - known)
+        if len(view.tokens) - track.num_fed.get(name, 0) > _BEHIND:
+            track.missed[name] = track.missed.get(name, 0.0) + gained
 
     def _ask(
         self,
@@ -505,13 +472,22 @@ class HybridProposer:
         started = perf_counter()
         drafts = drafter.propose([views[i] for i in members], asked)
         step.draft_s = perf_counter() - started
-        step.drafter, step.num_members, step.num_drafts = name, len(members), max(asked)
         for i, budget, draft in zip(members, asked, drafts, strict=True):
-            track, num_tokens = tracks[i], len(views[i].tokens)
-            track.drafted = _Drafted(name, budget, draft.tokens, draft.parents is not None)
-            step.behind = max(step.behind, num_tokens - track.num_fed.get(name, 0))
-            track.num_fed[name] = num_tokens
+            self._note(step, name, views[i], tracks[i], draft, budget)
         return list(zip(members, drafts, strict=True))
+
+    @staticmethod
+    def _note(
+        step: _Step, name: str, view: SequenceView, track: _Track, draft: Proposal, budget: int
+    ) -> None:
+        """A drafter that was asked for `budget` tokens has answered."""
+        num_tokens = len(view.tokens)
+        track.drafted = _Drafted(name, budget, draft.tokens, draft.parents is not None)
+        step.drafter = name
+        step.num_members += 1
+        step.num_drafts = max(step.num_drafts, budget)
+        step.behind = max(step.behind, num_tokens - track.num_fed.get(name, 0))
+        track.num_fed[name] = num_tokens
 
     # --- what to learn ------------------------------------------------------------------------
 
@@ -576,39 +552,26 @@ class HybridProposer:
         track.drafts.clear()
 
 
-def follow(proposal: Proposal, tokens: list[int], start: int) -> tuple[int, bool | None]:
-    """How many drafts the text `tokens[start:]` agrees with, and whether it then left them.
+class _Drafter(Proposer, DraftsAhead, Protocol):
+    """One that can go ahead."""
 
-    None: not known yet; False: it came to the end of the draft.
-    """
-    parents = proposal.parents
-    end, last, is_refused = start, -1, False
-    for node, token in enumerate(proposal.tokens):
-        parent = node - 1 if parents is None else parents[node]
-        if parent == last:
-            if end == len(tokens):
-                return end - start, None
-            is_refused = token != tokens[end]
-            if not is_refused:
-                last, end = node, end + 1
-    return end - start, is_refused
+
+Ahead = tuple[TextProposer | None, _Drafter | None]
+
+
+def _going_ahead(lookups: list[Proposer], drafters: list[Proposer]) -> Ahead | None:
+    """The look-up and the drafter that can go ahead together; None: there are others."""
+    lookup, drafter = next(iter(lookups), None), next(iter(drafters), None)
+    if len(lookups) > 1 or len(drafters) > 1:
+        return None
+    if not isinstance(lookup, TextProposer | None) or not isinstance(drafter, DraftsAhead | None):
+        return None
+    return lookup, cast("_Drafter | None", drafter)
 
 
 def _pass_shape(num_tokens: int) -> float:
     """A pass is nearly free of its width, until something else is known."""
     return 1.0 + 0.03 * num_tokens
-
-
-def _first(proposal: Proposal, num_nodes: int) -> Proposal:
-    """The beginning of a deterministic draft."""
-    if num_nodes >= len(proposal.tokens):
-        return proposal
-    parents = proposal.parents
-    return Proposal(
-        proposal.tokens[:num_nodes],
-        None if parents is None else parents[:num_nodes],
-        source=proposal.source,
-    )
 
 
 def common_draws(parts: Seq[Proposer]) -> frozenset[Draw]:

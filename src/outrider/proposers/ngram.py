@@ -1,24 +1,27 @@
 """Prompt lookup: find the text's ending earlier in the text and copy what came next.
 
 No second model and nothing to train: it pays wherever the output repeats its context (editing,
-summaries with quotes, code, structured data). A step costs a few dictionary look-ups, whatever
-the length of the context.
+summaries with quotes, code, structured data).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from outrider import native
 from outrider.contracts import ProposerContext, SequenceView
-from outrider.proposers._lookup import LookupProposer, check_lookup
+from outrider.proposers._lookup import Index, TextProposer, check_lookup
 from outrider.proposers._ngram_index import (
-    NgramIndex,
-    copy_from,
-    match_length,
+    MAX_MATCH,
+    NativeNgramIndex,
+    NgramRule,
+    PythonNgramIndex,
     trusted_length,
-    up_to_finish,
 )
 from outrider.proposers._options import read_options
+
+MakeIndex = Callable[[NgramRule, frozenset[int]], Index]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,32 +40,26 @@ class NgramConfig:
         check_lookup("ngram", self.min_n, self.max_n, self.factor)
 
 
-class NgramProposer(LookupProposer):
+class NgramProposer(TextProposer):
     """Copies the continuation of the longest suffix that occurred before; the latest one wins."""
 
     name = "ngram"
+    trees = False
 
-    def __init__(self, config: NgramConfig | None = None) -> None:
-        self.config = config or NgramConfig()
-        self._indexes: dict[int, NgramIndex] = {}
+    def __init__(
+        self,
+        config: NgramConfig | None = None,
+        make_index: MakeIndex | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config = config or NgramConfig()
+        trusted = [0, *(trusted_length(n + 1, config.factor) for n in range(MAX_MATCH))]
+        self._rule = NgramRule(config.min_n, config.max_n, trusted)
+        self._make = make_index or (NativeNgramIndex if native.available() else PythonNgramIndex)
 
     @classmethod
     def build(cls, context: ProposerContext) -> NgramProposer:
         return cls(read_options(NgramConfig, cls.name, context.options))
 
-    def release(self, sequence_id: int) -> None:
-        self._indexes.pop(sequence_id, None)
-
-    def _draft(self, view: SequenceView, budget: int, *, trust: bool = False) -> list[int]:
-        index = self._indexes.get(view.id)
-        if index is None:
-            index = NgramIndex(self.config.min_n, self.config.max_n)
-            self._indexes[view.id] = index
-        index.extend(view.tokens)
-        start = index.find(view.tokens)
-        if start is None:
-            return []
-        if not trust:
-            trusted = trusted_length(match_length(view.tokens, start), self.config.factor)
-            budget = min(budget, trusted)
-        return up_to_finish(copy_from(view.tokens, start, budget), view.finish_ids)
+    def _index_for(self, view: SequenceView) -> Index:
+        return self._make(self._rule, view.finish_ids)

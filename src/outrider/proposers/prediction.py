@@ -11,8 +11,9 @@ from bisect import bisect_left
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from outrider.contracts import ProposerContext, SequenceView
-from outrider.proposers._lookup import LookupProposer, check_lookup
+from outrider.contracts import AheadBatch, ProposerContext, SequenceView
+from outrider.layout import lay_script
+from outrider.proposers._lookup import Draft, LookupProposer, check_lookup
 from outrider.proposers._ngram_index import suffix_keys, trusted_length, up_to_finish
 from outrider.proposers._options import read_options
 
@@ -89,6 +90,7 @@ class PredictionProposer(LookupProposer):
     """Drafts from `view.prediction`; nothing for sequences without one."""
 
     name = "prediction"
+    trees = False
 
     def __init__(self, config: PredictionConfig | None = None) -> None:
         self.config = config or PredictionConfig()
@@ -101,7 +103,25 @@ class PredictionProposer(LookupProposer):
     def release(self, sequence_id: int) -> None:
         self._alignments.pop(sequence_id, None)
 
-    def _draft(self, view: SequenceView, budget: int, *, trust: bool = False) -> list[int]:
+    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
+        """The guess is copied for as long as the target agrees."""
+        texts: list[list[int]] = []
+        for i, (view, budget) in enumerate(zip(views, batch.num_drafts_S, strict=True)):
+            num_drafts = len(self._guessed(view, budget)) if budget else 0
+            if budget and not num_drafts:
+                return False
+            batch.num_drafts_S[i] = num_drafts
+            furthest = most_steps * (num_drafts + 1)
+            texts.append(self._guessed(view, furthest, trust=True) if budget else [])
+        batch.script_S2L = lay_script(texts)
+        batch.copies = True
+        return True
+
+    def _draft(self, view: SequenceView, budget: int) -> Draft:
+        return Draft(self._guessed(view, budget))
+
+    def _guessed(self, view: SequenceView, budget: int, *, trust: bool = False) -> list[int]:
+        """At most `budget` tokens; `trust`: as many, however little speaks for the place."""
         if not view.prediction:
             return []
         alignment = self._alignments.get(view.id)

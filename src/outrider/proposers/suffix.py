@@ -9,31 +9,20 @@ largest sum of probabilities is kept: that sum is the number of tokens it expect
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import cast
 
-from outrider.contracts import (
-    Draw,
-    Needs,
-    Observation,
-    Proposal,
-    ProposerContext,
-    SequenceView,
-)
+from outrider.contracts import ProposerContext, SequenceView
 from outrider.errors import ConfigError
-from outrider.proposers._lookup import CopiesAhead
-from outrider.proposers._ngram_index import copy_from, trusted_length, up_to_finish
+from outrider.proposers._lookup import Index, TextProposer
+from outrider.proposers._ngram_index import trusted_length
 from outrider.proposers._options import read_options
 from outrider.proposers._shared_outputs import SharedOutputs
 from outrider.proposers._suffix_index import SuffixIndex, SuffixRule, suffix_index
 
 MakeIndex = Callable[..., SuffixIndex]
-
-_ENDING = 4  # tokens before a draft that must agree where its sequel is looked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,70 +48,31 @@ class SuffixConfig:
             )
 
 
-class _Reader(NamedTuple):
-    """One sequence: its own text, and how much of it was there when we first saw it."""
-
-    view: SequenceView
-    own: SuffixIndex
-    num_returning: int  # the prompt; more after a preemption
-
-
-class SuffixProposer(CopiesAhead):
+class SuffixProposer(TextProposer):
     name = "suffix"
-    draws = frozenset({Draw.DETERMINISTIC})
-    needs = Needs()
 
     def __init__(
         self, config: SuffixConfig | None = None, make_index: MakeIndex = suffix_index
     ) -> None:
+        super().__init__()
         self.config = config = config or SuffixConfig()
         self.trees = config.tree
         trusted = [0, *(trusted_length(n + 1, config.factor) for n in range(config.max_match))]
         self._make_index = partial(make_index, SuffixRule(trusted, config.floor, config.tree))
-        self._readers: dict[int, _Reader] = {}
         self._shared = SharedOutputs(config.shared_tokens, self._make_index)
 
     @classmethod
     def build(cls, context: ProposerContext) -> SuffixProposer:
         return cls(read_options(SuffixConfig, cls.name, context.options))
 
-    def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
-        proposals = []
-        for view, budget in zip(views, budgets, strict=True):
-            reader = self._readers.get(view.id)
-            if reader is None:
-                own = self._make_index(view.finish_ids)
-                reader = self._readers[view.id] = _Reader(view, own, len(view.tokens))
-            own = reader.own
-            draft = own.draft(view.tokens[own.num_tokens :], self._shared.of(view.salt), budget)
-            proposals.append(Proposal(draft.tokens, draft.parents, source=self.name))
-        return proposals
+    def index_of(self, view: SequenceView) -> Index:
+        index = super().index_of(view)
+        cast(SuffixIndex, index).read(self._shared.of(view.salt))
+        return index
 
-    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
-        """Nothing to do: committed tokens are read when the next draft is asked for."""
+    def _index_for(self, view: SequenceView) -> Index:
+        return self._make_index(view.finish_ids)
 
-    def _expected(self, view: SequenceView, budget: int, most_steps: int) -> tuple[int, list[int]]:
-        """Chains that continue the text's own; a tree is drafted step by step."""
-        (proposal,) = self.propose([view], [budget])
-        chain = proposal.tokens
-        if not chain or proposal.parents is not None:
-            return 0, []
-        text = chain + _sequel(view.tokens, chain, most_steps * (len(chain) + 1))
-        return len(chain), up_to_finish(text, view.finish_ids)
-
-    def release(self, sequence_id: int) -> None:
+    def _forgotten(self, view: SequenceView, num_returning: int) -> None:
         """The output becomes common knowledge; a preempted one's rest when it is released again."""
-        reader = self._readers.pop(sequence_id, None)
-        if reader is not None:
-            self._shared.add(reader.view.salt, reader.view.tokens[reader.num_returning :])
-
-
-def _sequel(tokens: list[int], chain: list[int], count: int) -> list[int]:
-    """What followed where the text's ending and `chain` stood last; nothing if they did not."""
-    ending = tokens[-_ENDING:]
-    wanted, text = array("i", ending + chain).tobytes(), array("i", tokens).tobytes()
-    at = text.rfind(wanted)
-    if at < 0 or at % array("i").itemsize:  # the latter by chance
-        return []
-    end = at // array("i").itemsize + len(ending) + len(chain)
-    return copy_from(tokens, end, count) if end < len(tokens) else []
+        self._shared.add(view.salt, view.tokens[num_returning:])

@@ -26,7 +26,8 @@ from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError
-from outrider.proposers.hybrid import HybridConfig, HybridProposer, Worth, follow
+from outrider.proposers._worth import Worth, follow
+from outrider.proposers.hybrid import HybridConfig, HybridProposer
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
 
@@ -245,15 +246,15 @@ def test_worth_leans_on_others_and_on_smaller_sizes_until_it_knows() -> None:
     for _ in range(200):
         Worth(shared).learn(4, 0, True)
     own = Worth(shared)
-    assert shared.rates(2) == (0.7, 0.7)
+    assert shared.rates(2)[2] == (0.7, 0.7)
     for size in (4, 9):
-        assert own.rates(size)[0] < 0.1
-        assert own.rates(size)[1] == 0.7  # nothing was ever seen of it
+        assert own.rates(9)[size][0] < 0.1
+        assert own.rates(9)[size][1] == 0.7  # nothing was ever seen of it
     for accepted in [9] * 60 + [1]:
         own.learn(9, accepted, accepted < 9)
-    assert min(own.rates(9)) > 0.9
-    assert own.rates(4)[0] < 0.1
-    assert min(Worth(shared).rates(20)) > 0.8
+    assert min(own.rates(9)[9]) > 0.9
+    assert own.rates(9)[4][0] < 0.1
+    assert min(Worth(shared).rates(20)[20]) > 0.8
 
 
 def test_of_a_long_lookup_only_what_pays_is_taken() -> None:
