@@ -298,6 +298,7 @@ class AheadBatch:
     # on follow it. `copies`: to be left where the target does, or at its end.
     script_S2L: IntArray | None = None
     copies: bool = False
+    exit_layer: int | None = None  # so many of the target's own layers draft, without a drafter
     # Asked first where given; not every model that runs ahead can.
     lookups: list[AheadLookup | None] | None = None
 

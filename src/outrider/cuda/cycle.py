@@ -469,6 +469,7 @@ def run_ahead(
         or batch.rows.filters
         or batch.script_S2L is not None
         or batch.lookups is not None
+        or batch.exit_layer is not None
         or min(batch.context_S) < 1
     ):
         return []

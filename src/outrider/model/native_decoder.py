@@ -273,6 +273,7 @@ class NativeDecoder(NativeModel):
             width=width,
             most_cycles=most_steps,
             threads=self._threads or native.num_threads(),
+            exit_layer=batch.exit_layer or 0,
         )
         script = batch.script_S2L
         if script is not None:

@@ -143,6 +143,7 @@ class Ahead(Structure):
                 "threads",
                 "script_length",
                 "copies",
+                "exit_layer",
                 "cycles",
             )
         ),

@@ -129,7 +129,7 @@ class Ahead {
         asks = true;
       }
     }
-    if (asks && a_.drafter) {
+    if (asks && (a_.drafter || a_.exit_layer)) {
       if (const int32_t code = ask()) return code;
     }
     if (a_.script) follow_script();
@@ -154,30 +154,34 @@ class Ahead {
     if (out[1]) parents_[i] = out + 2 + size;
   }
 
+  // The drafter, or the target's own first layers, which have read all but the newest token.
   int32_t ask() {
     std::vector<int32_t> tokens, positions, starts(1, 0), context;
     for (size_t i = 0; i < seqs_; ++i) {
-      const bool drafts = asked_[i] > 0;
-      context.push_back(drafts ? fed_[i] : 0);
-      for (size_t j = 0; drafts && j < pending_[i].size(); ++j) {
-        tokens.push_back(pending_[i][j]);
-        positions.push_back(fed_[i] + int32_t(j));
-      }
+      const int first = !asked_[i] ? 0 : a_.exit_layer ? context_[i] : fed_[i];
+      context.push_back(first);
+      if (asked_[i] && a_.exit_layer) tokens.push_back(last_[i]);
+      if (asked_[i] && !a_.exit_layer)
+        tokens.insert(tokens.end(), pending_[i].begin(), pending_[i].end());
+      for (int j = 0; positions.size() < tokens.size(); ++j) positions.push_back(first + j);
       starts.push_back(int32_t(tokens.size()));
     }
+    const int32_t* tables = a_.exit_layer ? tables_ : draft_tables_;
+    const int table_width = a_.exit_layer ? a_.table_width : a_.draft_table_width;
     packed_.clear();
     append(packed_, tokens), append(packed_, positions), append(packed_, starts);
     append(packed_, context);
-    packed_.insert(packed_.end(), draft_tables_,
-                   draft_tables_ + seqs_ * size_t(a_.draft_table_width));
+    packed_.insert(packed_.end(), tables, tables + seqs_ * size_t(table_width));
     OutriderStep s{};
     s.num_tokens = int32_t(tokens.size());
     s.num_seqs = a_.num_seqs;
-    s.table_width = a_.draft_table_width;
-    s.exit_layer = -1;
+    s.table_width = table_width;
+    s.exit_layer = a_.exit_layer ? a_.exit_layer : -1;
     s.threads = a_.threads;
-    const OutriderDraft d{drafts_.data(), a_.width, 0, nullptr};
-    return outrider_draft(a_.drafter, packed_.data(), &s, params_.data(), &d);
+    if (a_.exit_layer) states_.resize(seqs_ * (width_ + 1) * size_t(m_.config.hidden));
+    const OutriderDraft d{drafts_.data(), a_.width, 0, a_.exit_layer ? states_.data() : nullptr};
+    OutriderModel* model = a_.exit_layer ? &m_ : a_.drafter;
+    return outrider_draft(model, packed_.data(), &s, params_.data(), &d);
   }
 
   const int32_t* script(size_t i) const { return a_.script + 2 * i * size_t(a_.script_length); }
@@ -243,6 +247,17 @@ class Ahead {
     s.table_width = a_.table_width;
     s.has_parents = trees;
     s.exit_layer = -1;
+    if (a_.exit_layer && *std::min_element(counts_.begin(), counts_.end())) {
+      // All rows have been through the first layers.
+      const size_t hidden = size_t(m_.config.hidden);
+      begun_states_.clear();
+      for (size_t i = 0; i < seqs_; ++i) {
+        const float* first = states_.data() + i * (width_ + 1) * hidden;
+        begun_states_.insert(begun_states_.end(), first, first + size_t(counts_[i] + 1) * hidden);
+      }
+      s.begun = begun_states_.data();
+      s.start_layer = a_.exit_layer;
+    }
     s.threads = a_.threads;
     return outrider_step_and_draw(&m_, packed_.data(), &s, row_params_.data(), drawn_.data());
   }
@@ -341,6 +356,7 @@ class Ahead {
   std::vector<int32_t> sources_, counts_, drafts_, found_;
   std::vector<const int32_t*> parents_;
   std::vector<int32_t> drawn_, packed_, row_params_;
+  std::vector<float> states_, begun_states_;  // after `exit_layer` layers
 };
 
 }  // namespace

@@ -135,6 +135,7 @@ typedef struct {
   double limit_s;
   int32_t num_seqs, table_width, draft_table_width, width, most_cycles, threads, script_length;
   int32_t copies;          // stops where a sequence leaves its script, or there is no more of it
+  int32_t exit_layer;      // 0, or how many of the model's own layers draft instead of a drafter
   int32_t cycles;          // set: how many were run
 } OutriderAhead;
 

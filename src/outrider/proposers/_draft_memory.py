@@ -39,6 +39,13 @@ class DraftMemory:
         """How many tokens deep a draft may be before the model's positions run out."""
         return self.model.spec.max_positions - len(view.tokens) + 1
 
+    def _state(self, view: SequenceView) -> _State:
+        state = self._states.get(view.id)
+        if state is None:
+            state = _State(self.kv.match(view.id, view.tokens, view.salt))
+            self._states[view.id] = state
+        return state
+
     def catch_up(self, view: SequenceView, num_drafts: int) -> Slice | None:
         """Feeds the committed text but for its last chunk, and reserves room for drafts.
 
@@ -46,10 +53,7 @@ class DraftMemory:
         None when the drafter's KV is full: the sequence is forgotten then.
         """
         tokens = view.tokens
-        state = self._states.get(view.id)
-        if state is None:
-            state = _State(self.kv.match(view.id, tokens, view.salt))
-            self._states[view.id] = state
+        state = self._state(view)
         state.is_settled = False
         if not self.kv.reserve(view.id, len(tokens) + num_drafts):
             self.release(view.id)
@@ -77,14 +81,16 @@ class DraftMemory:
             batch.num_left_S[i] = min(batch.num_left_S[i], room + 1)
             most = num_drafts if lookup is None else max(num_drafts, lookup.num_tokens)
             furthest = min(batch.num_left_S[i], most_steps * (most + 1))
-            state = self._states.get(view.id)
+            is_new = view.id not in self._states
+            state = self._state(view)
             # Long texts are read in a step of its own, and a full pool costs no more than speed.
             if (
                 room < num_drafts
-                or state is None
                 or len(view.tokens) - state.num_fed > CATCH_UP_TOKENS
                 or not self.kv.reserve(view.id, len(view.tokens) + furthest)
             ):
+                if is_new:
+                    self.release(view.id)
                 return False
             slice_ = self.catch_up(view, furthest)
             if slice_ is None:

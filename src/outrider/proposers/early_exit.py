@@ -23,6 +23,8 @@ import numpy.typing as npt
 import torch
 
 from outrider.contracts import (
+    AheadBatch,
+    AheadStep,
     Begun,
     Continues,
     DraftsAndKeeps,
@@ -175,6 +177,20 @@ class EarlyExitProposer:
 
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
         """Nothing to do: the engine commits the slots."""
+
+    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
+        return True
+
+    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
+        """contracts.DraftsAhead."""
+        batch.exit_layer = self.exit_layer
+        return True
+
+    def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
+        return self.name
+
+    def end_ahead(self, view: SequenceView) -> None:
+        """Nothing to do."""
 
     def release(self, sequence_id: int) -> None:
         """Nothing to forget."""

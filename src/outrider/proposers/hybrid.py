@@ -280,9 +280,9 @@ class HybridProposer:
                 batch.lookups[i] = AheadLookup(index, budget, take)
         if lookup is None:
             batch.lookups = None
-        if not any(batch.num_drafts_S):
-            return lookup is not None
-        return drafter is not None and drafter.begin_ahead(views, most_steps, batch)
+        if drafter is None or not any(batch.num_drafts_S):
+            return True
+        return drafter.begin_ahead(views, most_steps, batch)
 
     def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
         assert self._ahead is not None

@@ -26,6 +26,10 @@ pytestmark = needs_native
 PROMPTS = [[5, 9, 5, 9, 5, 9, 2], [1, 2, 3], [7] * 20, [3, 1, 4, 1, 5, 9, 2, 6]]
 PLAIN = Speculation(num_draft_tokens=0)
 DRAFTED = Speculation(proposer="draft-model", num_draft_tokens=4)
+NGRAM = Speculation(proposer="ngram", num_draft_tokens=6)
+SUFFIX = Speculation(proposer="suffix", num_draft_tokens=6)
+EXIT = Speculation(proposer="early-exit", num_draft_tokens=3)
+HYBRID = Speculation(proposer="hybrid", num_draft_tokens=6)
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +117,14 @@ def decode(
 )
 @pytest.mark.parametrize(
     "wishes",
-    [[PLAIN], [DRAFTED], [DRAFTED, PLAIN, Speculation(proposer="draft-model", num_draft_tokens=1)]],
-    ids=["plain", "drafted", "ragged"],
+    [
+        [PLAIN],
+        [DRAFTED],
+        [DRAFTED, PLAIN, Speculation(proposer="draft-model", num_draft_tokens=1)],
+        [EXIT],
+        [EXIT, PLAIN, Speculation(proposer="early-exit", num_draft_tokens=1)],
+    ],
+    ids=["plain", "drafted", "ragged", "early exit", "ragged early exit"],
 )
 def test_the_same_tokens_and_events(
     make: Make, runs: Runs, params: SamplingParams, wishes: list[Speculation]
@@ -172,7 +182,9 @@ def test_a_full_pool_costs_speed_only(make: Make) -> None:
     assert engine.parts.scheduler.num_preemptions > 0
 
 
-@pytest.mark.parametrize("wish", [PLAIN, DRAFTED], ids=["plain", "drafted"])
+@pytest.mark.parametrize(
+    "wish", [PLAIN, DRAFTED, SUFFIX, HYBRID], ids=["plain", "drafted", "looked up", "hybrid"]
+)
 def test_a_request_that_ends_or_begins_in_between(
     make: Make, runs: Runs, wish: Speculation
 ) -> None:
@@ -285,6 +297,48 @@ def test_copies_go_on_while_the_target_agrees(make: Make, runs: Runs) -> None:
             assert min(accepted) > 30
 
 
+@pytest.mark.parametrize("wish", [NGRAM, SUFFIX], ids=["ngram", "suffix"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_what_is_looked_up_is_what_single_steps_look_up(
+    make: Make, runs: Runs, wish: Speculation, temperature: float
+) -> None:
+    """Trees included, whose accepted paths are lined up before the next step."""
+    ends = tuple(range(250, 256))
+    params = SamplingParams(max_tokens=120, temperature=temperature, seed=2, stop_ids=ends)
+    prompt = [1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 3, 7, 1, 2]
+    events = []
+    for most in (1, 8):
+        engine = make(most)
+        request = engine.add(prompt, params, speculation=wish)
+        steps = [event for report in engine.run([request]) for event in report.events]
+        engine.collect(request)
+        events.append(
+            [(e.tokens, e.draft_tokens, e.draft_parents, e.source, e.path) for e in steps]
+        )
+    assert events[0] == events[1]
+    assert runs.steps > runs.asked > 0
+    if wish is SUFFIX:
+        assert any(parents is not None for _, _, parents, _, _ in events[1])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_hybrid_looks_up_and_drafts_in_one_call(make: Make, runs: Runs, temperature: float) -> None:
+    """Beside a plain sequence, too; and it says who drafted."""
+    params = SamplingParams(max_tokens=120, temperature=temperature, seed=2, ignore_eos=True)
+    plain = decode(make(1), params, [PLAIN, PLAIN], PROMPTS[:2])
+    engine = make(8)
+    requests = [engine.add(PROMPTS[i], params, speculation=(HYBRID, PLAIN)[i]) for i in range(2)]
+    sources = set()
+    for report in engine.run(requests):
+        engine.parts.kv.check()
+        sources |= {event.source for event in report.events}
+    assert [engine.collect(request).tokens for request in requests] == [r.tokens for r in plain]
+    assert runs.steps > runs.asked > 0
+    assert "draft-model" in sources
+    assert sources <= {"", "suffix", "draft-model"}
+    assert engine.parts.kv.num_free_blocks == engine.parts.kv.num_blocks
+
+
 def test_a_prescribed_acceptance_is_kept(make: Make, runs: Runs) -> None:
     params = SamplingParams(max_tokens=140, ignore_eos=True)
     (plain,) = decode(make(1), params, [PLAIN], PROMPTS[:1])
@@ -292,7 +346,7 @@ def test_a_prescribed_acceptance_is_kept(make: Make, runs: Runs) -> None:
     for most in (1, 8):
         engine = make(most)
         lengths = []
-        for beneath in (None, "draft-model"):
+        for beneath in (None, "draft-model", "ngram"):
             name = add_synthetic(engine, 0.7, beneath)
             wish = Speculation(proposer=name, num_draft_tokens=3)
             for _ in range(6):
