@@ -247,14 +247,15 @@ class NativeDecoder(NativeModel):
             tokens = catch_up.tokens_T.tobytes()
             draft_tables, draft_width = catch_up.tables_SW.tobytes(), catch_up.tables_SW.shape[1]
         packed = (
-            array("i", [*batch.last_S, *batch.context_S, *batch.num_left_S]),
+            array("i", [*batch.last_S, *batch.context_S, *batch.num_left_S]).tobytes(),
             fed,
-            array("i", most_found),
+            array("i", most_found).tobytes(),
             batch.tables_SW.tobytes(),
             draft_tables,
             starts,
             tokens,
-            array("i", [*accumulate(map(len, finish), initial=0), *chain.from_iterable(finish)]),
+            array("i", [*accumulate(map(len, finish), initial=0)]).tobytes(),
+            array("i", [*chain.from_iterable(finish)]).tobytes(),
             *(_taken(lookup, width) for lookup in lookups),
         )
         stride = 4 * width + 5
@@ -352,10 +353,10 @@ class NativeDecoder(NativeModel):
 _FOUND = 1  # who drafted: a look-up
 
 
-def _taken(lookup: AheadLookup | None, width: int) -> array[int]:
+def _taken(lookup: AheadLookup | None, width: int) -> bytes:
     """How much to take of what is found, for every size up to `width`."""
     taken = array("i", () if lookup is None else lookup.take)
-    return taken + array("i", bytes(4 * (width + 1 - len(taken))))
+    return taken.tobytes() + bytes(4 * (width + 1 - len(taken)))
 
 
 def _ahead_step(
