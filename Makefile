@@ -29,7 +29,7 @@ LIBRARY := src/outrider/native/_outrider.so
 NATIVE_SOURCES := $(wildcard src/outrider/native/*.cpp src/outrider/native/*.h \
 	src/outrider/native/build.py)
 
-.PHONY: demo test lint typecheck unit figures soak load clients vllm vllm-test docs docs-test demo-picture reference clean distclean sanitize
+.PHONY: demo test lint typecheck unit figures soak load clients vllm vllm-test docs docs-test demo-picture live-picture reference clean distclean sanitize
 
 demo: $(NATIVE)
 	@$(BIN)/outrider demo
@@ -71,9 +71,12 @@ reference: $(INSTALLED)
 	@$(BIN)/python docs/tools/drawings.py
 	@$(BIN)/python docs/tools/figures.py
 
-# The picture of the README: measures, so run it on a quiet machine.
+# The pictures of the demo and of the live page (chromium) measure: run them on a quiet machine.
 demo-picture: $(NATIVE)
 	@$(BIN)/python docs/tools/demo_picture.py
+
+live-picture: $(NATIVE)
+	@$(BIN)/python docs/tools/live_picture.py
 
 DOCS := $(VENV)/.docs
 $(DOCS): $(INSTALLED)
