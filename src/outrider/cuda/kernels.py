@@ -202,7 +202,7 @@ def attend_kernel(
         other = tl.program_id(0) % (1 + M - CHAIN) - 1
         depth = tl.maximum(other, 0) // OTHERS + 1
         alone = sequence * M + CHAIN + tl.maximum(other, 0)
-        own_slot = tl.load(slots + alone)
+        own_slot = tl.maximum(tl.load(slots + alone), 0)  # nobody has slot -1
         token = tl.where(other >= 0, alone, token)
         real = row < tl.where(other >= 0, G, CHAIN * G)
         length = tl.where(other >= 0, context + depth + 1, length)

@@ -225,7 +225,7 @@ class TorchOps:
             for i in range(where.width - where.chain):
                 row, depth = first + where.chain + i, 1 + i // where.num_others
                 own = place[: context + depth + 1].clone()
-                own[-1] = where.slots_T[row]
+                own[-1] = where.slots_T[row].clamp(min=0)
                 self._attend(qkv_THD, store_2PKD, where, row, 1, context, own, out_TQD)
 
     @staticmethod
