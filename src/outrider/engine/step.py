@@ -36,7 +36,7 @@ def run_step(parts: Parts) -> StepReport | None:
         return None
     lines, proposals, laws = computed.lines, computed.proposals, computed.laws
     ready = [line.sequence for line in lines if line.is_last_chunk]
-    num_tokens = sum([line.num_tokens for line in lines]) + sum(map(len, proposals))
+    num_tokens = sum([line.num_tokens for line in lines]) + sum([len(p.tokens) for p in proposals])
     passed = perf_counter()
     verdicts = verify(parts, ready, proposals, laws)
     verified = perf_counter()
