@@ -9,6 +9,7 @@ Everything that describes the pass is host data (NumPy, lists of int): models mo
 
 from __future__ import annotations
 
+import ctypes
 import enum
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -301,6 +302,7 @@ class AheadBatch:
     exit_layer: int | None = None  # so many of the target's own layers draft, without a drafter
     # Asked first where given; not every model that runs ahead can.
     lookups: list[AheadLookup | None] | None = None
+    stop: ctypes.c_int32 | None = None  # not 0 any more: another thread wants no further step
 
 
 class AheadLookup(NamedTuple):

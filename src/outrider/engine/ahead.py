@@ -9,6 +9,7 @@ costs no more than the steps not caught up with: K/V of tokens that are not comm
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections import deque
 from dataclasses import dataclass, field
@@ -89,6 +90,14 @@ class Ahead:
         self._drafts: list[bool] = []
         self._proposer: DraftsAhead | None = None
         self._has_failed = False
+        self._stop = ctypes.c_int32()  # where native code looks, too
+
+    def interrupt(self) -> None:
+        """From any thread: a call that is under way begins no further step, until `resume`."""
+        self._stop.value = 1
+
+    def resume(self) -> None:
+        self._stop.value = 0
 
     @property
     def is_empty(self) -> bool:
@@ -197,6 +206,7 @@ class Ahead:
             finish_ids=[s.finish_ids for s in sequences],
             rows=RowParams.of([s.params for s in sequences], [1] * len(sequences)),
             key_S=[sequence_key(s.seed, s.sample_index, Stream.TARGET) for s in sequences],
+            stop=self._stop,
         )
         if drafter is not None and not drafter.begin_ahead(sequences, most_steps, batch):
             return None

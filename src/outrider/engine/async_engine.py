@@ -121,12 +121,17 @@ class AsyncEngine:
         def leave() -> None:
             if not client.left:
                 client.left = True
-                self._commands.put(stop)
+                self._post(stop)
 
         if self._failure is not None or not self._thread.is_alive():
             raise EngineError("the engine has stopped") from self._failure
-        self._commands.put(start)
+        self._post(start)
         return leave
+
+    def _post(self, command: Callable[[], None] | None) -> None:
+        """To the engine's thread, which sees to it before the next step; None: the end."""
+        self._commands.put(command)
+        self._engine.parts.ahead.interrupt()
 
     @property
     def stalled_s(self) -> float:
@@ -139,7 +144,7 @@ class AsyncEngine:
 
         False if the thread has not ended within `timeout_s`: it hangs in a step.
         """
-        self._commands.put(None)
+        self._post(None)
         await asyncio.to_thread(self._thread.join, timeout_s)
         return not self._thread.is_alive()
 
@@ -160,6 +165,7 @@ class AsyncEngine:
 
     def _obey(self) -> bool:
         """Runs all posted commands, waiting for one if there is nothing else to do."""
+        self._engine.parts.ahead.resume()  # before they are looked for: none is overlooked
         while True:
             block = not self._engine.has_work
             self._alive_at = None if block else monotonic()

@@ -27,7 +27,10 @@ class PlainLoop:
         steps: list[AheadStep] = []
         begun = ended = perf_counter()
         duration = 0.0
-        while len(steps) < most_steps and (not steps or ended + duration - begun <= limit_s):
+        while len(steps) < most_steps:
+            is_late = ended + duration - begun > limit_s
+            if steps and (is_late or (batch.stop is not None and batch.stop.value)):
+                break
             pass_ = StepBatch(
                 tokens_T=np.array(tokens, np.int32),
                 positions_T=context_S,

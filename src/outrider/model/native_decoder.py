@@ -276,6 +276,8 @@ class NativeDecoder(NativeModel):
             threads=self._threads or native.num_threads(),
             exit_layer=batch.exit_layer or 0,
         )
+        if batch.stop is not None:
+            ahead.stop = ctypes.addressof(batch.stop)
         script = batch.script_S2L
         if script is not None:
             ahead.script, ahead.script_length = script.ctypes.data, script.shape[2]

@@ -129,7 +129,7 @@ class Ahead(Structure):
     _fields_ = [
         *(
             (name, c_void_p)
-            for name in ("drafter", "logits", "out", "seconds", "script", "lookups")
+            for name in ("drafter", "logits", "out", "seconds", "script", "lookups", "stop")
         ),
         ("limit_s", c_double),
         *(

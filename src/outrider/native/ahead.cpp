@@ -70,7 +70,8 @@ class Ahead {
     double cycle = 0;
     for (a_.cycles = 0; a_.cycles < a_.most_cycles; ++a_.cycles) {
       const double started = now();
-      if (!fits() || (a_.cycles && started + cycle - begun > a_.limit_s)) break;
+      if (!fits()) break;
+      if (a_.cycles && (started + cycle - begun > a_.limit_s || (a_.stop && *a_.stop))) break;
       if (const int32_t code = draft()) return failed(code);
       const double drafted = now();
       if (const int32_t code = pass()) return failed(code);

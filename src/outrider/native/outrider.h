@@ -132,6 +132,7 @@ typedef struct {
   const int32_t* script;   // null, or [num_seqs][2][script_length]: what to draft instead: the text
                            // that is expected, and how many drafts from each place on follow it
   OutriderLookup* const* lookups;  // null, or [num_seqs], each null or its text up to now
+  const volatile int32_t* stop;  // null, or: not 0 any more, and no further cycle is begun
   double limit_s;
   int32_t num_seqs, table_width, draft_table_width, width, most_cycles, threads, script_length;
   int32_t copies;          // stops where a sequence leaves its script, or there is no more of it

@@ -359,3 +359,15 @@ def test_a_prescribed_acceptance_is_kept(make: Make, runs: Runs) -> None:
     assert runs.steps > runs.asked > 0
     for rate in rates.values():
         assert abs(rate - expected) < 0.2
+
+
+@pytest.mark.parametrize("wish", [PLAIN, DRAFTED], ids=["plain", "drafted"])
+def test_interrupted_it_goes_on_step_by_step(make: Make, runs: Runs, wish: Speculation) -> None:
+    engine = make(16)
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    engine.parts.ahead.interrupt()
+    decode(engine, params, [wish], PROMPTS[:1])
+    assert runs.asked == runs.steps > 2
+    engine.parts.ahead.resume()
+    decode(engine, params, [wish], PROMPTS[:1])
+    assert runs.asked < runs.steps

@@ -118,3 +118,14 @@ def test_a_model_that_fails_for_good_ends_the_request(
     monkeypatch.setattr(engine.parts.target, "forward", forward)
     with pytest.raises(EngineError, match="NaN"):
         decode(engine, SamplingParams(max_tokens=40, ignore_eos=True))
+
+
+def test_interrupted_it_goes_on_step_by_step(model: Path, runs: list[int]) -> None:
+    engine = make(model, 16)
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    engine.parts.ahead.interrupt()
+    expected = texts(decode(engine, params))
+    assert set(runs) == {1}
+    engine.parts.ahead.resume()
+    assert texts(decode(engine, params)) == expected
+    assert max(runs) > 1
