@@ -50,6 +50,10 @@ def _version_of(package: str) -> str:
 def _kernels() -> str:
     from outrider import native
 
-    if native.available():
-        return f"native ({native.isa()}, {native.num_threads()} threads)"
-    return f"torch ({native.why_unavailable()})"
+    on_cpu = (
+        f"native ({native.isa()}, {native.num_threads()} threads)"
+        if native.available()
+        else f"torch ({native.why_unavailable()})"
+    )
+    triton = "triton" if _is_there("triton") else "none: a CUDA build of torch brings triton"
+    return f"{on_cpu}; on a GPU {triton}"
