@@ -21,11 +21,16 @@ import torch
 
 from outrider.contracts import Draw, Laws, Proposal, SequenceView, Stream, Verdict
 from outrider.errors import LossyPairing
-from outrider.noise import draw_key, gumbel, uniform
-
-# Below this mass a residual is rounding noise: p is drawn from instead. The branch is taken with
-# at most this probability, which bounds the error.
-EPS = 1e-6
+from outrider.noise import (
+    as_signed,
+    draw_key,
+    draw_keys,
+    gumbel,
+    gumbel_of,
+    sequence_key,
+    uniform,
+)
+from outrider.verifiers._batched import Batch
 
 RATIO_DRAWS = frozenset({Draw.SAMPLED, Draw.WITHOUT_REPLACEMENT, Draw.DETERMINISTIC})
 
@@ -45,6 +50,11 @@ class RatioVerifier(ABC):
     trees = False
     needs_draws_alone = False
 
+    @staticmethod
+    @abstractmethod
+    def decide_all(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same for many sequences: the last row kept of each, and the laws [S, V]."""
+
     @abstractmethod
     def decide(self, p_MV: torch.Tensor, proposal: Proposal, uniforms: Seq[float]) -> Decision:
         """The pure decision; `uniforms[j]` in [0, 1) belongs to node j. Mutates nothing."""
@@ -53,13 +63,35 @@ class RatioVerifier(ABC):
         self, views: Seq[SequenceView], proposals: Seq[Proposal], laws: Laws
     ) -> list[Verdict]:
         """Raises LossyPairing for a proposal this rule is not exact for."""
-        decisions = []
-        for view, proposal, start in zip(views, proposals, laws.starts, strict=True):
+        p: list[torch.Tensor] = []
+        for proposal, start in zip(proposals, laws.starts, strict=True):
             self._check(proposal)
-            p_MV = laws.probs(start, start + 1 + len(proposal))
+            p.append(laws.probs(start, start + 1 + len(proposal)))
+        if p and p[0].device.type != "cpu" and any(map(len, proposals)):
+            return self.verify_all(views, proposals, p)
+        decisions = []
+        for view, proposal, p_MV in zip(views, proposals, p, strict=True):
             decisions.append(self.decide(p_MV, proposal, accept_uniforms(view, len(proposal))))
         next_tokens = draw_next(views, decisions)
         return [Verdict(d.path, y) for d, y in zip(decisions, next_tokens, strict=True)]
+
+    def verify_all(
+        self, views: Seq[SequenceView], proposals: Seq[Proposal], p: Seq[torch.Tensor]
+    ) -> list[Verdict]:
+        """The verdicts without asking the device in between: two numbers a sequence come back."""
+        uniforms = [accept_uniforms(v, len(x)) for v, x in zip(views, proposals, strict=True)]
+        kept_S, laws_SV = self.decide_all(Batch.of(p, proposals, uniforms))
+        device, most = laws_SV.device, 1 + max(map(len, proposals))
+        paths = [_paths(proposal) for proposal in proposals]
+        depths = [[len(path) for path in some] + [0] * (most - len(some)) for some in paths]
+        depth_S = torch.tensor(depths, device=device).gather(1, kept_S[:, None])[:, 0]
+        secrets = [sequence_key(v.seed, v.sample_index, Stream.RESIDUAL) for v in views]
+        lengths_S = torch.tensor([len(v.tokens) for v in views], device=device)
+        keys_S = draw_keys(as_signed(secrets, device), lengths_S + depth_S)
+        noise_SV = gumbel_of(keys_S, laws_SV.shape[1])
+        tokens_S = noise_SV.add_(laws_SV.log()).argmax(dim=-1)
+        found = torch.stack([kept_S, tokens_S], 1).tolist()
+        return [Verdict(some[row], y) for some, (row, y) in zip(paths, found, strict=True)]
 
     def _check(self, proposal: Proposal) -> None:
         if not proposal.tokens:
@@ -97,6 +129,15 @@ def draw_next(views: Seq[SequenceView], decisions: Seq[Decision]) -> list[int]:
     noise_SV = gumbel(keys, laws_SV.shape[1], laws_SV.device)
     tokens: list[int] = noise_SV.add_(laws_SV.log()).argmax(dim=-1).tolist()
     return tokens
+
+
+def _paths(proposal: Proposal) -> list[list[int]]:
+    """The nodes down to every row, the root's first."""
+    paths: list[list[int]] = [[]]
+    for node in range(len(proposal)):
+        parent = node - 1 if proposal.parents is None else proposal.parents[node]
+        paths.append([*paths[parent + 1], node])
+    return paths
 
 
 def is_chain(parents: list[int] | None) -> bool:

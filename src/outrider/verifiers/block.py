@@ -17,8 +17,8 @@ from collections.abc import Sequence as Seq
 import torch
 
 from outrider.contracts import Proposal
+from outrider.verifiers._batched import EPS, decide_trials
 from outrider.verifiers._ratio import (
-    EPS,
     Decision,
     RatioVerifier,
     at_tokens,
@@ -30,6 +30,8 @@ from outrider.verifiers._ratio import (
 
 class BlockVerifier(RatioVerifier):
     name = "block"
+
+    decide_all = staticmethod(decide_trials)
 
     def decide(self, p_MV: torch.Tensor, proposal: Proposal, uniforms: Seq[float]) -> Decision:
         q_NV = draft_law(proposal, p_MV.device)

@@ -11,8 +11,8 @@ from collections.abc import Sequence as Seq
 import torch
 
 from outrider.contracts import Proposal
+from outrider.verifiers._batched import EPS, decide_tokens
 from outrider.verifiers._ratio import (
-    EPS,
     Decision,
     RatioVerifier,
     at_tokens,
@@ -24,6 +24,8 @@ from outrider.verifiers._ratio import (
 
 class TokenVerifier(RatioVerifier):
     name = "token"
+
+    decide_all = staticmethod(decide_tokens)
 
     def decide(self, p_MV: torch.Tensor, proposal: Proposal, uniforms: Seq[float]) -> Decision:
         q_NV = draft_law(proposal, p_MV.device)

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import torch
 
 from outrider.contracts import Draw, Proposal
-from outrider.verifiers._ratio import EPS, Decision, RatioVerifier, draft_law, ratio, residual
+from outrider.verifiers._batched import EPS, decide_trials
+from outrider.verifiers._ratio import Decision, RatioVerifier, draft_law, ratio, residual
 from outrider.verifiers.block import keep_probability
 
 
@@ -31,6 +32,8 @@ class TreeVerifier(RatioVerifier):
     name = "tree"
     trees = True
     needs_draws_alone = False
+
+    decide_all = staticmethod(decide_trials)
 
     def decide(self, p_MV: torch.Tensor, proposal: Proposal, uniforms: Seq[float]) -> Decision:
         parents = proposal.parents
