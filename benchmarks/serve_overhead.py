@@ -71,7 +71,9 @@ class Ways:
             num_tokens = sum(len(core.collect(i).tokens) for i in ids)
             return num_tokens / (time.perf_counter() - started)
 
-        # The engine's own thread sleeps until it gets a command: this one may drive it meanwhile.
+        # The engine's own thread sleeps until it gets a command: this one may drive it meanwhile,
+        # once the last clients' farewells have been heard.
+        await asyncio.sleep(0.1)
         return await asyncio.to_thread(run), 0.0
 
     async def in_process(self, bodies: list[dict[str, Any]]) -> tuple[float, float]:
