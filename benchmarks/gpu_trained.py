@@ -134,7 +134,7 @@ def train_draft(pair: Pair, target: Any) -> None:
     recipe = DraftRecipe(model, FrozenTarget(target), DraftConfig(compiled=pair.compiled))
     text = Windows(pair.train, pair.length, seed=2)
     source = Mixture([(text, 0.5), (Rows(table.view(-1, pair.length), seed=3), 0.5)])
-    trained = train(recipe, source, pair.config(pair.options.minutes / 4), title="draft")
+    trained = train(recipe, source, pair.config(pair.options.minutes / 2.5), title="draft")
     model.eval()
     rows = own_text(pair, target, pair.heldout, 4 if pair.tiny else 128)
     with torch.no_grad():
@@ -224,8 +224,8 @@ def one_stream(pair: Pair, made: Any, given: list[list[int]], count: int) -> Non
 def write(pair: Pair) -> None:
     device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
     notes = (
-        f"Trained and measured in one run on {device}, bfloat16. Text: Python sources and prose of"
-        " the bundled family; prompts are pieces of its held-out part, of 256 tokens. No prompt is"
+        f"Trained and measured in one run on {device}, bfloat16. Text: a part of the bundled"
+        " family's, Python packages; prompts are pieces of its held-out part, of 256 tokens. No prompt is"
         " cached: `tokens/s` starts at a sequence's first token and counts what the drafter has to"
         " read. `alpha` and agreement are measured on what the target writes after held-out text."
     )

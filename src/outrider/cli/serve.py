@@ -98,7 +98,7 @@ Buckets = Annotated[
         "Steps that a GPU prepares at the start; the doctor says which.",
         "--buckets",
         metavar="NxK,...",
-        show_default="all sizes, up to 5 drafts",
+        show_default="all sizes, up to 8 drafts",
     ),
 ]
 KvTokens = Annotated[

@@ -71,14 +71,14 @@ class AdaptiveController:
     """contracts.Controller. `costs` is refreshed by every step.
 
     `measure` fills in what drafting with a proposer costs, when it is first asked for. `evenly`:
-    see `Step`.
+    everybody drafts as much (see `Step`), up to so many; 0: to each what is best.
     """
 
     def __init__(
         self,
         costs: Costs | None = None,
         measure: Callable[[Costs, str], None] | None = None,
-        evenly: bool = False,
+        evenly: int = 0,
     ) -> None:
         self.costs = costs or Costs.guess()
         self.measure = measure
@@ -149,7 +149,7 @@ class AdaptiveController:
         if not mine:
             return budgets
         tracks = [self._track(views[i]) for i in mine]
-        most = [min(limits[i], MAX_AUTO_DRAFT_TOKENS) for i in mine]
+        most = [min(limits[i], self.evenly or MAX_AUTO_DRAFT_TOKENS) for i in mine]
         start = num_tokens + sum(limits) - sum([limits[i] for i in mine])
         self._age += 1
         self._probed = False
@@ -216,7 +216,7 @@ class AdaptiveController:
         prefilling: bool,
     ) -> list[int]:
         self._learn()
-        step = Step(self.costs, views, tracks, start, sum(most), self.evenly)
+        step = Step(self.costs, views, tracks, start, sum(most), self.evenly > 0)
         self._bucket, self._undrafted_s = step.bucket, step.undrafted_s
         chosen, rate = step.best(most)
         if all(track.budget >= 0 for track in tracks):

@@ -161,7 +161,7 @@ class CudaDecoder(TorchDecoder):
                 MAX_TOKENS,
                 config.num_heads,
                 config.head_dim,
-                config.hidden_size,
+                max(config.hidden_size, num_heads * config.head_dim),
                 config.vocab_size,
             )
 

@@ -12,6 +12,7 @@ import torch
 
 from outrider.cuda.ops import MAX_WIDTH, Pass
 
+WIDE = 16384  # outputs of a product; the inputs of wider ones are never split
 PARTS_OF_DRAW = 4096  # logits one program of the draw looks at
 MAX_RANKS = 3  # of a draw: the best, and as many less one that came next
 
@@ -64,14 +65,19 @@ class TritonOps:
         self._arrived = torch.zeros(4096, dtype=torch.int32, device=device)
 
     def reserve(
-        self, num_tokens: int, num_queries: int, dim: int, hidden: int, vocabulary: int
+        self, num_tokens: int, num_queries: int, dim: int, outputs: int, vocabulary: int
     ) -> None:
-        """Makes room for passes of so many tokens. Not while a graph that uses it may run."""
+        """Makes room for passes of so many tokens. Not while a graph that uses it may run.
+
+        `outputs`: of the widest product besides the head and those that are gated.
+        """
+        if vocabulary <= WIDE:
+            outputs = max(outputs, vocabulary)
         parts = num_tokens * num_queries * 64  # splits, at most
         draws = num_tokens * MAX_RANKS * -(-vocabulary // PARTS_OF_DRAW)
         self._sums = _grown(self._sums, parts * (dim + 1))
         self._tops = _grown(self._tops, parts)
-        self._parts = _grown(self._parts, 4 * max(16, _power(num_tokens)) * (hidden + 128))
+        self._parts = _grown(self._parts, 4 * max(16, _power(num_tokens)) * (outputs + 128))
         self._best = _grown(self._best, draws)
         self._found = _grown(self._found, draws)
 
@@ -345,7 +351,7 @@ def usual_tiles(shape: Shape) -> Tiles:
     num_outputs, num_inputs, gated, rounded = shape
     inputs = min(256, max(16, _power(num_inputs // 2)))
     if rounded:
-        if num_outputs > 16384:
+        if num_outputs > WIDE:
             return Tiles(64, inputs, stages=3)
         if gated:
             return Tiles(32, inputs, stages=3)
@@ -354,7 +360,7 @@ def usual_tiles(shape: Shape) -> Tiles:
         return Tiles(32, inputs, 4, stages=3 if num_inputs <= 4096 else 4)
     if gated:
         return Tiles(128, min(128, inputs), stages=3)
-    if num_outputs > 16384:
+    if num_outputs > WIDE:
         return Tiles(128, inputs, stages=3)
     if num_outputs > 5000:
         return Tiles(64, inputs)

@@ -14,7 +14,7 @@ from outrider.contracts import Model, PrefersThinPasses, Proposer, ProposerConte
 from outrider.control import DEFAULT_NUM_DRAFT_TOKENS, NumDraftTokens
 from outrider.control.adaptive import AdaptiveController
 from outrider.engine.ahead import Ahead
-from outrider.engine.calibrate import Calibration
+from outrider.engine.calibrate import USUAL_DRAFTS, Calibration
 from outrider.engine.engine import Engine
 from outrider.engine.parts import Parts
 from outrider.engine.request import Speculation
@@ -180,8 +180,10 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         limit,
         SchedulerConfig(max_sequences=config.max_sequences, max_step_tokens=config.max_step_tokens),
     )
-    # A pass that is prepared is as wide for everybody.
-    controller = AdaptiveController(evenly=isinstance(target, PrefersThinPasses))
+    evenly = 0
+    if isinstance(target, PrefersThinPasses):  # a step that is prepared is as wide for everybody
+        evenly = max([1, *(k for _, k in config.buckets or ((1, USUAL_DRAFTS),))])
+    controller = AdaptiveController(evenly=evenly)
     parts = Parts(
         target, kv, scheduler, controller, proposers, verifiers, Ahead(config.max_ahead_steps)
     )

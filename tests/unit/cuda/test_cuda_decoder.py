@@ -272,6 +272,7 @@ def test_auto_drafts_evenly_and_prices_what_it_prepares(
     together = run_all(engine, 0.8)
     assert together == run_all(make_engine(folder, load(folder), 0), 0.8)
     assert any(len(set(some)) == 1 for some in asked if len(some) == 3)
+    assert max(max(some) for some in asked) <= 2  # what was prepared
 
 
 def test_drafts_leave_room_for_everybody(

@@ -9,7 +9,7 @@ import torch
 from outrider.contracts import Stream
 from outrider.cuda.ops import Pass, TorchOps
 from outrider.cuda.rounded import round_rows
-from outrider.cuda.triton_ops import Shape, Tiles, TritonOps, _fitting
+from outrider.cuda.triton_ops import Shape, Tiles, TritonOps, _fitting, usual_tiles
 from outrider.noise import as_signed, draw_key, gumbel, uniforms_numpy
 from outrider.sampling import RowParams, SamplingParams, draw_tokens
 
@@ -400,3 +400,18 @@ def test_tiles_fit_the_memory_there_is() -> None:
     assert _fitting(Tiles(128, 128, 1, 4, 3), 64, True, 2, 232448) == (64, 3)  # 128: 245760
     assert _fitting(wide, 16, False, 4, 101376) == (128, 3)
     assert _fitting(Tiles(128, 128, 1, 4, 3), 16, True, 4, 49152) == (32, 2)
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize(("hidden", "heads", "vocabulary"), [(192, 5, 8192), (512, 12, 16384)])
+def test_there_is_room_for_the_parts_of_every_product(
+    hidden: int, heads: int, vocabulary: int, rounded: bool
+) -> None:
+    """Small models too, whose heads are wider than they are."""
+    ops, num_tokens = TritonOps(DEVICE), 64
+    ops.reserve(num_tokens, heads, 64, max(hidden, 64 * heads), vocabulary)
+    for outputs in (hidden, 64 * heads, vocabulary):
+        for inputs in (hidden, 3 * hidden):
+            tiles = usual_tiles(Shape(outputs, inputs, rounded=rounded))
+            need = tiles.split * -(-outputs // tiles.rows) * tiles.rows * num_tokens
+            assert tiles.split == 1 or need <= len(ops._parts)
