@@ -39,7 +39,7 @@ BUDGETS = {
     "draft-tree": 10,
     "cascade": 6,
     "cross-vocab": 4,
-    "early-exit": 3,
+    "early-exit": 2,
     "quantized": 3,
     "medusa": 4,
     "eagle3": 8,
@@ -47,7 +47,7 @@ BUDGETS = {
     "ngram": 16,
     "suffix": 16,
     "prediction": 16,
-    "lookahead": 16,
+    "lookahead": 8,
     "hybrid": 16,
 }
 

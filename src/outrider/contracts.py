@@ -300,9 +300,20 @@ class AheadBatch:
     script_S2L: IntArray | None = None
     copies: bool = False
     exit_layer: int | None = None  # so many of the target's own layers draft, without a drafter
+    heads: AheadHeads | None = None  # of a drafter that reads the target's states
     # Asked first where given; not every model that runs ahead can.
     lookups: list[AheadLookup | None] | None = None
     stop: ctypes.c_int32 | None = None  # not 0 any more: another thread wants no further step
+
+
+@dataclass(slots=True)
+class AheadHeads:
+    """How Medusa drafts: see `proposers.medusa`."""
+
+    states_SH: torch.Tensor  # of each sequence's newest computed token; kept up to date
+    children: int
+    floor: float
+    ended_S: list[int] = field(default_factory=list)  # the contexts in the end
 
 
 class AheadLookup(NamedTuple):

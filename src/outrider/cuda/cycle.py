@@ -470,6 +470,7 @@ def run_ahead(
         or batch.script_S2L is not None
         or batch.lookups is not None
         or batch.exit_layer is not None
+        or batch.heads is not None
         or min(batch.context_S) < 1
     ):
         return []

@@ -121,7 +121,8 @@ class Ahead:
                 return None
         sequences = [line.sequence for line in lines]
         names = {s.proposer for s, budget in zip(sequences, budgets, strict=True) if budget}
-        if len(names) > 1 or parts.taps_for(sequences):
+        # Who reads the target's states hears of no step that is computed ahead, unless it drafts.
+        if len(names) > 1 or (parts.taps_for(sequences) and not all(budgets)):
             return None
         self._sequences = sequences
         self._name = next(iter(names), None)

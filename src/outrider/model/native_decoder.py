@@ -236,7 +236,8 @@ class NativeDecoder(NativeModel):
         catch_up = batch.catch_up
         if drafter is not None and not isinstance(drafter, NativeModel):
             return []
-        for model in (self, drafter):
+        heads = batch.heads
+        for model in (self, drafter if heads is None else None):
             if model is not None and model._rope_positions < longest:
                 model._extend_rope(max(longest, 2 * model._rope_positions))
         finish = [sorted(ids) for ids in batch.finish_ids]
@@ -287,6 +288,10 @@ class NativeDecoder(NativeModel):
                 *(one and cast(NativeLookup, one.text).handle for one in lookups)
             )
             ahead.lookups = ctypes.addressof(indexes)
+        ended = (ctypes.c_int32 * num_seqs)()
+        if heads is not None:
+            ahead.states, ahead.ended = heads.states_SH.data_ptr(), ctypes.addressof(ended)
+            ahead.children, ahead.floor = heads.children, heads.floor
         parameters = (
             array("Q", batch.key_S),
             batch.rows.temperature_R.tobytes(),
@@ -300,11 +305,14 @@ class NativeDecoder(NativeModel):
                 self._model_arg, b"".join(packed), b"".join(parameters), ctypes.byref(ahead)
             )
         )
+        if heads is not None:
+            heads.ended_S = ended[:]
+        reports_trees = heads is not None or batch.lookups is not None
         return [
             _ahead_step(
                 out[cycle * num_seqs * stride : (cycle + 1) * num_seqs * stride],
                 width,
-                batch.lookups is not None,
+                reports_trees,
                 seconds[2 * cycle],
                 seconds[2 * cycle + 1],
             )

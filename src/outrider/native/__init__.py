@@ -129,8 +129,19 @@ class Ahead(Structure):
     _fields_ = [
         *(
             (name, c_void_p)
-            for name in ("drafter", "logits", "out", "seconds", "script", "lookups", "stop")
+            for name in (
+                "drafter",
+                "logits",
+                "out",
+                "seconds",
+                "script",
+                "lookups",
+                "stop",
+                "states",
+                "ended",
+            )
         ),
+        ("floor", c_double),
         ("limit_s", c_double),
         *(
             (name, c_int32)
@@ -144,6 +155,7 @@ class Ahead(Structure):
                 "script_length",
                 "copies",
                 "exit_layer",
+                "children",
                 "cycles",
             )
         ),

@@ -3,6 +3,8 @@
 // needed once for many tokens.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <queue>
 
 #include "draft.h"
 #include "lookup.h"
@@ -21,6 +23,42 @@ void append(std::vector<int32_t>& out, const std::vector<T>& values) {
   const auto* first = reinterpret_cast<const int32_t*>(values.data());
   out.insert(out.end(), first, first + values.size());
 }
+
+// How rows are drawn, as outrider_sample wants it.
+class RowDraws {
+ public:
+  // A row that draws the token at `position` of sequence i.
+  void add(const DraftParams& p, size_t i, int64_t position) {
+    keys_.push_back(p.temperature[i] == 0 ? 0 : mix(p.key[i] + uint64_t(position)));
+    temperature_.push_back(p.temperature[i]);
+    top_k_.push_back(p.top_k[i]);
+    top_p_.push_back(p.top_p[i]);
+    min_p_.push_back(p.min_p[i]);
+  }
+
+  const void* packed() {
+    packed_.resize(2 * keys_.size());
+    memcpy(packed_.data(), keys_.data(), 8 * keys_.size());
+    append(packed_, temperature_), append(packed_, top_k_), append(packed_, top_p_);
+    append(packed_, min_p_);
+    return packed_.data();
+  }
+
+ private:
+  std::vector<uint64_t> keys_;
+  std::vector<float> temperature_, top_p_, min_p_;
+  std::vector<int32_t> top_k_, packed_;
+};
+
+// A node that Medusa may draft: guess `rank` at `depth`, under a path of score `above`.
+struct Guess {
+  double total;
+  int32_t order, parent, depth, rank;
+  double above;
+  bool operator<(const Guess& other) const {  // the best comes last
+    return total != other.total ? total < other.total : order > other.order;
+  }
+};
 
 // Who drafted.
 enum Source : int32_t { kNobody = 0, kFound = 1, kDrafted = 2 };
@@ -66,6 +104,13 @@ class Ahead {
           std::max(most_drafts_[i], most_found_[i]) > a_.width)
         return set_error("more drafts than there is room for"), OUTRIDER_INVALID;
     }
+    const int32_t code = run_cycles();
+    if (a_.ended) std::copy(context_.begin(), context_.end(), a_.ended);
+    return code;
+  }
+
+ private:
+  int32_t run_cycles() {
     const double begun = now();
     double cycle = 0;
     for (a_.cycles = 0; a_.cycles < a_.most_cycles; ++a_.cycles) {
@@ -87,7 +132,8 @@ class Ahead {
     return OUTRIDER_OK;
   }
 
- private:
+  bool guesses() const { return a_.drafter && a_.drafter->is(OUTRIDER_MEDUSA); }
+
   // What went well before stands.
   int32_t failed(int32_t code) const { return a_.cycles ? OUTRIDER_OK : code; }
 
@@ -108,7 +154,7 @@ class Ahead {
       if (a_.copies && num_right(i) < k) return false;
       const int32_t* table = tables_ + i * size_t(a_.table_width);
       if (context_[i] + 1 + widest > reach(table, a_.table_width, m_.block_size)) return false;
-      if (!k || !a_.drafter) continue;
+      if (!k || !a_.drafter || guesses()) continue;
       const int32_t* own = draft_tables_ + i * size_t(a_.draft_table_width);
       const int64_t end = fed_[i] + int64_t(pending_[i].size()) + k - 1;
       if (end > reach(own, a_.draft_table_width, a_.drafter->block_size)) return false;
@@ -131,7 +177,7 @@ class Ahead {
       }
     }
     if (asks && (a_.drafter || a_.exit_layer)) {
-      if (const int32_t code = ask()) return code;
+      if (const int32_t code = guesses() ? guess() : ask()) return code;
     }
     if (a_.script) follow_script();
     return OUTRIDER_OK;
@@ -185,6 +231,93 @@ class Ahead {
     return outrider_draft(model, packed_.data(), &s, params_.data(), &d);
   }
 
+  // Medusa: every head's best tokens, and the likeliest paths through them.
+  int32_t guess() {
+    std::vector<size_t> members;
+    std::vector<float> features;
+    int depth = 0;
+    const size_t hidden = size_t(m_.config.hidden), vocab = size_t(a_.drafter->config.vocab);
+    for (size_t i = 0; i < seqs_; ++i) {
+      if (!asked_[i]) continue;
+      members.push_back(i);
+      features.insert(features.end(), a_.states + i * hidden, a_.states + (i + 1) * hidden);
+      depth = std::max(depth, std::min(asked_[i], a_.drafter->config.intermediate));
+    }
+    const int rows = depth * int(members.size());
+    const int children = std::min(a_.children, m_.config.num_tokens);
+    guess_logits_.resize(size_t(rows) * vocab);
+    OutriderStep s{};
+    s.logits = guess_logits_.data();
+    s.features = features.data();
+    s.num_tokens = int32_t(members.size());
+    s.num_rows = rows;
+    s.exit_layer = -1;
+    s.threads = a_.threads;
+    const int32_t nothing = 0;
+    if (const int32_t code = outrider_step(a_.drafter, &nothing, &s)) return code;
+    RowDraws draws;
+    for (int r = 0; r < rows; ++r) {  // row d * members + m: head d's of member m
+      const size_t i = members[size_t(r) % members.size()];
+      draws.add(p_, i, int64_t(context_[i]) + 1 + r / int(members.size()));
+    }
+    std::vector<int32_t> tokens(size_t(rows) * size_t(children));
+    std::vector<float> scores(tokens.size());
+    OutriderSample sample{};
+    sample.logits = guess_logits_.data();
+    sample.out = tokens.data();
+    sample.scores = scores.data();
+    sample.num_rows = rows;
+    sample.vocab = int32_t(vocab);
+    sample.num_tokens = m_.config.num_tokens;
+    sample.threads = a_.threads;
+    sample.children = children;
+    if (const int32_t code = outrider_sample(draws.packed(), &sample)) return code;
+    for (size_t m = 0; m < members.size(); ++m) {
+      grow(members[m], depth, children, [&](int d, int rank, double* score) {
+        const size_t at = (size_t(d) * members.size() + m) * size_t(children) + size_t(rank);
+        *score = double(scores[at]);
+        return tokens[at];
+      });
+    }
+    return OUTRIDER_OK;
+  }
+
+  // `likeliest` of outrider/proposers/medusa.py, for one sequence; taken as a look-up's tree is.
+  template <class F>
+  void grow(size_t i, int depth, int children, F guessed) {
+    const double least = a_.floor > 0 ? std::log(a_.floor) : -__builtin_inf();
+    std::priority_queue<Guess> open;
+    int32_t pushed = 0, count = 0;
+    auto push = [&](int32_t parent, int32_t d, int32_t rank, double above) {
+      double score = 0;
+      if (d >= depth || rank >= children || guessed(d, rank, &score) < 0) return;
+      if (above + score >= least) open.push({above + score, pushed++, parent, d, rank, above});
+    };
+    std::vector<int32_t> parents;
+    push(-1, 0, 0, 0.0);
+    while (!open.empty() && count < asked_[i]) {
+      const Guess g = open.top();
+      open.pop();
+      push(g.parent, g.depth, g.rank + 1, g.above);
+      double score;
+      const int32_t token = drafts(i)[count++] = guessed(g.depth, g.rank, &score);
+      parents.push_back(g.parent);
+      if (!finishes(i, token)) push(count - 1, g.depth + 1, 0, g.total);
+    }
+    int32_t* out = found_.data() + i * (2 * width_ + 2);
+    out[0] = counts_[i] = count;
+    out[1] = a_.children > 1;
+    std::copy(drafts(i), drafts(i) + count, out + 2);
+    std::copy(parents.begin(), parents.end(), out + 2 + count);
+    sources_[i] = count ? kFound : kNobody;
+    if (count && a_.children > 1) parents_[i] = out + 2 + count;
+  }
+
+  bool finishes(size_t i, int32_t token) const {
+    const int32_t *from = finish_ + finish_starts_[i], *to = finish_ + finish_starts_[i + 1];
+    return std::find(from, to, token) != to;
+  }
+
   const int32_t* script(size_t i) const { return a_.script + 2 * i * size_t(a_.script_length); }
   // Where the sequence's next draft stands in its script.
   int place(size_t i) const { return context_[i] - begun_[i]; }
@@ -206,9 +339,8 @@ class Ahead {
   }
 
   int32_t pass() {
-    std::vector<int32_t> tokens, positions, starts(1, 0), rows, parents, depths, top_k;
-    std::vector<float> temperature, top_p, min_p;
-    std::vector<uint64_t> keys;
+    std::vector<int32_t> tokens, positions, starts(1, 0), rows, parents, depths;
+    RowDraws draws;
     bool trees = false;
     for (size_t i = 0; i < seqs_; ++i) {
       trees = trees || parents_[i];
@@ -222,11 +354,7 @@ class Ahead {
         tokens.push_back(j ? drafts(i)[j - 1] : last_[i]);
         positions.push_back(int32_t(position));
         parents.push_back(parent);
-        keys.push_back(p_.temperature[i] == 0 ? 0 : mix(p_.key[i] + uint64_t(position + 1)));
-        temperature.push_back(p_.temperature[i]);
-        top_k.push_back(p_.top_k[i]);
-        top_p.push_back(p_.top_p[i]);
-        min_p.push_back(p_.min_p[i]);
+        draws.add(p_, i, position + 1);
       }
       starts.push_back(int32_t(tokens.size()));
     }
@@ -236,10 +364,6 @@ class Ahead {
     packed_.insert(packed_.end(), tables_, tables_ + seqs_ * size_t(a_.table_width));
     append(packed_, rows);
     if (trees) append(packed_, parents);
-    row_params_.resize(2 * keys.size());
-    memcpy(row_params_.data(), keys.data(), 8 * keys.size());
-    append(row_params_, temperature), append(row_params_, top_k), append(row_params_, top_p);
-    append(row_params_, min_p);
     drawn_.resize(rows.size());
     OutriderStep s{};
     s.logits = a_.logits;
@@ -260,7 +384,16 @@ class Ahead {
       s.start_layer = a_.exit_layer;
     }
     s.threads = a_.threads;
-    return outrider_step_and_draw(&m_, packed_.data(), &s, row_params_.data(), drawn_.data());
+    const int32_t last_layer = m_.config.layers;
+    float* tapped = nullptr;
+    if (guesses()) {
+      tapped_.resize(rows.size() * size_t(m_.config.hidden));
+      tapped = tapped_.data();
+      s.num_taps = 1;
+      s.taps = &last_layer;
+      s.tap_out = &tapped;
+    }
+    return outrider_step_and_draw(&m_, packed_.data(), &s, draws.packed(), drawn_.data());
   }
 
   // Notes drafts and draws, and moves every sequence on; true where it is time to stop.
@@ -282,9 +415,12 @@ class Ahead {
         emitted.push_back(drawn[1 + node]);
       }
       const int kept = int(path.size());
-      for (const int32_t token : emitted) {
-        const int32_t *from = finish_ + finish_starts_[i], *to = finish_ + finish_starts_[i + 1];
-        finished = finished || std::find(from, to, token) != to;
+      for (const int32_t token : emitted) finished = finished || finishes(i, token);
+      if (guesses()) {
+        const size_t hidden = size_t(m_.config.hidden);
+        const size_t row = size_t(drawn - drawn_.data()) + (kept ? size_t(path.back()) + 1 : 0);
+        const float* state = tapped_.data() + row * hidden;
+        std::copy(state, state + hidden, a_.states + i * hidden);
       }
       if (parents_[i]) line_up(i, path);
       if (a_.lookups && a_.lookups[i]) a_.lookups[i]->extend(emitted.data(), kept + 1);
@@ -356,7 +492,8 @@ class Ahead {
   // the parents among that.
   std::vector<int32_t> sources_, counts_, drafts_, found_;
   std::vector<const int32_t*> parents_;
-  std::vector<int32_t> drawn_, packed_, row_params_;
+  std::vector<int32_t> drawn_, packed_;
+  std::vector<float> tapped_, guess_logits_;  // Medusa's
   std::vector<float> states_, begun_states_;  // after `exit_layer` layers
 };
 

@@ -133,10 +133,16 @@ typedef struct {
                            // that is expected, and how many drafts from each place on follow it
   OutriderLookup* const* lookups;  // null, or [num_seqs], each null or its text up to now
   const volatile int32_t* stop;  // null, or: not 0 any more, and no further cycle is begun
-  double limit_s;
+  // Where the drafter is Medusa: [num_seqs][hidden], what the target's layers made of each newest
+  // token that they have seen, kept up to date; how many guesses of each head are considered, and
+  // the least chance of a path. Its trees are reported like those of look-ups.
+  float* states;
+  int32_t* ended;          // null, or [num_seqs], set: the contexts in the end
+  double floor, limit_s;
   int32_t num_seqs, table_width, draft_table_width, width, most_cycles, threads, script_length;
   int32_t copies;          // stops where a sequence leaves its script, or there is no more of it
   int32_t exit_layer;      // 0, or how many of the model's own layers draft instead of a drafter
+  int32_t children;
   int32_t cycles;          // set: how many were run
 } OutriderAhead;
 

@@ -562,7 +562,7 @@ Ahead = tuple[TextProposer | None, _Drafter | None]
 def _going_ahead(lookups: list[Proposer], drafters: list[Proposer]) -> Ahead | None:
     """The look-up and the drafter that can go ahead together; None: there are others."""
     lookup, drafter = next(iter(lookups), None), next(iter(drafters), None)
-    if len(lookups) > 1 or len(drafters) > 1:
+    if len(lookups) > 1 or len(drafters) > 1 or (drafter is not None and drafter.needs.taps):
         return None
     if not isinstance(lookup, TextProposer | None) or not isinstance(drafter, DraftsAhead | None):
         return None

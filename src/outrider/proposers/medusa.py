@@ -19,6 +19,9 @@ from dataclasses import dataclass
 import torch
 
 from outrider.contracts import (
+    AheadBatch,
+    AheadHeads,
+    AheadStep,
     Draw,
     Needs,
     Observation,
@@ -75,6 +78,7 @@ class MedusaProposer:
         self._heads = loaded.head
         # By sequence: the last hidden state it was shown, and the index of the token it is of.
         self._states: dict[int, tuple[int, torch.Tensor]] = {}
+        self._ahead: dict[int, tuple[AheadHeads, int]] = {}  # and its number there
 
     @classmethod
     def build(cls, context: ProposerContext) -> MedusaProposer:
@@ -116,6 +120,27 @@ class MedusaProposer:
 
     def release(self, sequence_id: int) -> None:
         self._states.pop(sequence_id, None)
+
+    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
+        """contracts.DraftsAhead."""
+        return self._native is not None and all(
+            self._knows(view) and view.draw is Draw.COUPLED for view in views
+        )
+
+    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
+        states_SH = torch.stack([self._states[view.id][1] for view in views])
+        batch.drafter = self._native
+        batch.heads = AheadHeads(states_SH, self.config.children, self.config.floor)
+        self._ahead = {view.id: (batch.heads, i) for i, view in enumerate(views)}
+        return True
+
+    def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
+        return self.name
+
+    def end_ahead(self, view: SequenceView) -> None:
+        heads, i = self._ahead.pop(view.id, (None, 0))
+        if heads is not None and heads.ended_S:
+            self._states[view.id] = (heads.ended_S[i] - 1, heads.states_SH[i])
 
     def _knows(self, view: SequenceView) -> bool:
         """Whether we have the state of the last token that the target has computed."""

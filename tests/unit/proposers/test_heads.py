@@ -305,3 +305,42 @@ def test_taps_are_computed_for_those_who_ask(folder: Path) -> None:
     asked.clear()
     finish(engine, PROMPTS[0], params, Speculation(proposer=None))
     assert set(asked) == {()}
+
+
+@needs_native
+@pytest.mark.parametrize("options", [{}, {"children": 1}, {"floor": 0.0}])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_medusa_drafts_ahead_what_it_drafts_step_by_step(
+    folder: Path,
+    options: dict[str, object],
+    temperature: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And a request that leaves in between takes no state along."""
+    monkeypatch.setattr("outrider.engine.ahead.LIMIT_S", 60.0)
+    params = SamplingParams(
+        max_tokens=60, temperature=temperature, top_p=0.9, seed=4, stop_ids=(250, 251)
+    )
+    alone = []
+    for most in (1, 8):
+        engine = engine_for(folder, "medusa", options, backend="native", max_ahead_steps=most)
+        request = engine.add(PROMPTS[0], params)
+        events = [event for report in engine.run([request]) for event in report.events]
+        engine.collect(request)
+        alone.append(
+            [(e.tokens, e.draft_tokens, e.draft_parents, e.source, e.path) for e in events]
+        )
+    assert alone[0] == alone[1]
+    victim = engine.add(PROMPTS[2], params)
+    requests = [engine.add(prompt, params) for prompt in PROMPTS[:2]]
+    while engine.parts.ahead.is_empty:
+        engine.step()
+    engine.cancel(victim)
+    events = [event for report in engine.run(requests) for event in report.events]
+    assert events[-1].source in ("", "medusa")
+    assert sum(event.source == "medusa" for event in events) > len(events) // 2
+    for prompt, request in zip(PROMPTS[:2], requests, strict=True):
+        plain = engine.add(prompt, params, speculation=Speculation(proposer=None))
+        for _ in engine.run([plain]):
+            pass
+        assert engine.collect(plain).tokens == engine.collect(request).tokens
