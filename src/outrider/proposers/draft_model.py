@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass
 
 from outrider import native
@@ -17,7 +18,7 @@ from outrider.contracts import (
     SequenceView,
 )
 from outrider.cuda.decoder import CudaDecoder
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, ModelError
 from outrider.model.native_model import NativeModel
 from outrider.proposers._autoregressive import AutoregressiveDrafter
 from outrider.proposers._draft_memory import DraftMemory
@@ -81,9 +82,14 @@ class DraftModelProposer(ModelProposer):
         dtype = config.dtype
         if dtype is None and isinstance(context.target, NativeModel):
             dtype = "int8" if native.isa() == "avx512" else "auto"
-        elif dtype is None and isinstance(context.target, CudaDecoder):
-            dtype = "int8" if context.target.device.type == "cuda" else "auto"
-        model = context.load_drafter(drafter, dtype=dtype)
+        model = None
+        target = context.target
+        on_gpu = isinstance(target, CudaDecoder) and target.device.type == "cuda"
+        if dtype is None and on_gpu:
+            with suppress(ModelError):  # a family that our kernels do not run
+                model = context.load_drafter(drafter, dtype="int8")
+        if model is None:
+            model = context.load_drafter(drafter, dtype=dtype)
         memory = DraftMemory(model, context.make_kv(model))
         return cls(memory, context.target.spec.num_tokens)
 

@@ -22,6 +22,8 @@ from outrider.doctor.advice import Advice
 from outrider.doctor.checks import examine_passes
 from outrider.engine.build import EngineConfig, assemble
 from outrider.engine.engine import Engine
+from outrider.errors import ModelError
+from outrider.model import load_model
 from outrider.model.driver import Driver
 from outrider.model.selfcheck import self_check
 from outrider.model.tokenizer import load_tokenizer
@@ -135,6 +137,18 @@ def test_rounded_weights_are_what_they_stand_for(folder: Path) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
     full = Driver(load(folder), seed=3).forward({"a": PROMPT}).logits["a"]
     assert 0 < float((got[0][0] - full).norm() / full.norm()) < 0.03
+
+
+def test_int8_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernels run, `dtype int8` is theirs; elsewhere it says what to do."""
+    if DEVICE == "cpu":
+        with pytest.raises(ModelError, match="choose backend 'torch' and dtype 'auto'"):
+            load_model(folder, dtype="int8", backend="torch")
+        monkeypatch.setattr("outrider.model._kernels", lambda _: CudaDecoder)
+    model = load_model(folder, device=DEVICE, dtype="int8", backend="torch")
+    assert isinstance(model, CudaDecoder)
+    assert model.head_VH.dtype == torch.int8
+    assert all(layer.qkv.dtype == torch.int8 for layer in model.layers)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

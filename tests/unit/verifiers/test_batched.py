@@ -95,3 +95,22 @@ def test_a_walk_leaves_every_node_after_its_trials() -> None:
         (0, False), (1, False), (1, True), (2, False), (2, True), (0, True), (3, False), (3, True),
     ]  # fmt: skip
     assert _walk([]) == []
+
+
+@pytest.mark.parametrize("verifier", [TokenVerifier(), BlockVerifier(), TreeVerifier()])
+@pytest.mark.parametrize("kind", KINDS)
+def test_decisions_never_ask_the_device(verifier: RatioVerifier, kind: Draw) -> None:
+    """Tensors without data have no numbers to ask for, and do not mix with the host's."""
+    p = [torch.empty(num, 12, device="meta") for num in (4, 1, 3)]
+    q = torch.empty(3, 12, device="meta")
+    parents = [-1, -1, 0] if verifier.trees else None
+    proposals = [
+        Proposal([1, 2, 3], parents, kind, q),
+        Proposal(),
+        Proposal([4, 5], None, kind, q[:2]),
+    ]
+    batch = Batch.of(p, proposals, [[0.1, 0.2, 0.3], [], [0.5, 0.6]])
+    kept_S, laws_SV = verifier.decide_all(batch)
+    assert kept_S.shape == (3,)
+    assert laws_SV.shape == (3, 12)
+    assert laws_SV.dtype == torch.float32
