@@ -225,9 +225,10 @@ def write(pair: Pair) -> None:
     device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
     notes = (
         f"Trained and measured in one run on {device}, bfloat16. Text: a part of the bundled"
-        " family's, Python packages; prompts are pieces of its held-out part, of 256 tokens. No prompt is"
-        " cached: `tokens/s` starts at a sequence's first token and counts what the drafter has to"
-        " read. `alpha` and agreement are measured on what the target writes after held-out text."
+        " family's, Python packages; prompts are pieces of its held-out part, of 256 tokens. No"
+        " prompt is cached: `tokens/s` starts at a sequence's first token and counts what the"
+        " drafter has to read. `alpha` and agreement are measured on what the target writes after"
+        " held-out text."
     )
     name = "gpu-pair-tiny" if pair.tiny else "gpu-pair"
     report.write(name, "A pair trained on real text, on a GPU", pair.tables, notes)

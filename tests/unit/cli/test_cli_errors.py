@@ -12,6 +12,9 @@ import pytest
 
 from outrider.cli.app import app
 from outrider.cli.border import OneLine, run
+from outrider.cli.flags import read_buckets
+from outrider.errors import ConfigError
+from outrider.llm import LLM
 from outrider.testing import write_tiny_llama, write_tiny_tokenizer
 
 from .calling import Command, Ran
@@ -186,3 +189,12 @@ def test_a_drafter_that_fails_costs_one_line_and_no_output(
     assert ran.code == 0
     assert ran.out == plain
     assert "nothing was drafted" in ran.err
+
+
+def test_buckets_are_sequences_and_drafts() -> None:
+    assert read_buckets("1x4,16x0") == ((1, 4), (16, 0))
+    for wrong in ("4", "1x", "1x4;2x2", "-1x4"):
+        with pytest.raises(ConfigError, match="such as 1x4,16x1"):
+            read_buckets(wrong)
+    with pytest.raises(ConfigError, match="device cuda"):
+        LLM("bundled:draft", buckets=((1, 4),), num_draft_tokens=0)
