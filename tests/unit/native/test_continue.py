@@ -91,6 +91,7 @@ def test_the_engine_goes_on_where_everybody_can(
             proposer="early-exit",
             num_draft_tokens=3,
             backend="native",
+            max_ahead_steps=1,  # a loop of its own goes on by itself
         )
     )
     begun: list[bool] = []
