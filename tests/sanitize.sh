@@ -13,5 +13,6 @@ ubsan=$("${CXX:-c++}" -print-file-name=libubsan.so)
 export ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 UBSAN_OPTIONS=print_stacktrace=1
 OUTRIDER_NATIVE_LIBRARY="$library" LD_PRELOAD="$asan:$ubsan" \
     exec "$python" -m pytest tests/unit/native tests/property/test_native_layout.py tests/property/test_suffix.py \
+    tests/property/test_lookup.py \
     tests/unit/proposers/test_heads.py tests/unit/proposers/test_draft_tree.py \
     tests/unit/engine/test_ahead.py "$@"

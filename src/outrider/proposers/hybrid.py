@@ -64,6 +64,7 @@ from outrider.proposers._worth import Worth, first_nodes, follow
 
 _LEARN_EVERY = 8  # steps; after every second ...
 _FIRST_STEPS = 64  # ... of the first
+_LEARN_AHEAD = 16  # where they are computed ahead; there the first are as above
 _RATE_DECAY = 0.95
 _HORIZON = 128  # tokens to come that count, at most
 _MARGIN = 0.01  # tokens that a drafter must promise more than a look-up, whose price is surer
@@ -180,7 +181,7 @@ class HybridProposer:
         # their contexts, and how many tokens of a pass are not of the sequence that is looked at.
         self._rate = 0.0
         self._num_sequences = self._bucket = self._rest = 0
-        self._row = [0.0]  # seconds of a pass by its tokens
+        self._price: list[float] = []  # of drafts in the target's pass, in tokens
 
     @classmethod
     def build(cls, context: ProposerContext) -> HybridProposer:
@@ -257,7 +258,8 @@ class HybridProposer:
         assert self._ahead is not None
         lookup, drafter = self._ahead
         drafting = [view for view, n in zip(views, batch.num_drafts_S, strict=True) if n]
-        if len(self._news) >= _LEARN_EVERY or len(drafting) != self._num_sequences:
+        every = _LEARN_AHEAD if self._num_steps >= _FIRST_STEPS else _LEARN_EVERY
+        if len(self._news) >= every or len(drafting) != self._num_sequences:
             self._learn(drafting)
         batch.lookups = []
         for i, view in enumerate(views):
@@ -335,17 +337,18 @@ class HybridProposer:
 
     # --- what to do ---------------------------------------------------------------------------
 
-    def _extra_s(self, num_drafts: int) -> float:
-        """What one sequence's drafts add to the target's pass."""
-        width = self._rest + 1
-        if len(self._row) <= width + num_drafts:
-            self._row = self._pass_times().row(width + max(num_drafts, MAX_AUTO_DRAFT_TOKENS))
-        return self._row[width + num_drafts] - self._row[width]
+    def _prices(self, most: int) -> list[float]:
+        """What one sequence's drafts add to the target's pass, in tokens: 0..most at least."""
+        if len(self._price) <= most:
+            width = self._rest + 1
+            row = self._pass_times().row(width + max(most, MAX_AUTO_DRAFT_TOKENS))
+            self._price = [self._rate * (seconds - row[width]) for seconds in row[width:]]
+        return self._price
 
-    def _draft_s(self, name: str, num_sequences: int, num_drafts: int) -> float:
-        """What drafting takes. One that nobody has asked yet is worth a try."""
+    def _draft_row(self, name: str, num_sequences: int, most: int) -> list[float]:
+        """What drafting 0..most tokens takes. One that nobody has asked yet is worth a try."""
         times = self._draft_times.get((name, batch_bucket(num_sequences)))
-        return times.row(num_drafts)[num_drafts] if times else 0.0
+        return times.row(most) if times else [0.0] * (most + 1)
 
     def _pass_times(self) -> Times:
         place = (batch_bucket(self._num_sequences), self._bucket)
@@ -356,22 +359,23 @@ class HybridProposer:
 
         A drafter's time is shared by all sequences here.
         """
-        num_sequences, rate = self._num_sequences, self._rate
-        expected = 0.0
-        choice = best = _Choice(0, 0.0, 0.0)
+        num_sequences, most = self._num_sequences, len(chances)
+        prices = self._prices(most)
+        draft_s = [0.0] * (most + 1)
+        if drafter is not None:
+            draft_s = self._draft_row(drafter, num_sequences, most)
+        share = self._rate / max(1, num_sequences)
+        best_k, best_value, best_net = 0, 0.0, 0.0
+        expected = value = net = 0.0
         for k, chance in enumerate(chances, 1):
             expected += chance
-            value = net = expected - rate * self._extra_s(k)
-            if drafter is not None:
-                net -= rate * self._draft_s(drafter, num_sequences, k) / num_sequences
-            choice = _Choice(k, value, net)
-            if net > best.net or k == 1:
-                best = choice
-        if (
-            drafter is None and choice.net > best.net - _TRUST
-        ):  # a look-up has reasons for its length
-            return choice
-        return best
+            value = expected - prices[k]
+            net = value - share * draft_s[k]
+            if net > best_net or k == 1:
+                best_k, best_value, best_net = k, value, net
+        if drafter is None and net > best_net - _TRUST:  # a look-up has reasons for its length
+            return _Choice(most, value, net)
+        return _Choice(best_k, best_value, best_net)
 
     def _choices(self, track: _Track, name: str, most: int) -> list[_Choice]:
         """What to take of a look-up, by the size of what was found: 0..most at least."""
@@ -416,7 +420,7 @@ class HybridProposer:
                     surplus += choice.value - values[i]
                     longest = max(longest, choice.num_tokens)
             if members:
-                surplus -= self._rate * self._draft_s(name, len(members), longest)
+                surplus -= self._rate * self._draft_row(name, len(members), longest)[longest]
                 if surplus > best_surplus:
                     share = surplus / len(members)
                     members = [
@@ -499,37 +503,48 @@ class HybridProposer:
         for step in news:
             num_drafts += max(0, step.width - self._num_sequences) / len(news)
             self._learn_times(step)
+        self._learn_rate(news)
         for times in (*self._passes.values(), *self._draft_times.values()):
             times.end_lesson()
         num_sequences = len(views)
         self._rest = round((num_sequences - 1) * (1 + num_drafts / max(1, self._num_sequences)))
         self._num_sequences = num_sequences
         self._bucket = context_bucket(sum([len(view.tokens) for view in views]) // num_sequences)
-        self._row = [0.0]
+        self._price = []
         self._rate = self._tokens / self._seconds if self._seconds else 0.0
         for track in self._tracks.values():
             self._judge(track)
 
     def _learn_times(self, step: _Step) -> None:
-        name, draft_s = step.drafter, 0.0
+        name = step.drafter
         if name is not None and step.draft_s:
             place = (name, batch_bucket(step.num_members))
             times = self._draft_times.setdefault(place, Times(float))
             if step.behind <= _BEHIND:
                 times.learn(step.num_drafts, step.draft_s)
-            draft_s = times.row(step.num_drafts)[step.num_drafts]
-            if step.behind > _BEHIND:
+            else:
+                draft_s = times.row(step.num_drafts)[step.num_drafts]
                 extra_s = max(0.0, step.draft_s - draft_s) / step.behind
                 known = self._catch_up_s[name]
                 self._catch_up_s[name] = extra_s if not known else known + 0.2 * (extra_s - known)
         if step.width:
-            passes = self._pass_times()
-            passes.learn(step.width, step.pass_s)
-            # In the same quiet seconds as the prices.
+            self._pass_times().learn(step.width, step.pass_s)
+
+    def _learn_rate(self, news: list[_Step]) -> None:
+        """In the same quiet seconds as the prices."""
+        passes = self._pass_times().row(max([step.width for step in news], default=0))
+        drafting: dict[tuple[str, int], list[float]] = {}
+        for step in news:
+            if not step.width:
+                continue
+            seconds = passes[step.width]
+            if step.drafter is not None:
+                place = (step.drafter, step.num_members)
+                if place not in drafting:
+                    drafting[place] = self._draft_row(*place, MAX_AUTO_DRAFT_TOKENS)
+                seconds += drafting[place][step.num_drafts]
             self._tokens = _RATE_DECAY * self._tokens + step.num_tokens
-            self._seconds = (
-                _RATE_DECAY * self._seconds + draft_s + passes.row(step.width)[step.width]
-            )
+            self._seconds = _RATE_DECAY * self._seconds + seconds
 
     @staticmethod
     def _judge(track: _Track) -> None:
