@@ -303,9 +303,9 @@ class _Ahead:
         course, changes = self._course, [model.inputs.num_changes for model in self._models]
         if course is None or not self.in_flight or course.num_changes != changes:
             return False
-        furthest = (self.in_flight - 1) * (self.num_drafts + 1) + self.width
-        reach = (np.array(batch.context_S) + furthest)[:, None]
-        if not course.leads_to(batch, reach, self.target.block_size):
+        first = np.array(batch.context_S) + (self.in_flight - 1) * (self.num_drafts + 1)
+        reaches = [(first + width)[:, None] for width in (self.width, self.num_drafts + 1)]
+        if not course.leads_to(batch, reaches, self.target.block_size):
             return False
         for model in self._models:
             tables = _tables(batch, model is self.draft)
@@ -380,15 +380,16 @@ class _Course:
             self._last[s] = draws[s][num - 1]
             self._contexts[s] += num
 
-    def leads_to(self, batch: AheadBatch, reach_S1: IntArray, page: int) -> bool:
-        """Whether the batch stands there, with the same slots as far as `reach_S1`."""
+    def leads_to(self, batch: AheadBatch, reaches: list[IntArray], page: int) -> bool:
+        """Whether the batch stands there, with the same slots as far as `reaches` say, [S, 1] of
+        the target and of the drafter."""
         return (
             (self._before, self._last, self._contexts)
             == (batch.before_S, batch.last_S, batch.context_S)
             and self._keys == batch.key_S
             and np.array_equal(self._temperature, batch.rows.temperature_R)
             and all(
-                _same_slots(old_SW, _tables(batch, of_draft), reach_S1, page)
+                _same_slots(old_SW, _tables(batch, of_draft), reaches[of_draft], page)
                 for old_SW, of_draft in zip(self._tables, _sides(batch), strict=True)
             )
         )
