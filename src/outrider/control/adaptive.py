@@ -1,6 +1,6 @@
-"""Chooses K for every sequence at every step, so that the batch emits most tokens per second.
+"""Chooses K for every sequence, so that the batch emits most tokens per second.
 
-    rate = (R + sum of expected accepted drafts) / (overhead + t_draft + t_verify)
+    rate = (R + sum of expected accepted drafts) / (t_draft + t_verify)
 
 R sequences emit one token each whatever is drafted; node k of a draft adds its survival S_k. All
 nodes of all sequences are ranked by survival, and the best prefix of that ranking is taken. Every
@@ -8,12 +8,18 @@ prefix is looked at, not only up to the first that falls: costs have cliffs and 
 all is plain decoding. What other sequences prefill in the same pass has to be paid anyhow and does
 not count.
 
-Three things keep it honest. Turning on or off must win by `HYSTERESIS`, less as time goes by;
-another K by a fourth of it. A sequence that is off drafts two tokens now and then, paid from a
-purse that fills with `PROBE_SHARE` of all time, so it finds out when drafts are good again and a
-drafter that never is costs no more than that. And prices are kept up to date: of the neighbours by
-drafting a token more or less now and then, of plain decoding by a plain step where speculation
-wins by little.
+A decision stands for several steps: they can be computed at once then, and are what prices are
+learnt from, with all that the engine does around them. Turning on or off must win by `TURNING`.
+
+Losses are bounded twice, per proposer and batch size, in seconds. Where drafts do not pay, a
+sequence probes now and then, paid from a purse that `SHARE` of all time goes into: a drafter that
+is never right costs no more, and one that is good again earns its next probe. Where estimates say
+that drafts pay, the clock has to agree: there is a credit of a few plain steps, to which comes what
+plain decoding would have needed for the same tokens, and from which goes what the steps took.
+Without credit nothing is drafted until `SHARE` of the time has paid the debt.
+
+Now and then a decision is a trial: a token more or less, or none where drafts win by little; what
+is compared must have been paid lately.
 
 Choices depend on finished steps only: the ratio rules stay exact. Requests with a K of their own
 are left alone.
@@ -25,6 +31,7 @@ import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from statistics import median
 
 from outrider.contracts import ControlledView, Proposal, Verdict
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
@@ -32,29 +39,29 @@ from outrider.control.allocation import Source, Step, Track
 from outrider.control.cost import Costs, batch_bucket, context_bucket
 from outrider.events import StepTiming
 
-HYSTERESIS = 0.04  # what turning on or off must win by just after a change; other changes a fourth
-PATIENCE = 50  # half of it this many steps later: small advantages that last count too
-PROBE_SHARE = 0.01  # of all time that may go into finding out whether to speculate again
-PROBE_TOKENS = 2
+TURNING = 0.02  # what turning on or off must win by
+ANOTHER_K = 0.005  # the same of another K
+LEAST_STEPS = 8  # that a decision about an unchanged batch stands for ...
+MOST_STEPS = 16  # ... and as many may be computed at once
+SHARE = 0.01  # of all time that may be lost
+MOST_PURSE = 6  # plain steps that may be saved up
+FIRST_CREDIT, MOST_CREDIT = 4, 16  # plain steps
+PROBE_TOKENS, PROBE_STEPS = 2, 4
+LEAST_EVIDENCE = 4  # steps that tell whether drafts gain
+STARTING = 0.1  # of a plain step: what one of a probe costs at least, with what surrounds it
 GOOD = 0.8  # acceptance; where it would not pay, nothing is probed ...
 PRICE_CHECKS = 12  # ... once a proposer's price has been checked this often
-FIRST_STRAY = 8  # steps with drafts: then one in which all are a little longer or shorter, ...
-MOST_BETWEEN = 64  # ... and the next after one more, until so many lie between
-MOST_STRAYING = 4  # sequences: beyond, a stray costs too much, and widths vary without it
-STRAYS = (1, -1, 2, -2)  # by these in turn: prices of neighbours must be known to be compared
-PLAIN_EVERY = 100  # steps without a plain one ...
-PLAIN_BELOW = 1.5  # ... while speculation is estimated to win by less than this factor
-DECIDE_EVERY = 4  # steps of an unchanged batch: estimates move slowly, deciding takes time
-MOST_REST = 16  # the same where the last decisions changed nothing, or nobody drafts
-SMOOTHING = 0.1  # of the small constant times
+FIRST_TRIAL, MOST_BETWEEN = 4, 32  # decisions between trials: one more each time
+TRIALS = (1, -1, 2, -2)  # drafts more or less
+MOST_TRYING = 4  # sequences: beyond, widths vary without it
+CLOSE = 1.4  # drafts that win by less are compared with plain decoding now and then
 IN_PASSING = 16  # tokens that a drafter reads besides; more take time of their own
 HORIZON = 128  # tokens to come of a sequence that count, at most
 
 
-# (its sequences, [(track, budget, nodes drafted, nodes accepted, is a tree)], probed, its time,
-#  tokens that drafters had to read first)
-Draft = tuple[Track, int, int, list[int], bool]
-News = tuple[int, list[Draft], bool, StepTiming, int]
+# What became of one step: its time, how many sequences it had, and our drafts in it.
+Draft = tuple[Track, int, int, list[int], bool]  # budget, nodes drafted and accepted, is a tree
+News = tuple[StepTiming, int, list[Draft]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,22 @@ class Choice:
     asked: int  # of the last step: mostly the same, now and then a trial
     survival: list[float]  # [k]: that draft k + 1 is accepted
     rates: list[float]  # [k]: tokens per second with k drafts a step; [0] is plain decoding
+
+
+@dataclass(slots=True)
+class Decision:
+    """What stands, and for whom."""
+
+    ids: list[int]
+    num_tokens: int  # of the pass before any draft
+    asked: list[tuple[int, Track, int]]  # (index of the view, track, budget)
+    most_steps: int
+    bucket: int = 0  # of the context
+    plain_s: float = 0.0
+    behind: int = 0  # tokens that drafters have to read first
+    probed: Track | None = None
+    probe_s: float = 0.0  # what it adds to a step
+    num_steps: int = 1  # that it has stood for, the one under way included
 
 
 class AdaptiveController:
@@ -85,26 +108,11 @@ class AdaptiveController:
         self.evenly = evenly
         self._sources: dict[str, Source] = {}
         self._tracks: dict[int, Track] = {}
-        self._asked: list[tuple[int, Track, int]] = []  # (index of the view, track, budget)
-        self._bucket = 0
-        self._age = 0  # steps since the last decision, ...
-        self._every = DECIDE_EVERY  # ... how many there may be, and whom it was about
-        self._tracks_then: list[Track] = []
-        self._start_then = 0
-        self._rest = 0  # steps in which nobody drafts and nothing has to be decided ...
-        self._resting: list[int] = []  # ... for these sequences
-        self._num_rested = 0  # of them
-        self._undrafted_s = 0.0  # what the step would have taken without our drafts
-        self._probed = False
-        self._news: list[News] = []  # steps not learnt from yet
-        self._purse_s = 0.0
-        self._probe_s = 0.0  # what a probe really took lately
-        self._since_plain = 0
-        self._since_change = 0
-        self._until_stray = FIRST_STRAY
-        self._num_strays = 0
-        self._behind = 0  # tokens that drafters have to read before this step's drafts
-        self._read_s = 0.0  # what one of them takes, as far as is known
+        self._now = Decision([], 0, [], sys.maxsize)
+        self._news: list[News] = []  # steps of this decision that are not learnt from yet
+        self._until_trial = FIRST_TRIAL
+        self._num_trials = 0
+        self._read_s = 0.0  # what a token takes that a drafter has to read, as far as is known
 
     def prepare(self, proposer: str) -> None:
         """Measures now rather than at the first request."""
@@ -117,9 +125,7 @@ class AdaptiveController:
         """Between two steps: the reasons of the last decision. None where there was none."""
         self._learn()
         track = self._tracks.get(view.id)
-        asked = next((k for _, other, k in self._asked if other is track), None)
-        if view.id in self._resting:
-            asked = 0
+        asked = next((k for _, other, k in self._now.asked if other is track), None)
         if track is None or asked is None:
             return None
         most = len(track.survival.curve)
@@ -130,119 +136,86 @@ class AdaptiveController:
     def plain_step_s(self, view: ControlledView) -> float | None:
         """What a pass without drafts takes for this sequence alone; None until it is known."""
         self._learn()
-        costs = self.costs
-        if costs.verify.is_guess:
-            return None
-        return costs.overhead_s + costs.verify.seconds(context_bucket(len(view.tokens)), 1)
+        verify = self.costs.verify
+        return None if verify.is_guess else verify.seconds(context_bucket(len(view.tokens)), 1)
 
     # --- before the draft ---------------------------------------------------------------------
 
     def budget(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> list[int]:
-        self._asked = []
-        if self._rest > 0:
-            self._rest -= 1
-            if num_tokens == len(views) and [view.id for view in views] == self._resting:
-                return [0] * len(views)
-        self._wake()
-        budgets = list(limits)
-        mine = [i for i, view in enumerate(views) if view.adaptive and limits[i] > 0]
-        if not mine:
-            return budgets
-        tracks = [self._track(views[i]) for i in mine]
-        most = [min(limits[i], self.evenly or MAX_AUTO_DRAFT_TOKENS) for i in mine]
-        start = num_tokens + sum(limits) - sum([limits[i] for i in mine])
-        self._age += 1
-        self._probed = False
-        same = tracks == self._tracks_then and start == self._start_then
-        if same and self._age < self._every:
-            chosen = self._stray(tracks, most)
+        now, ids = self._now, [view.id for view in views]
+        if (
+            now.num_steps < min(LEAST_STEPS, now.most_steps)
+            and ids == now.ids
+            and num_tokens == now.num_tokens
+        ):
+            now.num_steps += 1
         else:
-            self._every = min(2 * self._every, MOST_REST) if same else DECIDE_EVERY
-            self._age, self._tracks_then, self._start_then = 0, tracks, start
-            own = [views[i] for i in mine]
-            chosen = self._decide(views, own, tracks, most, start, num_tokens > len(views))
-            is_off = self.costs.verify.is_guess or not any(track.budget for track in tracks)
-            if is_off and len(mine) == len(views) and not any(chosen):
-                idle = min(track.idle for track in tracks)
-                self._rest = min(max(DECIDE_EVERY, 2 * len(tracks), idle // 8), MOST_REST) - 1
-                self._resting = [view.id for view in views]
-        self._behind = 0
-        for i, track, k in zip(mine, tracks, chosen, strict=True):
-            budgets[i] = k
-            self._asked.append((i, track, k))
-            if k:
-                self._behind += _behind(views[i], track)
+            now = self._now = self._decide(views, limits, num_tokens, ids)
+        budgets = list(limits)
+        for i, _, k in now.asked:
+            budgets[i] = min(k, limits[i])
         return budgets
 
     def standing(self) -> int:
-        if self._resting:
-            return self._rest + 1
-        if not self._asked:
-            return sys.maxsize
-        if any(k != track.budget for _, track, k in self._asked):
-            return 1  # a trial
-        until_decision = self._every - self._age
-        if len(self._asked) > MOST_STRAYING:
-            return max(1, until_decision)
-        return max(1, min(until_decision, self._until_stray))
+        return max(1, self._now.most_steps - self._now.num_steps + 1)
 
     def repeat(self) -> None:
-        if self._resting:
-            self._rest -= 1
-        elif self._asked:
-            self._age += 1
-            self._until_stray -= 1
-
-    def _wake(self) -> None:
-        """Ends a rest: what was not counted sequence by sequence is counted now."""
-        if not self._resting:
-            return
-        self._learn()
-        for sequence_id in self._resting:
-            track = self._tracks.get(sequence_id)
-            if track is not None:
-                track.rested(self._num_rested)
-        self._rest = self._num_rested = 0
-        self._resting = []
-        self._age = MOST_REST  # decides at once
+        self._now.num_steps += 1
 
     def _decide(
-        self,
-        views: Seq[ControlledView],
-        own: Seq[ControlledView],
-        tracks: list[Track],
-        most: list[int],
-        start: int,
-        prefilling: bool,
-    ) -> list[int]:
+        self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int, ids: list[int]
+    ) -> Decision:
         self._learn()
+        mine = [i for i, view in enumerate(views) if view.adaptive and limits[i] > 0]
+        if not mine:
+            return Decision(ids, num_tokens, [], sys.maxsize)
+        own = [views[i] for i in mine]
+        tracks = [self._track(view) for view in own]
+        most = [min(limits[i], self.evenly or MAX_AUTO_DRAFT_TOKENS) for i in mine]
+        start = num_tokens + sum(limits) - sum([limits[i] for i in mine])
         step = Step(self.costs, views, tracks, start, sum(most), self.evenly > 0)
-        self._bucket, self._undrafted_s = step.bucket, step.undrafted_s
+        chosen = self._best(step, own, most)
+        for track, k in zip(tracks, chosen, strict=True):
+            track.budget = k
+        decision = Decision(ids, num_tokens, [], MOST_STEPS, step.bucket, step.plain_s)
+        if self.costs.verify.is_guess:
+            chosen = [0] * len(tracks)
+        elif num_tokens == len(views):  # beside prompts, what a trial costs could not be told
+            is_off = not any(chosen)
+            if not is_off:
+                chosen = self._try(step, chosen, most)
+            if is_off or any(chosen):
+                self._probe(decision, step, own, chosen, most)
+            if is_off and decision.probed is not None:
+                decision.most_steps = PROBE_STEPS
+        decision.asked = list(zip(mine, tracks, chosen, strict=True))
+        decision.behind = sum(
+            [_behind(v, t) for v, t, k in zip(own, tracks, chosen, strict=True) if k]
+        )
+        return decision
+
+    def _best(self, step: Step, own: Seq[ControlledView], most: list[int]) -> list[int]:
+        """How much everybody drafts from now on."""
+        tracks = step.tracks
+        for source in step.sources:
+            if step.batch not in source.purses:  # the first time, prices may be wrong
+                source.purses[step.batch] = 0.0 if source.purses else MOST_PURSE * step.plain_s
+                source.credits[step.batch] = FIRST_CREDIT * step.plain_s
         chosen, rate = step.best(most)
         if all(track.budget >= 0 for track in tracks):
             kept = [min(track.budget, limit) for track, limit in zip(tracks, most, strict=True)]
             turns = any((a == 0) != (b == 0) for a, b in zip(kept, chosen, strict=True))
-            patience = HYSTERESIS * PATIENCE / (PATIENCE + self._since_change)
-            needed = 1.0 + (patience if turns else patience / 4)
-            if kept == chosen or rate < needed * step.rate(kept):
+            if rate < (1.0 + (TURNING if turns else ANOTHER_K)) * step.rate(kept):
                 chosen = kept
-                self._since_change += self._every
-            else:
-                self._since_change, self._every = 0, DECIDE_EVERY
-        self._leave_unread(own, step, chosen, rate)
-        for track, k in zip(tracks, chosen, strict=True):
-            track.budget = k
-        stale = self._since_plain >= PLAIN_EVERY and rate * step.plain_s < PLAIN_BELOW * len(views)
-        if stale or self.costs.verify.is_guess:
-            return [0] * len(tracks)
-        chosen = self._stray(tracks, most)
-        if not prefilling:  # beside which a probe's own cost could not be told
-            self._probe(step, chosen, most)
+        if any(chosen):
+            for order, track in enumerate(tracks):
+                if track.source.credits[step.batch] < 0.0:
+                    chosen[order] = 0
+        if any(chosen):
+            self._leave_unread(own, step, chosen)
         return chosen
 
-    def _leave_unread(
-        self, own: Seq[ControlledView], step: Step, chosen: list[int], rate: float
-    ) -> None:
+    def _leave_unread(self, own: Seq[ControlledView], step: Step, chosen: list[int]) -> None:
         """Turns nobody on whose drafter would take longer to read the text than it can win."""
         late = [
             (order, _behind(view, track))
@@ -252,19 +225,56 @@ class AdaptiveController:
         price_s = self._read_s * sum([behind for _, behind in late])
         if price_s:
             to_come = sum([min(HORIZON, _num_left(view)) for view in own])
-            if to_come * (step.plain_s / step.num_sequences - 1.0 / rate) < price_s:
+            gain_s = step.plain_s / step.num_sequences - 1.0 / step.rate(chosen)
+            if to_come * gain_s < price_s:
                 for order, _ in late:
                     chosen[order] = 0
 
-    def _stray(self, tracks: list[Track], most: list[int]) -> list[int]:
-        """The standing choices; now and then their neighbours."""
-        offset = 0
-        self._until_stray -= 1
-        if self._until_stray <= 0 and len(tracks) <= MOST_STRAYING:
-            offset = STRAYS[self._num_strays % len(STRAYS)]
-            self._until_stray = min(FIRST_STRAY + self._num_strays, MOST_BETWEEN)
-            self._num_strays += 1
-        return [track.near(m, offset) for track, m in zip(tracks, most, strict=True)]
+    def _probe(
+        self,
+        decision: Decision,
+        step: Step,
+        own: Seq[ControlledView],
+        chosen: list[int],
+        most: list[int],
+    ) -> None:
+        """Lets the sequence that has been off longest draft a little, if there is credit for it."""
+        off = [order for order, k in enumerate(chosen) if k == 0]
+        if not off:
+            return
+        order = max(off, key=lambda o: step.tracks[o].idle)
+        track, k = step.tracks[order], min(PROBE_TOKENS, most[order])
+        source, least_s = track.source, STARTING * step.plain_s
+        extra_s = step.extra_s(chosen, order, k) + least_s
+        read_s = self._read_s * _behind(own[order], track)
+        price_s = PROBE_STEPS * extra_s + read_s
+        if source.purses[step.batch] < min(price_s, 0.9 * MOST_PURSE * step.plain_s):
+            return
+        # The price may be wrong, so what is too dear is tried a few times all the same.
+        if GOOD * k * step.plain_s <= extra_s * step.num_sequences:
+            if source.num_checks >= PRICE_CHECKS:
+                return
+            source.num_checks += 1
+        source.purses[step.batch] -= read_s
+        chosen[order] = k
+        decision.probed, decision.probe_s = track, extra_s
+
+    def _try(self, step: Step, chosen: list[int], most: list[int]) -> list[int]:
+        """The decision; now and then its neighbours, or plain decoding."""
+        self._until_trial -= 1
+        if self._until_trial > 0:
+            return chosen
+        self._num_trials += 1
+        self._until_trial = min(FIRST_TRIAL + self._num_trials, MOST_BETWEEN)
+        if self._num_trials % 2 == 0 and step.rate(chosen) < CLOSE * step.rate([0] * len(chosen)):
+            return [0] * len(chosen)
+        if len(chosen) > MOST_TRYING:
+            return chosen
+        offset = TRIALS[self._num_trials % len(TRIALS)]
+        return [
+            max(1, min(k + offset * (1 + k // 8), limit)) if k else 0
+            for k, limit in zip(chosen, most, strict=True)
+        ]
 
     def _track(self, view: ControlledView) -> Track:
         track = self._tracks.get(view.id)
@@ -281,25 +291,6 @@ class AdaptiveController:
                 self.measure(self.costs, name)
         return source
 
-    def _probe(self, step: Step, chosen: list[int], most: list[int]) -> None:
-        """Lets the sequence that has been off longest draft a little, if the purse allows."""
-        if 0 not in chosen or self._purse_s <= 0.0:
-            return
-        off = [order for order, k in enumerate(chosen) if k == 0]
-        order = max(off, key=lambda o: step.tracks[o].idle)
-        k = min(PROBE_TOKENS, most[order])
-        extra_s = step.extra_s(chosen, order, k)
-        source = step.tracks[order].source
-        good_drafts_pay = GOOD * k * step.plain_s > extra_s * step.num_sequences
-        # The price may be wrong, so what is too dear is tried a few times all the same. A probe
-        # that takes more than there was is paid for by a longer wait.
-        if not good_drafts_pay and source.num_checks >= PRICE_CHECKS:
-            return
-        if self._purse_s >= min(max(extra_s, self._probe_s), step.plain_s):
-            source.num_checks += not good_drafts_pay
-            chosen[order] = k
-            self._probed = True
-
     # --- after the verdict --------------------------------------------------------------------
 
     def update(
@@ -310,83 +301,94 @@ class AdaptiveController:
         timing: StepTiming,
     ) -> None:
         """Only notes what happened: between two passes every line of code is cold."""
-        asked = self._asked
-        if asked or self._resting:
+        asked = self._now.asked
+        if asked:
             drafts = [
                 (track, k, len(proposals[i]), verdicts[i].path, proposals[i].parents is not None)
                 for i, track, k in asked
+                if k
             ]
-            self._news.append((len(views), drafts, self._probed, timing, self._behind))
-            self._behind = 0
             for i, track, k in asked:
                 if k:
                     track.num_read = len(views[i].tokens)
+            self._news.append((timing, len(views), drafts))
 
     def _learn(self) -> None:
-        """From the steps since the last decision."""
+        """From the decision's steps since the last time."""
         news, self._news = self._news, []
-        for num_sequences, drafts, probed, timing, behind in news:
-            self._num_rested += not drafts
-            num_nodes = timing.num_tokens - num_sequences  # if nobody prefilled
-            longest = total = num_drafting = num_late = 0
-            source: Source | None = None
-            mixed = 0 < len(drafts) < num_sequences
+        if not news:
+            return
+        now, costs = self._now, self.costs
+        other_s = sum([timing.other_s for timing, _, _ in news]) / len(news)
+        pass_s: dict[int, list[float]] = {}  # of steps that held sequences and our drafts alone
+        total_s = earned_s = saved_s = 0.0
+        steps_s: list[float] = []  # of these, the ones with drafts
+        for timing, num_sequences, drafts in news:
+            step_s = timing.draft_s + timing.verify_s + timing.other_s
+            total_s += step_s
+            num_nodes, num_emitted = timing.num_tokens - num_sequences, num_sequences
             for track, k, num_drafted, path, is_tree in drafts:
-                if k == 0:
-                    track.rested(1)
-                    continue
-                mixed = mixed or (source is not None and source is not track.source)
-                source = track.source
-                longest = max(longest, k)
-                total += k
-                num_drafting += 1
-                num_late += track.idle > 0
-                track.idle = 0
                 track.survival.observe(k, num_drafted, path, is_tree)
                 num_nodes -= num_drafted
-            self._learn_costs(num_nodes == 0, longest, num_sequences, timing)
-            # The table is about drafts of one length.
-            if source is not None and not mixed and 4 * total >= 3 * longest * num_drafting:
-                bucket = batch_bucket(num_drafting)
-                drafting_s = timing.draft_s - self.costs.plan_s
-                if behind:
-                    usual_s = self.costs.draft_s(source.name, bucket, longest)
-                    read_s = max(0.0, drafting_s - usual_s) / behind
-                    self._read_s += (0.3 if self._read_s else 1.0) * (read_s - self._read_s)
-                # A drafter that has to catch up first takes longer than the table is about.
-                late = 8 * num_late > num_drafting
-                if not late or drafting_s < self.costs.draft_s(source.name, bucket, longest):
-                    self.costs.learn_draft(source.name, bucket, longest, drafting_s)
-            self._settle(timing, probed)
+                num_emitted += len(path)
+                if track is now.probed:
+                    earned_s += len(path) * now.plain_s / num_sequences
+                    earned_s -= min(now.probe_s, max(STARTING * now.plain_s, step_s - now.plain_s))
+            if num_nodes == 0:
+                took_s = timing.verify_s + other_s + (0.0 if drafts else timing.draft_s)
+                pass_s.setdefault(timing.num_tokens, []).append(took_s)
+                if drafts:
+                    steps_s.append(step_s)
+                    saved_s += num_emitted * now.plain_s / num_sequences
+        batch = batch_bucket(len(now.ids))
+        for num_tokens, took in pass_s.items():
+            costs.verify.refresh(now.bucket, num_tokens, median(took), batch, num_steps=len(took))
+        self._learn_drafts(news)
+        for source in {track.source for _, track, _ in now.asked}:
+            source.purses[batch] += SHARE * total_s
+            source.credits[batch] += SHARE * total_s
+        if now.probed is not None:
+            now.probed.source.purses[batch] += earned_s
+        elif len(steps_s) >= LEAST_EVIDENCE:
+            drafting = {track.source for _, track, k in now.asked if k}
+            gain_s = saved_s - len(steps_s) * median(steps_s)  # a hiccup is nobody's fault
+            for source in drafting:
+                source.credits[batch] += gain_s / len(drafting)
+        for source in {track.source for _, track, _ in now.asked}:
+            source.purses[batch] = min(source.purses[batch], MOST_PURSE * now.plain_s)
+            source.credits[batch] = min(source.credits[batch], MOST_CREDIT * now.plain_s)
+        for _, track, k in now.asked:
+            if k:
+                track.idle = 0
+            else:
+                track.rested(len(news))
+        now.behind = 0
 
-    def _learn_costs(
-        self, is_known: bool, longest: int, num_sequences: int, timing: StepTiming
-    ) -> None:
-        """`is_known`: the pass held nothing but sequences and drafts of ours."""
-        costs = self.costs
-        if is_known:
-            batch = batch_bucket(num_sequences)
-            costs.verify.refresh(self._bucket, timing.num_tokens, timing.verify_s, batch)
-        # The first of several steps computed at once takes longer than all that follow; a decision
-        # that stands for long has few of them.
-        error_s = timing.other_s + costs.plan_s - costs.overhead_s
-        costs.overhead_s += SMOOTHING * (error_s if error_s < 0 else error_s / 5)
-        if timing.num_tokens > num_sequences:
-            self._since_plain += 1
-        else:
-            self._since_plain = 0
-            if longest == 0:
-                costs.plan_s += SMOOTHING * (timing.draft_s - costs.plan_s)
-
-    def _settle(self, timing: StepTiming, probed: bool) -> None:
-        """Fills the purse, and takes from it what a probe really cost."""
-        total_s = timing.draft_s + timing.verify_s + timing.other_s
-        self._purse_s += PROBE_SHARE * total_s
-        if probed:
-            extra_s = max(0.0, total_s - self._undrafted_s)
-            self._purse_s -= extra_s
-            self._probe_s += 0.5 * (extra_s - self._probe_s)
-        self._purse_s = min(self._purse_s, 2.0 * max(total_s, self._probe_s))
+    def _learn_drafts(self, news: list[News]) -> None:
+        """The table is about one proposer's drafts, of about one length."""
+        now, costs = self._now, self.costs
+        drafting = [(track, k) for _, track, k in now.asked if k]
+        if not drafting:
+            return
+        sources = {track.source for track, _ in drafting}
+        longest = max([k for _, k in drafting])
+        if len(sources) > 1 or 4 * sum([k for _, k in drafting]) < 3 * longest * len(drafting):
+            return
+        name, bucket = sources.pop().name, batch_bucket(len(drafting))
+        took = [timing.draft_s for timing, _, drafts in news if drafts]
+        if not took:
+            return
+        usual_s = costs.draft_s(name, bucket, longest)
+        if now.behind:
+            # Reading is no slower than drafting; the first time it meets untouched memory, too.
+            read_s = max(0.0, took[0] - usual_s) / now.behind
+            read_s = min(read_s, costs.draft_s(name, bucket, 1) / len(drafting))
+            self._read_s += (0.3 if self._read_s else 1.0) * (read_s - self._read_s)
+        # A drafter that has to catch up first takes longer than the table is about.
+        if 8 * sum([track.idle > 0 for track, _ in drafting]) > len(drafting):
+            took = took[1:] or [seconds for seconds in took if seconds < usual_s]
+        if took:
+            costs.learn_draft(name, bucket, longest, median(took), len(took))
 
 
 def _behind(view: ControlledView, track: Track) -> int:

@@ -11,7 +11,7 @@ from outrider.control.survival import OWN_DECAY, Prior, Survival
 
 # Plain decoding wins below this advantage, the more so the larger the batch: its price is surest,
 # and what drafts add to a large batch's pass and to the work around it is known the least.
-BENEFIT_OF_DOUBT, BY_DOUBLING = 1.02, 0.02
+BENEFIT_OF_DOUBT, BY_DOUBLING = 1.02, 0.04
 FADE_STEPS = 16  # how often a sequence that is off comes closer to the prior
 LEAST_SURVIVAL = 0.02  # nodes below it pay nowhere
 
@@ -27,11 +27,24 @@ class Source:
     Greedy and sampled requests are kept apart: what one achieves says little about the other.
     """
 
-    __slots__ = ("_priors", "deepest", "name", "num_checks", "num_sequences", "row", "scale")
+    __slots__ = (
+        "_priors",
+        "credits",
+        "deepest",
+        "name",
+        "num_checks",
+        "num_sequences",
+        "purses",
+        "row",
+        "scale",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._priors: dict[int, Prior] = {}
+        # Seconds by batch bucket: for probes, and what may be lost before drafts are stopped.
+        self.purses: dict[int, float] = {}
+        self.credits: dict[int, float] = {}
         self.num_checks = 0  # probes although no acceptance would have paid
         self.num_sequences = 0
         self.deepest = 0
@@ -62,11 +75,6 @@ class Track:
         for _ in range(self.idle // FADE_STEPS - before):
             self.survival.fade(OWN_DECAY**FADE_STEPS)
 
-    def near(self, limit: int, offset: int) -> int:
-        """The last choice or, where it is to draft, a neighbour of it."""
-        k = min(self.budget, limit)
-        return max(1, min(k + offset * (1 + k // 8), limit)) if k and offset else k
-
 
 class Step:
     """Rates of allocations under the tables as they are.
@@ -76,6 +84,7 @@ class Step:
     """
 
     __slots__ = (
+        "batch",
         "bucket",
         "doubt",
         "evenly",
@@ -101,15 +110,16 @@ class Step:
         self.tracks = tracks
         self.evenly = evenly
         self.num_sequences = len(views)
-        self.doubt = BENEFIT_OF_DOUBT + BY_DOUBLING * batch_bucket(len(views))
+        self.batch = batch_bucket(len(views))
+        self.doubt = BENEFIT_OF_DOUBT + BY_DOUBLING * self.batch
         self.start = num_tokens
         context = len(views[0].tokens)
         if len(views) > 1:
             context = sum([len(view.tokens) for view in views]) // len(views)
         self.bucket = context_bucket(context)
-        self.row = costs.verify.row(self.bucket, num_tokens + most, batch_bucket(len(views)))
+        self.row = costs.verify.row(self.bucket, num_tokens + most, self.batch)
         self.scale = costs.verify.scale
-        self.plain_s = costs.overhead_s + self.scale * self.row[len(views)]
+        self.plain_s = self.scale * self.row[len(views)]
         self.sources: list[Source] = []
         priors: list[Prior] = []
         for track in tracks:
@@ -126,11 +136,6 @@ class Step:
             table = costs.draft(source.name)
             source.row = table.row(batch_bucket(source.num_sequences), MAX_AUTO_DRAFT_TOKENS)
             source.scale = table.scale * self.scale
-
-    @property
-    def undrafted_s(self) -> float:
-        """What the pass takes with what others draft and prefill, but without these drafts."""
-        return self.plain_s + self.scale * (self.row[self.start] - self.row[self.num_sequences])
 
     def best(self, most: list[int]) -> tuple[list[int], float]:
         """The allocation with the highest `rate`, and that rate."""
@@ -175,8 +180,11 @@ class Step:
 
     def rate(self, budgets: list[int]) -> float:
         """Tokens per second of any allocation; of none, a little more than it is."""
-        if not any(budgets):
-            return self.doubt * self.num_sequences / self.plain_s
+        tokens, seconds = self.worth(budgets)
+        return (1.0 if any(budgets) else self.doubt) * tokens / seconds
+
+    def worth(self, budgets: list[int]) -> tuple[float, float]:
+        """The tokens that are expected of an allocation, and the seconds."""
         n, spent_s = self.start, self.plain_s
         tokens = float(self.num_sequences)
         for source in self.sources:
@@ -190,7 +198,7 @@ class Step:
                 track.source.deepest = max(track.source.deepest, k)
         for source in self.sources:
             spent_s += source.scale * source.row[source.deepest]
-        return tokens / spent_s
+        return tokens, spent_s
 
     def extra_s(self, budgets: list[int], order: int, k: int) -> float:
         """What `k` drafts of one more sequence add."""

@@ -29,6 +29,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import median
+from typing import TypeGuard
 
 FIRST_CONTEXT = 512  # contexts below it share a bucket
 NUM_CONTEXT_BUCKETS = 10  # up to 256k
@@ -36,7 +38,7 @@ NUM_BATCH_BUCKETS = 11  # up to 1024
 NUM_KNOWN = 100  # steps that make a guess as good as a measurement
 KNOTS: list[int] = [*range(8), *(n << e for e in range(9) for n in range(8, 16)), 8192]
 LOCAL_RATE = 0.015  # of what a visited count is off by that one step corrects, in the long run
-SCALE_RATE = 0.08  # the same of the whole table, where a count is known
+SCALE_RATE = 0.05  # the same of the whole table, where a count is known
 MEASURED_WEIGHT = 3  # of the measurement, in steps
 KNOWN_VISITS = 16  # steps that make a count known
 MOST_ERROR = 0.15  # of a step at a known count, relative: what is further off is no evidence
@@ -71,13 +73,30 @@ class CostTable:
     `batch` is the bucket of the batch size where costs depend on it beside the count.
     """
 
-    __slots__ = ("_drawn", "_fixes", "_num_seen", "_rows", "_visits", "scale")
+    __slots__ = (
+        "_drawn",
+        "_fixes",
+        "_num_buckets",
+        "_num_seen",
+        "_rows",
+        "_visits",
+        "each_s",
+        "scale",
+    )
 
-    def __init__(self, rows: Sequence[Sequence[float]], *, measured: bool) -> None:
-        """Every row has at least two cells, from count 0 on. A guess's scale is learnt at once."""
-        self._rows = [list(row) for row in rows]
+    def __init__(
+        self, rows: Sequence[Sequence[float]], *, measured: bool, each_s: float = 0.0
+    ) -> None:
+        """Every row has at least two cells, from count 0 on. A guess's scale is learnt at once.
+
+        `each_s`: added by every sequence but the first, in the first bucket; in the others also
+        what they take more than that one.
+        """
+        self.each_s = each_s
+        self._num_buckets = len(rows)
         self._num_seen = NUM_KNOWN if measured else 0
         # By (batch, bucket); a fix is what is added at a knot, what is drawn the answers of `row`.
+        self._rows = {(0, bucket): list(row) for bucket, row in enumerate(rows)}
         self._fixes: dict[Place, dict[int, float]] = {}
         self._visits: dict[Place, dict[int, int]] = {}
         self._drawn: dict[Place, list[float]] = {}
@@ -96,8 +115,8 @@ class CostTable:
     def rows(self) -> list[list[float]]:
         """The table as it stands now, scale included."""
         return [
-            [self.scale * cell for cell in self.row(bucket, len(row) - 1)]
-            for bucket, row in enumerate(self._rows)
+            [self.scale * cell for cell in self.row(bucket, len(self._rows[0, bucket]) - 1)]
+            for bucket in range(self._num_buckets)
         ]
 
     def row(self, bucket: int, most: int, batch: int = 0) -> list[float]:
@@ -110,7 +129,7 @@ class CostTable:
         if len(drawn) <= most:
             fixes, visits = self._nearest_fixes(place), self._visits.get(place, {})
             end = min((n for n in fixes if n > most), default=most)
-            drawn = _fixed(self._base(bucket, end)[: end + 1], fixes)
+            drawn = _fixed(self._base(place, end)[: end + 1], fixes)
             if visits:  # what was visited often counts for more
                 weights = [visits.get(n, 0) + 0.5 for n in range(1, end + 1)]
                 drawn[1:] = rising(drawn[1:], weights)
@@ -121,41 +140,59 @@ class CostTable:
         return self.scale * self.row(bucket, count, batch)[count]
 
     def refresh(
-        self, bucket: int, count: int, seconds: float, batch: int = 0, *, speed: bool = True
+        self,
+        bucket: int,
+        count: int,
+        seconds: float,
+        batch: int = 0,
+        *,
+        num_steps: int = 1,
+        speed: bool = True,
     ) -> None:
-        """Learns from a step that took so long; `speed`: also how fast the machine is now."""
+        """Learns from steps that took so long each; `speed`: also how fast the machine is now."""
         place = (batch, bucket)
-        base = self._base(bucket, count)[count]
+        base = self._base(place, count)[count]
         cell = base + self._fix(place, count)
         if cell <= 0.0 or seconds <= 0.0:
             return
-        self._num_seen += 1
-        if self._num_seen == 1:  # only the shape was guessed
+        is_first = self._num_seen == 0
+        self._num_seen += num_steps
+        if is_first:  # only the shape was guessed
             self.scale = seconds / cell
             return
+
+        def share(rate: float) -> float:
+            return 1.0 - (1.0 - rate) ** num_steps
+
         knot = _knot(count)
         visits = self._visits.setdefault(place, {})
         seen = visits.get(knot, 0)
         most = MOST_ERROR if seen >= KNOWN_VISITS else FIRST_ERROR
         error = min(seconds / (self.scale * cell) - 1.0, most)
-        rate = max(LOCAL_RATE, 1.0 / (MEASURED_WEIGHT + seen))
+        rate = max(share(LOCAL_RATE), num_steps / (MEASURED_WEIGHT + seen + num_steps - 1))
         if error < -MOST_ERROR:
             # Where nothing is known the list is wrong, where this count is the machine is faster.
             if seen >= KNOWN_VISITS or not self._knows_a_count:
-                self.scale *= 1.0 + PROOF_RATE * error
+                self.scale *= 1.0 + share(PROOF_RATE) * error
                 return
-            rate = max(rate, PROOF_RATE)
+            rate = max(rate, share(PROOF_RATE))
         is_new = self._num_seen < NUM_KNOWN
         if is_new or (speed and seen >= KNOWN_VISITS):
-            self.scale *= 1.0 + max(error, -most) * max(SCALE_RATE, 1.0 / self._num_seen)
-        visits[knot] = seen + 1
+            rate_now = max(share(SCALE_RATE), min(1.0, num_steps / self._num_seen))
+            self.scale *= 1.0 + max(error, -most) * rate_now
+        visits[knot] = seen + num_steps
         fixes = self._fixes.setdefault(place, {})
         fixes[knot] = fixes.get(knot, cell - base) + error * cell * rate
         self._drawn.clear()
 
-    def _base(self, bucket: int, most: int) -> list[float]:
+    def _base(self, place: Place, most: int) -> list[float]:
         """What was measured or guessed."""
-        row = self._rows[bucket]
+        row = self._rows.get(place)
+        if row is None:
+            batch, bucket = place
+            alone = self._rows[0, bucket]
+            each_s = self.each_s + alone[1] - self._rows[0, 0][1]
+            row = self._rows[place] = [cell + (2**batch - 1) * each_s for cell in alone]
         if len(row) <= most:
             last, middle = len(row) - 1, len(row) // 2
             slope = max(0.0, (row[last] - row[middle]) / (last - middle)) if middle < last else 0.0
@@ -173,7 +210,7 @@ class CostTable:
             end = left if right is None else right
             if end is None:
                 return 0.0
-            base = self._base(place[1], max(end, count))
+            base = self._base(place, max(end, count))
             return _beyond(base[count], base[end], fixes[end]) - base[count]
         share = (count - left) / (right - left)
         return fixes[left] + share * (fixes[right] - fixes[left])
@@ -216,16 +253,12 @@ def _beyond(cell: float, visited: float, fix: float) -> float:
 
 @dataclass(slots=True)
 class Costs:
-    """Everything the controller knows about time.
-
-    `overhead_s` is what a step takes outside drafting and the target's pass, whatever K;
-    `plan_s` the part of it that is clocked with drafting.
+    """Everything the controller knows about time. What an engine does around a pass counts with
+    the pass.
     """
 
     verify: CostTable  # its scale is the machine's speed
     drafts: dict[str, CostTable] = field(default_factory=dict)  # by proposer, at speed 1
-    overhead_s: float = 0.0
-    plan_s: float = 0.0
 
     @classmethod
     def guess(cls) -> Costs:
@@ -245,14 +278,18 @@ class Costs:
         """What a batch of this bucket takes to draft, at the machine's present speed."""
         return self.verify.scale * self.draft(proposer).seconds(bucket, num_drafts)
 
-    def learn_draft(self, proposer: str, bucket: int, num_drafts: int, seconds: float) -> None:
-        """From a batch of this bucket that took so long to draft."""
+    def learn_draft(
+        self, proposer: str, bucket: int, num_drafts: int, seconds: float, num_steps: int = 1
+    ) -> None:
+        """From steps in which a batch of this bucket took so long to draft."""
         table = self.draft(proposer)
-        table.refresh(bucket, num_drafts, seconds / self.verify.scale, speed=False)
+        seconds /= self.verify.scale
+        table.refresh(bucket, num_drafts, seconds, num_steps=num_steps, speed=False)
 
     def to_dict(self) -> dict[str, object]:
         return {
             "verify": self.verify.rows,
+            "each_s": self.verify.scale * self.verify.each_s,
             "drafts": {name: table.rows for name, table in self.drafts.items()},
         }
 
@@ -262,8 +299,13 @@ class Costs:
         drafts = record.get("drafts")
         if not isinstance(drafts, dict):
             raise ValueError("no draft tables")
+        each_s = record.get("each_s")
+        if not _is_cost(each_s):
+            raise ValueError("not a cost of each sequence")
+        verify = _read_table(record.get("verify"), NUM_CONTEXT_BUCKETS)
+        verify.each_s = float(each_s)
         return cls(
-            _read_table(record.get("verify"), NUM_CONTEXT_BUCKETS),
+            verify,
             {str(name): _read_table(rows, NUM_BATCH_BUCKETS) for name, rows in drafts.items()},
         )
 
@@ -274,25 +316,43 @@ def _read_table(rows: object, num_buckets: int) -> CostTable:
     for row in rows:
         if not isinstance(row, list) or not 2 <= len(row) <= 1 << 16:
             raise ValueError("not a row of costs")
-        if not all(isinstance(cell, float | int) and 0 <= cell < 1e6 for cell in row):
+        if not all(map(_is_cost, row)):
             raise ValueError("not a cost")
     return CostTable(rows, measured=True)
 
 
-def verify_table(points: Mapping[int, Mapping[int, float]]) -> CostTable:
-    """A table from measured seconds, `points[context][tokens]`: linear in both between them."""
+def _is_cost(value: object) -> TypeGuard[float]:
+    return isinstance(value, float | int) and 0 <= value < 1e6
+
+
+def verify_table(
+    points: Mapping[int, Mapping[int, float]],
+    batches: Mapping[int, Mapping[int, float]] | None = None,
+) -> CostTable:
+    """A table from measured seconds, `points[context][tokens]`: linear in both between them.
+
+    `batches[batch][tokens]` is the same of several sequences, in the first of these contexts.
+    """
     contexts = sorted(points)
     rows = {context: interpolate(points[context]) for context in contexts}
     width = max(map(len, rows.values()))
     for row in rows.values():  # a context measured at few widths grows like the first one
         row += [row[-1] + rows[contexts[0]][n] - rows[contexts[0]][len(row) - 1]
                 for n in range(len(row), width)]  # fmt: skip
+    first = rows[contexts[0]]
+    each = [
+        (seconds - first[n]) / (batch - 1)
+        for batch, row in (batches or {}).items()
+        for n, seconds in row.items()
+        if n < len(first)
+    ]
     return CostTable(
         [
             [between({c: rows[c][n] for c in contexts}, bucket_context(b)) for n in range(width)]
             for b in range(NUM_CONTEXT_BUCKETS)
         ],
         measured=True,
+        each_s=max(0.0, median(each)) if each else 0.0,
     )
 
 

@@ -3,8 +3,9 @@
 A target that prepares its steps prepares some now, and clocks those. Any other
 runs over sequences that exist only as reserved KV slots (what lies in them does not
 matter to the clock), the proposer drafts for made-up texts, and between two drafts the target has
-a pass, as in a real step: it leaves nothing of the drafter in the processor's caches. A proposer
-that cannot draft without a real step behind it is left to what the first steps will show.
+a pass, as in a real step: it leaves nothing of the drafter in the processor's caches. Where steps
+are computed several at once, they are here, too. A proposer that cannot draft without a real step
+behind it is left to what the first steps will show.
 """
 
 from __future__ import annotations
@@ -18,35 +19,48 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
+from typing import TypeVar
 
 import torch
 
 from outrider import __version__, native
-from outrider.contracts import AheadBatch, Model, Observation, PrefersThinPasses, Proposal, Verdict
+from outrider.contracts import (
+    AheadBatch,
+    DraftsAhead,
+    Model,
+    Observation,
+    PrefersThinPasses,
+    Proposal,
+    Verdict,
+)
 from outrider.control import MAX_AUTO_DRAFT_TOKENS, cost_cache
 from outrider.control.cost import Costs, CostTable, draft_table, verify_table
 from outrider.engine.parts import Parts
 from outrider.engine.request import Request, Sequence, Speculation
-from outrider.layout import Slice, lay_script, pack
+from outrider.layout import Slice, lay_script, pack, stack_tables
 from outrider.proposers.draft_model import ModelProposer
 from outrider.sampling import RowParams, SamplingParams
 
 VERIFY_S, DRAFT_S = 1.1, 0.7  # time limits; what is not reached is interpolated
-WIDTHS = (1, 5, 2, 9, 3, 17, 33, 65, 4, 7, 13, 25, 41, 49)  # the most telling first
+# The most telling first; kernels have cliffs behind multiples of eight, where batches draft alike.
+WIDTHS = (1, 5, 2, 9, 3, 17, 33, 65, 4, 6, 7, 8, 16, 24, 25, 32, 64)
 FEW_WIDTHS = (1, 9)  # of the longer contexts
 CONTEXTS = (64, 1024, 4096)
+WIDE = ((16, 1), (16, 2))  # sequences and the width of each: what a sequence adds by itself
 BATCHES = (1, 4, 16)
-DRAFTS = (1, 4, 12)
+DRAFTS = (1, 4, 8, 12)
 FEW_BUCKETS = ((1, 0), (1, 8))  # of the longer contexts, and always of the shortest
 USUAL_DRAFTS = 8
 NUM_ROUNDS = 10
+NUM_CYCLES = 3  # in one call, where they are computed so
 DISTURBED = 1.25  # the median of a kind's runs over its fastest: figures not worth keeping
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 2] * 6  # repeats itself: look-up finds something
 
+Kind = TypeVar("Kind")
 Bucket = tuple[int, int]  # (sequences, drafts of each): steps that a target prepares as a whole
 Clocked = defaultdict[tuple[int, int], list[float]]
 
-_ID = -1  # of the sequence that reserves the slots; real ones count from 0
+_ID = -1  # of the sequence that reserves the slots, for all; real ones count from 0
 
 logger = logging.getLogger(__name__)
 
@@ -113,29 +127,33 @@ class Calibration:
         """None when the KV pool has no room to measure in."""
         kv, longest = self.parts.kv, self.parts.scheduler.max_positions
         seconds: Clocked = defaultdict(list)
+        batches: Clocked = defaultdict(list)
         try:
             kinds = [
-                (context, width)
+                (context, 1, width)
                 for context in CONTEXTS
                 for width in (WIDTHS if context == CONTEXTS[0] else FEW_WIDTHS)
                 if context + width <= longest and kv.reserve(_ID, context + width)
             ]
             if len(kinds) < 2:
                 return None
+            kinds[2:2] = [(CONTEXTS[0], batch, width) for batch, width in WIDE]
             self._pass_s(*kinds[0])  # touches memory for the first time
-            for context, width in _rounds(kinds, VERIFY_S):
-                seconds[context, width].append(self._pass_s(context, width))
+            for context, batch, width in _rounds(kinds, VERIFY_S):
+                found = seconds[context, width] if batch == 1 else batches[batch, batch * width]
+                found.append(self._pass_s(context, batch, width))
         finally:
             kv.free(_ID)
-        return verify_table(self._fastest(seconds))
+        return verify_table(self._typical(seconds), self._typical(batches))
 
-    def _fastest(self, seconds: Clocked) -> dict[int, dict[int, float]]:
-        """Of each kind's runs: nothing makes a clock err downwards. How far the others are from it
-        tells of a busy machine.
+    def _typical(self, seconds: Clocked) -> dict[int, dict[int, float]]:
+        """The median of each kind's runs. The fastest would flatter wide passes: they are bound by
+        arithmetic and vary more than narrow ones, which wait for memory. How far it is from the
+        median tells of a busy machine.
         """
         points: dict[int, dict[int, float]] = {}
         for (first, second), took in seconds.items():
-            points.setdefault(first, {})[second] = min(took)
+            points.setdefault(first, {})[second] = median(took)
             self._disturbances.append(median(took) / min(took))
         return points
 
@@ -143,69 +161,97 @@ class Calibration:
     def _was_disturbed(self) -> bool:
         return bool(self._disturbances) and median(self._disturbances) > DISTURBED
 
-    def _pass_s(self, context: int, width: int) -> float:
+    def _pass_s(self, context: int, batch: int, width: int) -> float:
+        """A pass over `batch` sequences, in the same slots, with `width` tokens each."""
         if self.parts.runs_ahead is not None:  # as most steps will be clocked
-            steps = self.parts.runs_ahead.run_ahead(self._ahead_of(context, width - 1), 1, 1.0)
+            script = lay_script([[0] * (width - 1)] * batch) if width > 1 else None
+            ahead = self._ahead(context, batch, width - 1, 1)
+            ahead.script_S2L = script
+            steps = self.parts.runs_ahead.run_ahead(ahead, 1, 1.0)
             if steps:
                 return steps[0].verify_s
         draft = Proposal([0] * (width - 1))
-        batch = pack([Slice([0], context, self.parts.kv.table(_ID), draft)])
+        packed = pack([Slice([0], context, self.parts.kv.table(_ID), draft)] * batch)
         started = perf_counter()
         # Reading a number waits for devices that work on their own.
-        self.parts.target.forward(batch).logits_RV[0, 0].item()
+        self.parts.target.forward(packed).logits_RV[0, 0].item()
         return perf_counter() - started
 
-    def _ahead_of(self, context: int, num_drafts: int) -> AheadBatch:
+    def _ahead(self, context: int, batch: int, num_drafts: int, num_steps: int) -> AheadBatch:
         return AheadBatch(
-            last_S=[0],
-            before_S=[0],
-            context_S=[context],
-            tables_SW=self.parts.kv.table(_ID)[None],
-            num_drafts_S=[num_drafts],
-            num_left_S=[num_drafts + 1],
-            finish_ids=[frozenset()],
-            rows=RowParams.of([SamplingParams()], [1]),
-            key_S=[0],
-            script_S2L=lay_script([[0] * num_drafts]) if num_drafts else None,
+            last_S=[0] * batch,
+            before_S=[0] * batch,
+            context_S=[context] * batch,
+            tables_SW=stack_tables([self.parts.kv.table(_ID)] * batch),
+            num_drafts_S=[num_drafts] * batch,
+            num_left_S=[num_steps * (num_drafts + 1)] * batch,
+            finish_ids=[frozenset()] * batch,
+            rows=RowParams.of([SamplingParams()] * batch, [1] * batch),
+            key_S=[0] * batch,
         )
 
     def _draft(self, name: str) -> CostTable | None:
         """None for a proposer that does not draft without a real step behind it."""
-        proposer = self.parts.proposers[name]
+        proposer, kv = self.parts.proposers[name], self.parts.kv
         if proposer.needs.taps:
             return None
         seconds: Clocked = defaultdict(list)
         views: list[Sequence] = []
         deadline = perf_counter() + DRAFT_S
         is_prepared = self.parts.thin_passes is not None
-        between = self.parts.kv.reserve(_ID, CONTEXTS[0] + 1)
         try:
             for batch in BATCHES:
                 if seconds and perf_counter() > deadline:
                     break
                 views += [self._view(name, i) for i in range(len(views), batch)]
                 for k in DRAFTS if is_prepared else DRAFTS[:1]:
-                    self._draft_s(name, views, k)  # reads the prompts
-                for _, k in _rounds([(batch, k) for k in DRAFTS], DRAFT_S / len(BATCHES)):
-                    if between:
-                        self._pass_s(CONTEXTS[0], 1)
-                    seconds[batch, k].append(self._draft_s(name, views, k))
+                    self._propose(name, views, k)  # reads the prompts
+                for k in _rounds(DRAFTS, DRAFT_S / len(BATCHES)):
+                    took = self._draft_ahead_s(name, views, k)
+                    seconds[batch, k] += took or [self._draft_s(name, views, k)]
         except Exception as error:  # drafts are optional, also for a measurement
             logger.debug("%s is not measured beforehand: %s", name, error)
             return None
         finally:
-            self.parts.kv.free(_ID)
+            kv.free(_ID)
             for view in views:
                 proposer.release(view.id)
-        return draft_table(self._fastest(seconds), MAX_AUTO_DRAFT_TOKENS)
+        return draft_table(self._typical(seconds), MAX_AUTO_DRAFT_TOKENS)
+
+    def _draft_ahead_s(self, name: str, views: list[Sequence], k: int) -> list[float]:
+        """As `_draft_s`, of steps that are computed at once; none where they cannot be."""
+        proposer, target = self.parts.proposers[name], self.parts.runs_ahead
+        context, batch = CONTEXTS[0], len(views)
+        if (
+            target is None
+            or not isinstance(proposer, DraftsAhead)
+            or not self.parts.kv.reserve(_ID, context + NUM_CYCLES * (k + 1))
+        ):
+            return []
+        ahead = self._ahead(context, batch, k, NUM_CYCLES)
+        try:
+            if not proposer.goes_ahead(views) or not proposer.begin_ahead(views, NUM_CYCLES, ahead):
+                return []
+            steps = target.run_ahead(ahead, NUM_CYCLES, 1.0) if ahead.drafter else []
+        finally:
+            for view in views:
+                proposer.end_ahead(view)
+        return [step.draft_s for step in steps]
 
     def _draft_s(self, name: str, views: list[Sequence], k: int) -> float:
+        if self.parts.kv.reserve(_ID, CONTEXTS[0] + 1):
+            self._pass_s(CONTEXTS[0], 1, 1)
+        seconds, drafted = self._propose(name, views, k)
+        if not drafted:
+            raise LookupError("it drafts nothing for a text it has not seen grow")
+        return seconds
+
+    def _propose(self, name: str, views: list[Sequence], k: int) -> tuple[float, bool]:
+        """How long it took, and whether anything came of it for everybody."""
         proposer = self.parts.proposers[name]
         started = perf_counter()
         proposals = proposer.propose(views, [k] * len(views))
         seconds = perf_counter() - started
-        if not all(proposal.tokens for proposal in proposals):
-            raise LookupError("it drafts nothing for a text it has not seen grow")
         for view in views:
             view.tokens.append(view.tokens[len(view.tokens) % len(PROMPT)])
         proposer.observe(
@@ -215,7 +261,7 @@ class Calibration:
                 for p, v in zip(proposals, views, strict=True)
             ],
         )
-        return seconds
+        return seconds, all(proposal.tokens for proposal in proposals)
 
     def _view(self, proposer: str, index: int) -> Sequence:
         """A text of its own tenant: nothing of it may turn up in anybody's drafts."""
@@ -259,13 +305,13 @@ def _kernels() -> list[object]:
     return [native.isa(), built.st_size, built.st_mtime_ns]
 
 
-def _rounds(kinds: list[tuple[int, int]], limit_s: float) -> Iterator[tuple[int, int]]:
+def _rounds(kinds: Seq[Kind], limit_s: float) -> Iterator[Kind]:
     """Every kind in turn, again and again: a disturbance then hits no kind in all its runs.
 
     The first two are always yielded; the rest as time allows.
     """
     deadline = perf_counter() + limit_s
-    for number, kind in enumerate(kinds * NUM_ROUNDS):
+    for number, kind in enumerate([*kinds] * NUM_ROUNDS):
         if number >= 2 and perf_counter() > deadline:
             return
         yield kind

@@ -47,6 +47,7 @@ class Machine:
     draft: float = 0.1
     draft_batch: float = 0.005  # added to a draft step by every further sequence
     overhead: float = 0.02
+    begin: float = 0.0  # of a call that computes several steps
     around_draft: float = 0.0  # what an engine does around calls, and no measurement of them shows
     around_verify: float = 0.0
     noise: float = 0.05  # standard deviation of every clock reading, relative
@@ -95,20 +96,33 @@ def run(
     length: int = 10**9,
     fill: float = 1.0,
     tree: bool = False,
+    ahead: int = 1,
     seed: int = 0,
 ) -> Trace:
-    """`length` tokens each, then the next request; `fill`: how often the proposer finds a draft."""
+    """`length` tokens each, then the next request; `fill`: how often the proposer finds a draft.
+
+    `ahead`: steps that are computed in one call, as long as the batch and the decision stand.
+    """
     random = Random(seed)
     trace = Trace()
     views: list[View] = []
-    next_id = 0
+    next_id = num_left = 0
+    budgets: list[int] = []
     for step in range(num_steps):
+        if len(views) != batch(step):
+            num_left = 0
         while len(views) < batch(step):
             views.append(View(next_id, adaptive=not isinstance(controller, FixedController)))
             next_id += 1
         del views[batch(step) :]
         seen = cast("list[ControlledView]", views)
-        budgets = controller.budget(seen, [limit] * len(views), len(views))
+        begins = num_left <= 0
+        if begins:
+            budgets = controller.budget(seen, [limit] * len(views), len(views))
+            num_left = min(ahead, controller.standing())
+        else:
+            controller.repeat()
+        num_left -= 1
         assert all(0 <= k <= limit for k in budgets)
         proposals, verdicts, worth = [], [], 0.0
         for view, k in zip(views, budgets, strict=True):
@@ -119,6 +133,7 @@ def run(
             verdicts.append(verdict)
             worth += 1 + sum(chance for chance, _ in best_nodes(alpha, tree)[:num_nodes])
         timing = _timing(machine, budgets, [len(p.tokens) for p in proposals])
+        timing.other_s += machine.begin * begins
         trace.tokens.append(worth)
         trace.seconds.append(timing.draft_s + timing.verify_s + timing.other_s)
         trace.budgets.append(budgets)

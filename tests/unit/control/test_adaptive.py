@@ -159,6 +159,45 @@ def test_trees(machine: Machine, alpha: float) -> None:
     assert reached >= 0.93 * rate
 
 
+CALLS = {"ahead": 16, "length": 200}
+
+
+def calling(machine: Machine) -> Machine:
+    """Computes several steps in one call, whose beginning takes a third of a plain pass."""
+    return replace(machine, begin=0.35)
+
+
+@each_machine
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_junk_drafter_does_not_cut_calls_short(machine: Machine, batch: int) -> None:
+    options = {"num_steps": 1200, "batch": lambda step: batch, **CALLS}
+    plain = fixed(calling(machine), constant(0.01), 0, **options).rate(400)
+    trace = run(calling(machine), constant(0.01), controller(machine), **options)  # type: ignore[arg-type]
+    print(f"{trace.rate(400) / plain:.3f} of plain")
+    assert trace.rate(400) >= 0.97 * plain
+
+
+@each_machine
+@pytest.mark.parametrize("alpha", [0.5, 0.8])
+def test_near_the_best_fixed_k_in_calls(machine: Machine, alpha: float) -> None:
+    _, rate = best_fixed(calling(machine), constant(alpha), num_steps=400, **CALLS)
+    reached = average_rate(calling(machine), constant(alpha), num_steps=1200, **CALLS)
+    print(f"{reached / rate:.3f} of it")
+    assert reached >= 0.96 * rate
+
+
+@each_machine
+def test_where_prices_are_far_too_low_the_clock_stops_drafts(machine: Machine) -> None:
+    costs = measured(machine)
+    flat = [[row[1]] * len(row) for row in costs.verify.rows]
+    wrong = Costs(CostTable(flat, measured=True), costs.drafts)
+    options = {"num_steps": 600, "batch": lambda step: 64, "ahead": 16}
+    plain = fixed(machine, constant(0.2), 0, **options).rate()
+    trace = run(machine, constant(0.2), AdaptiveController(wrong), **options)  # type: ignore[arg-type]
+    print(f"{trace.rate(50) / plain:.3f} of plain once a few calls were clocked")
+    assert trace.rate(50) >= 0.95 * plain
+
+
 def test_a_proposer_that_seldom_finds_anything_stays_on_when_it_is_cheap() -> None:
     options = {"num_steps": 1000, "fill": 0.1}
     trace = run(FREE_DRAFTS, constant(0.8), controller(FREE_DRAFTS), **options)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import pytest
 from native_models import needs_native
 from outrider.bench.synthetic import add_synthetic
 from outrider.contracts import AheadBatch, AheadStep
-from outrider.control.adaptive import AdaptiveController
+from outrider.control.adaptive import AdaptiveController, Decision
 from outrider.control.allocation import Source, Track
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine, Result
@@ -231,20 +231,10 @@ def test_ratio_rules_go_step_by_step(make: Make, runs: Runs) -> None:
 def test_a_decision_is_used_for_as_long_as_it_stands() -> None:
     controller = AdaptiveController()
     assert controller.standing() > 1000  # nobody asked for anything adaptive
-    controller._resting, controller._rest = [1], 3
-    assert controller.standing() == 4
+    controller._now = Decision([1], 1, [(0, Track(Source("draft-model")), 4)], most_steps=16)
+    assert controller.standing() == 16
     controller.repeat()
-    assert controller.standing() == 3
-    controller._resting = []
-    for num_sequences, standing in ((2, 3), (8, 6)):  # many never stray from it
-        tracks = [Track(Source("draft-model")) for _ in range(num_sequences)]
-        for track in tracks:
-            track.budget = 4
-        controller._asked = [(i, track, 4) for i, track in enumerate(tracks)]
-        controller._age, controller._every, controller._until_stray = 2, 8, 3
-        assert controller.standing() == standing
-    controller._asked[0] = (0, tracks[0], 5)  # a trial: once only
-    assert controller.standing() == 1
+    assert controller.standing() == 15
 
 
 @pytest.mark.parametrize("method", ["drafted_ahead", "end_ahead"])
