@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.contracts import Proposal
 
-_START = 0.7  # acceptance of a looked-up token nobody has seen yet
+_START = 0.7  # acceptance of a looked-up token nobody has seen yet, at temperature 0
 _PRIOR_WEIGHT = 4.0  # what all sequences together are worth beside this one, in drafts
 _OWN_DECAY = 0.95
 _SHARED_DECAY = 0.99
@@ -19,9 +19,10 @@ class Worth:
     Larger drafts come from longer matches: a size that was hardly seen leans on smaller ones.
     """
 
-    def __init__(self, shared: Worth | None = None) -> None:
-        """`shared`: what is known from everybody; None: this one is."""
+    def __init__(self, shared: Worth | None = None, temperature: float = 0.0) -> None:
+        """`shared`: what is known from everybody; None: this one is. Hot text repeats less."""
         self._shared = shared
+        self._start = _START / (1.0 + temperature)
         self._decay = _SHARED_DECAY if shared is None else _OWN_DECAY
         # size -> decayed numbers of first tokens, of those accepted, and the same of further ones
         self._seen: dict[int, tuple[float, float, float, float]] = {}
@@ -31,7 +32,7 @@ class Worth:
         if self._shared is not None:
             known = self._shared.rates(most)
             return [self._lean(size, rates) for size, rates in enumerate(known)]
-        all_rates = [(_START, _START)]
+        all_rates = [(self._start, self._start)]
         for size in range(1, most + 1):
             all_rates.append(self._lean(size, all_rates[-1]))
         return all_rates

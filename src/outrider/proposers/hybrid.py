@@ -325,7 +325,9 @@ class HybridProposer:
     def _begin(self, view: SequenceView) -> _Track:
         temperature = view.params.temperature
         worth = {
-            part.name: self._worth.setdefault((part.name, heat(temperature)), Worth())
+            part.name: self._worth.setdefault(
+                (part.name, heat(temperature)), Worth(temperature=temperature)
+            )
             for part in self._lookups
         }
         track = self._tracks[view.id] = _Track(
