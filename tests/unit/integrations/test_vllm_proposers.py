@@ -82,7 +82,7 @@ def test_who_left_is_forgotten() -> None:
     batch.put(0, [9, 9])
     batch.step([9])
     inner: Any = proposer._proposer
-    assert len(inner._indexes) == 1
+    assert len(inner._readers) == 1
     assert proposer._rows[0].tokens == [9, 9, 9]
 
 
