@@ -5,8 +5,10 @@ the target's forward and an argmax (or a seeded draw) per token, not even text; 
 proposer; and the engine with a proposer whose budget is zero. (And with a draft model, for the
 share of its time that is not spent in the models' calls.) What counts are medians over many
 short texts: other people's load comes in bursts, and the engine may compute several steps in one.
+Ratios are taken inside a turn, where the machine is about the same for all, and the interval is
+the bootstrap's.
 
-    python benchmarks/overhead.py [--backend torch|native] [--repeats 60] [--tokens 64]
+    python benchmarks/overhead.py [--backend torch|native] [--repeats 60] [--no-drafts]
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import time
 import numpy as np
 import report
 
+from outrider.bench.statistics import Estimate, estimate
 from outrider.contracts import StepBatch, Stream
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
@@ -73,12 +76,17 @@ def engine_loop(
     return tokens, seconds / (len(tokens) - 1), 1 - models_s / seconds
 
 
+def in_turns(ours: list[float], theirs: list[float]) -> Estimate:
+    return estimate([a / b for a, b in zip(ours, theirs, strict=True)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--no-drafts", action="store_true", help="leave the draft model out")
     options = parser.parse_args()
     engine = build(
         EngineConfig(
@@ -96,27 +104,34 @@ def main() -> None:
         empty: list[float] = []
         drafted: list[float] = []  # its tokens are the same, its time is not what is compared
         outside: dict[str | None, list[float]] = {None: [], "ngram": [], "draft-model": []}
+        engines = [(plain, None, 0), (empty, "ngram", 0), (drafted, "draft-model", 4)]
+        if options.no_drafts:
+            engines.pop()
+        expected: list[int] | None = None
         for turn in range(options.repeats):
-            tokens, seconds = bare_loop(engine, prompt, params)
-            bare.append(seconds)
-            engines = [(plain, None, 0), (empty, "ngram", 0), (drafted, "draft-model", 4)]
-            for taken, proposer, count in engines if turn % 2 else engines[::-1]:
-                same, seconds, share = engine_loop(engine, prompt, params, proposer, count)
-                taken.append(seconds)
-                outside[proposer].append(share)
-                assert same == tokens, "the engine must decode what the bare loop decodes"
-        rows.append(
-            {
-                "temperature": temperature,
-                "bare loop, ms/token": statistics.median(bare) * 1e3,
-                "engine, plain": statistics.median(plain) * 1e3,
-                "engine, empty drafts": statistics.median(empty) * 1e3,
-                "empty drafts / plain": statistics.median(empty) / statistics.median(plain),
-                "empty drafts / bare loop": statistics.median(empty) / statistics.median(bare),
-                "outside the models, plain": statistics.median(outside[None]),
-                "outside the models, draft-model K=4": statistics.median(outside["draft-model"]),
-            }
-        )
+            for way in (range(-1, len(engines)), range(len(engines) - 1, -2, -1))[turn % 2]:
+                if way < 0:
+                    tokens, seconds = bare_loop(engine, prompt, params)
+                    bare.append(seconds)
+                else:
+                    taken, proposer, count = engines[way]
+                    tokens, seconds, share = engine_loop(engine, prompt, params, proposer, count)
+                    taken.append(seconds)
+                    outside[proposer].append(share)
+                expected = expected or tokens
+                assert tokens == expected, "the engine must decode what the bare loop decodes"
+        row = {
+            "temperature": temperature,
+            "bare loop, ms/token": statistics.median(bare) * 1e3,
+            "engine, plain": statistics.median(plain) * 1e3,
+            "engine, empty drafts": statistics.median(empty) * 1e3,
+            **in_turns(empty, plain).to_dict("empty drafts / plain"),
+            **in_turns(empty, bare).to_dict("empty drafts / bare loop"),
+            "outside the models, plain": statistics.median(outside[None]),
+        }
+        if drafted:
+            row["outside the models, draft-model K=4"] = statistics.median(outside["draft-model"])
+        rows.append(row)
     name = type(engine.parts.target).__name__
     report.write(
         f"overhead-{name}-{options.dtype}",
