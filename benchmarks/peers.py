@@ -1,6 +1,7 @@
 """Plain and speculative decoding against other engines, same weights, same prompts, batch 1.
 
     python benchmarks/peers.py [--llama PYTHON --gguf FOLDER] [--vllm PYTHON] [--rounds 3]
+                               [--only WORD,... --result NAME]
 
 Every engine is a process of its own that answers one request at a time; requests go round in
 random order, so a busy moment falls on anybody. Decoding alone is timed: a request for 1 + N tokens
@@ -194,23 +195,27 @@ class Peer:
 
 def peers(options: argparse.Namespace) -> dict[str, Peer]:
     here = sys.executable
-    found = {
-        "outrider float32, plain": Peer(here, "ours", "float32", "plain", "0"),
-        "outrider float32, draft-model": Peer(here, "ours", "float32", "draft-model", "5"),
-        "outrider float32, draft-tree": Peer(here, "ours", "float32", "draft-tree", "10"),
-        "outrider int8, plain": Peer(here, "ours", "int8", "plain", "0"),
-        "outrider int8, draft-model": Peer(here, "ours", "int8", "draft-model", "4"),
-        "transformers float32, plain": Peer(here, "transformers", "plain"),
-        "transformers float32, assisted": Peer(here, "transformers", "assisted"),
+    found: dict[str, tuple[str, ...]] = {
+        "outrider float32, plain": (here, "ours", "float32", "plain", "0"),
+        "outrider float32, draft-model": (here, "ours", "float32", "draft-model", "5"),
+        "outrider float32, draft-tree": (here, "ours", "float32", "draft-tree", "10"),
+        "outrider int8, plain": (here, "ours", "int8", "plain", "0"),
+        "outrider int8, draft-model": (here, "ours", "int8", "draft-model", "4"),
+        "transformers float32, plain": (here, "transformers", "plain"),
+        "transformers float32, assisted": (here, "transformers", "assisted"),
     }
     if options.llama:
         for kind in ("f32", "q8_0"):
             path = str(Path(options.gguf) / f"target-{kind}.gguf")
-            found[f"llama.cpp {kind.upper()}, plain"] = Peer(options.llama, "llama", path)
+            found[f"llama.cpp {kind.upper()}, plain"] = (options.llama, "llama", path)
     if options.vllm:
         for mode in ("plain", "draft"):
-            found[f"vLLM float32, {mode}"] = Peer(options.vllm, "vllm", mode)
-    return found
+            found[f"vLLM float32, {mode}"] = (options.vllm, "vllm", mode)
+    return {
+        name: Peer(*arguments)
+        for name, arguments in found.items()
+        if options.only is None or any(word in name for word in options.only.split(","))
+    }
 
 
 def main() -> None:
@@ -228,6 +233,8 @@ def main() -> None:
     )
     parser.add_argument("--vllm", help="interpreter with vLLM")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", metavar="WORD,...", help="engines whose names have one of these")
+    parser.add_argument("--result", default="peers", help="name of the result file")
     options = parser.parse_args()
     engines = peers(options)
     engines = {name: peer for name, peer in engines.items() if peer.wait()}
@@ -267,7 +274,7 @@ def main() -> None:
     for peer in engines.values():
         peer.close()
     report.write(
-        "peers",
+        options.result,
         "Decoding against other engines on the CPU",
         tables,
         f"Bundled 25M target and 2.4M draft, code completion, {len(prompts)} prompts, {NUM_TOKENS} "
