@@ -68,6 +68,8 @@ class Notebook:
             if sequence is not None and isinstance(controller, AdaptiveController):
                 choice, plain_s = controller.explain(sequence), controller.plain_step_s(sequence)
             self._notes[event.request_id, event.step] = Note(report.timing, choice, plain_s)
+            if event.request_id not in self._watched:  # closed meanwhile, by another thread
+                self._notes.pop((event.request_id, event.step), None)
 
 
 class Watched(Generation):
