@@ -30,7 +30,8 @@ import torch
 from gpu_pair import LLAMA_1B, LLAMA_8B, RandomTensors, make, make_transformers, weight_bytes
 
 from outrider.contracts import StepBatch
-from outrider.cuda.cycle import Cycle, _others
+from outrider.cuda.ahead import num_runners_up
+from outrider.cuda.cycle import Cycle
 from outrider.cuda.decoder import CudaDecoder
 from outrider.cuda.ops import Pass, TorchOps
 from outrider.cuda.rounded import RoundedLayer, round_rows
@@ -586,7 +587,7 @@ def engine(bench: Bench) -> None:
     for num_drafts in (0, NUM_DRAFTS):
         bare: dict[float, float] = {}
         for temperature in (0.0, 1.0):
-            others = _others(1, num_drafts)
+            others = num_runners_up(1, num_drafts)
             name = "3 layers, int8" if num_drafts else None
             cycle = bench.cycle(name, num_drafts, num_others=others, max_length=1500)
             rates = []

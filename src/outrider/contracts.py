@@ -343,6 +343,7 @@ class AheadStep(NamedTuple):
     draft_s: float
     verify_s: float
     looked_up: list[LookedUp] | None = None  # per sequence, where there were look-ups
+    num_own: list[int] | None = None  # how many of each chain the drafter fed or drew; None: all
 
 
 @runtime_checkable

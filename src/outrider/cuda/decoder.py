@@ -149,9 +149,9 @@ class CudaDecoder(TorchDecoder):
         self.logits = room(config.vocab_size, dtype=torch.float32)
         self.drawn = torch.zeros(MAX_TOKENS, dtype=torch.int32, device=device)
         self.line = torch.zeros(MAX_TOKENS, MAX_TOKENS, dtype=torch.int32, device=device)
-        self._taps: dict[int, torch.Tensor] = {}
+        self._taps: dict[tuple[int, ...], torch.Tensor] = {}
         self._graphs: dict[Hashable, Any] = {}
-        # Of `outrider.cuda.cycle`, by (sequences, drafts, id of the drafter): buffers of graphs.
+        # Of `outrider.cuda.ahead`, by (sequences, drafts, id of the drafter): buffers of graphs.
         self.cycles: dict[tuple[int, int, int], Any] = {}
         self._pool: Any = None
         self.capture_s = 0.0
@@ -181,8 +181,6 @@ class CudaDecoder(TorchDecoder):
             host["temperature"][rows] = how.rows.temperature_R
             host["keys"][rows] = np.array(how.keys_R, np.uint64).view(np.int64)
         self.inputs.send(bucket[0])
-        for layer in batch.taps:
-            self._taps.setdefault(layer, torch.empty_like(self._x))
         where = self.inputs.at(*bucket)
 
         def run() -> None:
@@ -203,7 +201,15 @@ class CudaDecoder(TorchDecoder):
         if not taps:
             return {}
         rows = torch.from_numpy(place_T).to(self.device)
-        return {layer: self._taps[layer][rows] for layer in taps}
+        tapped = self.tapped(taps)[rows]
+        return {layer: tapped[:, i] for i, layer in enumerate(taps)}
+
+    def tapped(self, taps: tuple[int, ...]) -> torch.Tensor:
+        """Where passes that are asked for these hidden states leave them, [tokens, taps, H]."""
+        if taps not in self._taps:
+            shape = (MAX_TOKENS, len(taps), self.config.hidden_size)
+            self._taps[taps] = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return self._taps[taps]
 
     @torch.no_grad()
     def draft_chain(
@@ -217,13 +223,23 @@ class CudaDecoder(TorchDecoder):
 
         None while a prompt is caught up on, and where filters are asked for.
         """
-        counts = num_tokens_S.tolist()
-        most, num_sequences = max(counts), len(counts)
-        bucket = self._bucket(batch, most)
+        bucket = self._bucket(batch, int(num_tokens_S.max()))
         if bucket is None or rows.filters:
             return None
+        self.lay_out_draft(batch, bucket, rows, key_S)
+        return self.replay_draft(bucket, num_tokens_S.tolist(), batch.exit_layer)
+
+    def lay_out_draft(
+        self,
+        batch: StepBatch,
+        bucket: tuple[int, int],
+        rows: RowParams,
+        key_S: npt.NDArray[np.uint64],
+    ) -> npt.NDArray[np.int64]:
+        """Sends what a draft starts from; returns where the tokens of the batch are."""
+        num_sequences = len(batch.context_S)
         self.inputs.wait()
-        last = self._lay_out(batch, *bucket)[batch.logit_rows_R]
+        place_T = self._lay_out(batch, *bucket)
         host = self.inputs.host
         host["temperature"][: bucket[0]] = 0
         host["temperature"][:num_sequences] = rows.temperature_R
@@ -232,19 +248,25 @@ class CudaDecoder(TorchDecoder):
         host["committed"][: bucket[0]] = host["lengths"][: bucket[0]]
         lengths = torch.from_numpy(host["lengths"][:num_sequences])
         secrets = torch.from_numpy(host["secrets"][:num_sequences])
-        host["keys"][last] = draw_keys(secrets, lengths).numpy()
+        host["keys"][place_T[batch.logit_rows_R]] = draw_keys(secrets, lengths).numpy()
         self.inputs.send(bucket[0])
+        return place_T
+
+    def replay_draft(
+        self, bucket: tuple[int, int], counts: list[int], exit_layer: int | None = None
+    ) -> list[list[int]]:
+        most = max(counts)
 
         def run() -> None:
-            self.draft(bucket[0], bucket[1], most, exit_layer=batch.exit_layer)
+            self.draft(*bucket, most, exit_layer=exit_layer)
 
-        self.replay(("draft", *bucket, most, batch.exit_layer), run)
-        drafted = self.line[:num_sequences, 2 : 2 + most].tolist()
+        self.replay(("draft", *bucket, most, exit_layer), run)
+        drafted = self.line[: len(counts), 2 : 2 + most].tolist()
         return [chain[:count] for chain, count in zip(drafted, counts, strict=True)]
 
     def run_ahead(self, batch: AheadBatch, most_steps: int, limit_s: float) -> list[AheadStep]:
         """See `contracts.RunsAhead`: cycles that follow one another without the host."""
-        from outrider.cuda.cycle import run_ahead
+        from outrider.cuda.ahead import run_ahead
 
         return run_ahead(self, batch, most_steps, limit_s)
 
@@ -252,7 +274,7 @@ class CudaDecoder(TorchDecoder):
         self, drafter: Model | None, num_sequences: int, num_drafts: int, length: int
     ) -> tuple[float, float] | None:
         """See `contracts.PrefersThinPasses`."""
-        from outrider.cuda.cycle import cycle_s
+        from outrider.cuda.ahead import cycle_s
 
         if drafter is not None and not isinstance(drafter, CudaDecoder):
             return None
@@ -299,9 +321,10 @@ class CudaDecoder(TorchDecoder):
         eps = config.norm_eps
         torch.index_select(self.embedding_VH, 0, where.tokens_T, out=x)
         layers = self.layers[:exit_layer]
+        kept = dict(zip(taps, self.tapped(taps).unbind(1), strict=True)) if taps else {}
         for i, (layer, store) in enumerate(zip(layers, self._store, strict=False)):
-            if i in taps:
-                self._taps[i][:num_tokens].copy_(x)
+            if i in kept:
+                kept[i][:num_tokens].copy_(x)
             scales = layer.scales if isinstance(layer, RoundedLayer) else _UNSCALED
             ops.norm(x, layer.attention_norm_H, eps, normed)
             ops.linear(normed, layer.qkv, qkv, scale_N=scales.qkv, bias_N=layer.qkv_bias)
@@ -314,8 +337,8 @@ class CudaDecoder(TorchDecoder):
             bias = layer.gate_up_bias
             ops.linear(normed, gate_up, inner, scale_N=scales.gate_up, bias_N=bias, gated=True)
             ops.linear(inner, down, x, scale_N=scales.down, bias_N=layer.down_bias, add=True)
-        if len(layers) in taps:
-            self._taps[len(layers)][:num_tokens].copy_(x)
+        if len(layers) in kept:
+            kept[len(layers)][:num_tokens].copy_(x)
         ops.norm(x, self.norm_H, eps, normed)
         ops.linear(normed, self.head_VH, self.logits[:num_tokens], scale_N=self.head_scale_V)
 

@@ -389,7 +389,7 @@ def settle_kernel(
 
     One more still where that draw is among the runners-up: then `moves` says which slot's keys
     and values belong where. `report` gets how many tokens were emitted, then K + 1 draws of which
-    those are the first, then whether a runner-up is among them.
+    those are the first, then which row was a runner-up among them, or 0.
     """
     _enter(PDL)
     s = tl.program_id(0)
@@ -400,13 +400,15 @@ def settle_kernel(
     last = tl.sum(tl.where(j == accepted, drawn, 0), 0)
     before = tl.load(line + s * L + 1 + accepted)
     hit = 0
+    runner_up = 0
     if OTHERS:
         e = tl.arange(0, BO)
         inside = (e < OTHERS) & (accepted < K)
         other = tl.load(line + s * L + 2 + K + accepted * OTHERS + e, inside, -3)
         which = tl.min(tl.where(other == last, e, BO), 0)
         hit = (which < BO).to(tl.int32)
-        row = s * M + 1 + K + accepted * OTHERS + which
+        runner_up = hit * (1 + K + accepted * OTHERS + which)
+        row = s * M + runner_up
         behind = tl.load(draws + row, hit > 0, 0)
         tl.store(moves + 2 * s, tl.load(slots + row, hit > 0, -1))
         tl.store(moves + 2 * s + 1, tl.load(slots + s * M + accepted + 1, hit > 0, -1))
@@ -415,11 +417,52 @@ def settle_kernel(
         last = tl.where(hit > 0, behind, last)
     tl.store(report + s * (K + 3), accepted + 1 + hit)
     tl.store(report + s * (K + 3) + 1 + j, drawn, j <= K)
-    tl.store(report + s * (K + 3) + K + 2, hit)
+    tl.store(report + s * (K + 3) + K + 2, runner_up)
     tl.debug_barrier()  # everybody has read the line
     tl.store(line + s * L, before)
     tl.store(line + s * L + 1, last)
     tl.store(lengths + s, tl.load(lengths + s) + accepted + 1 + hit)
+
+
+@triton.jit
+def follow_kernel(
+    report, lengths, secrets, tables, tokens, positions, slots, contexts, ends, masks, keys,
+    sources, VERIFIED, W, M: tl.constexpr, BM: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Lays out a head's pass over the tokens that a verdict emitted, at the end of M rows.
+
+    `sources`: the rows of the pass that was judged, VERIFIED of each sequence, whose states these
+    tokens follow; `lengths` counts the rows that the head has.
+    """
+    _enter(PDL)
+    s = tl.program_id(0)
+    j = tl.arange(0, BM)
+    inside = j < M
+    count = tl.load(report + s * (M + 2))
+    runner_up = tl.load(report + s * (M + 2) + M + 1)
+    length = tl.load(lengths + s)
+    order = j - M + count
+    real = inside & (order >= 0)
+    order = tl.maximum(order, 0)
+    position = length + order
+    at = s * M + j
+    token = tl.load(report + s * (M + 2) + 1 + order, real, 0)
+    first = tl.load(report + s * (M + 2) + 1)
+    tl.store(tokens + at, tl.maximum(tl.where(real, token, first), 0), inside)
+    tl.store(positions + at, position, inside)
+    page = tl.load(tables + s * W + position // PAGE, real & (position // PAGE < W), -1)
+    tl.store(slots + at, tl.where(page < 0, -1, page * PAGE + position % PAGE), inside)
+    mask = (tl.full((BM,), 2, tl.int64) << order.to(tl.int64)) - 1
+    tl.store(masks + at, tl.where(real, mask, 0), inside)
+    secret = tl.load(secrets + s).to(tl.uint64, bitcast=True)
+    key = _mix(secret + (position + 1).to(tl.uint64))
+    tl.store(keys + at, key.to(tl.int64, bitcast=True), inside)
+    judged = tl.where((runner_up > 0) & (order == count - 1), runner_up, order)
+    tl.store(sources + at, s * VERIFIED + judged, inside)
+    tl.store(contexts + s, length)
+    tl.store(ends + s, length + count)
+    tl.debug_barrier()  # everybody has read the length
+    tl.store(lengths + s, length + count)
 
 
 @triton.jit

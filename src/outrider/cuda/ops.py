@@ -147,8 +147,26 @@ class Ops(Protocol):
 
         Where that draw is a runner-up of the draft it replaces, the draw behind it comes too.
         Updates line and length; `report[s]` is the number of emitted tokens, then K + 1 draws of
-        which those are the first, then whether a runner-up was among them; `moves_S2[s]` are the
-        slots from and to which its keys and values have to go, or -1.
+        which those are the first, then which row of the sequence was a runner-up among them, or 0;
+        `moves_S2[s]` are the slots from and to which its keys and values have to go, or -1.
+        """
+        ...
+
+    def follow(
+        self,
+        report: torch.Tensor,
+        lengths_S: torch.Tensor,
+        secrets_S: torch.Tensor,
+        page: int,
+        verified_width: int,
+        where: Pass,
+        keys_T: torch.Tensor,
+        sources_T: torch.Tensor,
+    ) -> None:
+        """Lays out a head's pass over what `settle` emitted, K + 1 rows a sequence, at their end.
+
+        Row i of `sources_T` is where the state before that token lies in the pass that was judged,
+        of `verified_width` rows a sequence. `lengths_S`, the rows that the head has, grows.
         """
         ...
 
@@ -333,9 +351,42 @@ class TorchOps:
             moves_S2.copy_(torch.where(hit, moves, -1))
             before, last = torch.where(hit, last, before), torch.where(hit, behind, last)
         count = accepted + 1 + hit.int()
-        report.copy_(torch.cat([count, emitted, hit], 1))
+        which = torch.where(hit, row, 0) if others else hit
+        report.copy_(torch.cat([count, emitted, which], 1))
         line_SL[:, :2] = torch.cat([before, last], 1)
         lengths_S += count[:, 0].int()
+
+    def follow(
+        self,
+        report: torch.Tensor,
+        lengths_S: torch.Tensor,
+        secrets_S: torch.Tensor,
+        page: int,
+        verified_width: int,
+        where: Pass,
+        keys_T: torch.Tensor,
+        sources_T: torch.Tensor,
+    ) -> None:
+        count, runner_up = report[:, :1], report[:, -1:]
+        row = torch.arange(where.width, dtype=torch.int32, device=report.device)
+        order = row - where.width + count  # among the emitted tokens; padding comes before them
+        real, order = order >= 0, order.clamp(min=0)
+        where.tokens_T.copy_(report.gather(1, 1 + order.long()).clamp(min=0).reshape(-1))
+        position = lengths_S[:, None] + order
+        where.positions_T.copy_(position.reshape(-1))
+        table = F.pad(where.tables_SW, (0, 1), value=-1)
+        pages = table.gather(1, (position // page).long().clamp(max=table.shape[1] - 1))
+        slots = torch.where(real & (pages >= 0), pages * page + position % page, -1)
+        where.slots_T.copy_(slots.reshape(-1))
+        masks = torch.where(real, (2 << order.long()) - 1, 0)
+        where.masks_T.copy_(masks.reshape(-1))
+        where.contexts_S.copy_(lengths_S)
+        keys_T[: position.numel()] = draw_keys(secrets_S[:, None], position + 1).reshape(-1)
+        judged = torch.where((runner_up > 0) & (order == count - 1), runner_up, order)
+        first = torch.arange(len(report), device=report.device)[:, None] * verified_width
+        sources_T[: position.numel()] = (first + judged).reshape(-1).int()
+        lengths_S += count[:, 0]
+        where.lengths_S.copy_(lengths_S)
 
     def move(self, store_L2PKD: torch.Tensor, moves_S2: torch.Tensor) -> None:
         source, target = moves_S2[moves_S2[:, 0] >= 0].long().unbind(1)

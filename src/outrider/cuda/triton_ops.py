@@ -331,6 +331,38 @@ class TritonOps:
             **self._options(num_warps=1),
         )
 
+    def follow(
+        self,
+        report: torch.Tensor,
+        lengths_S: torch.Tensor,
+        secrets_S: torch.Tensor,
+        page: int,
+        verified_width: int,
+        where: Pass,
+        keys_T: torch.Tensor,
+        sources_T: torch.Tensor,
+    ) -> None:
+        self.kernels.follow_kernel[(where.num_sequences,)](
+            report,
+            lengths_S,
+            secrets_S,
+            where.tables_SW,
+            where.tokens_T,
+            where.positions_T,
+            where.slots_T,
+            where.contexts_S,
+            where.lengths_S,
+            where.masks_T,
+            keys_T,
+            sources_T,
+            verified_width,
+            where.tables_SW.shape[1],
+            M=where.width,
+            BM=_power(where.width),
+            PAGE=page,
+            **self._options(num_warps=1),
+        )
+
     def move(self, store_L2PKD: torch.Tensor, moves_S2: torch.Tensor) -> None:
         num_layers, _, num_slots, num_kv, dim = store_L2PKD.shape
         self.kernels.move_kernel[(len(moves_S2), 2 * num_layers)](

@@ -39,6 +39,7 @@ from outrider.engine.parts import Parts
 from outrider.engine.request import Request, Sequence, Speculation
 from outrider.layout import Slice, lay_script, pack, stack_tables
 from outrider.proposers.draft_model import ModelProposer
+from outrider.proposers.eagle3 import Eagle3Proposer
 from outrider.sampling import RowParams, SamplingParams
 
 VERIFY_S, DRAFT_S = 1.1, 0.7  # time limits; what is not reached is interpolated
@@ -105,6 +106,8 @@ class Calibration:
         """Of steps as they will be taken, by the device's clock; nothing of it can be cached."""
         proposer, longest = self.parts.proposers[name], self.parts.scheduler.max_positions
         drafter = proposer.memory.model if isinstance(proposer, ModelProposer) else None
+        if isinstance(proposer, Eagle3Proposer):
+            drafter = proposer.device_head
         verify: dict[int, dict[int, float]] = {}
         drafts: dict[int, dict[int, float]] = {}
         buckets = self.buckets or usual_buckets(target, self.parts.scheduler.config.max_sequences)

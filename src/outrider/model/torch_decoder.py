@@ -118,7 +118,7 @@ class TorchDecoder:
         """The same from tensors that need not lie in a folder."""
         if dtype is None:
             dtype = torch.float32 if device.type == "cpu" else getattr(torch, config.dtype)
-        loader = _Loader(checkpoint, config, device, dtype)
+        loader = Loader(checkpoint, config, device, dtype)
         layers = [loader.layer(i) for i in range(config.num_layers)]
         embedding, norm, head = loader.embedding(), loader.norm(), loader.head()
         head = embedding if head is None else head
@@ -247,7 +247,7 @@ def _rotate(x_THD: torch.Tensor, turns: torch.Tensor) -> None:
         pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(turns)))
 
 
-class _Loader:
+class Loader:
     """Reads, fuses and permutes; counts parameters as it goes."""
 
     def __init__(

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from outrider.contracts import Draw, IntArray, Observation, Proposal, SequenceView, StepBatch
+from outrider.cuda.eagle import CudaEagle3
 from outrider.kv.cache import KVCache
 from outrider.layout import Slice, pack
 from outrider.model.heads_native import NativeHead
@@ -40,7 +41,7 @@ class NativeRows:
     target's features.
     """
 
-    def __init__(self, head: NativeHead, kv: KVCache, taps: Seq[int]) -> None:
+    def __init__(self, head: NativeHead | CudaEagle3, kv: KVCache, taps: Seq[int]) -> None:
         self.head = head
         self._kv = kv
         self._taps = taps
@@ -67,28 +68,46 @@ class NativeRows:
 
         Reserves room for `num_drafts` rows more; views without room are left out.
         """
-        members: list[int] = []
+        members = [i for i, view in enumerate(views) if self.reserve(view, num_drafts)]
+        batch = self.lay_out([views[i] for i in members])
+        for i in members:
+            text = self._texts[views[i].id]
+            text.num_rows = text.end - text.first
+            text.unread = []
+        return members, batch
+
+    def reserve(self, view: SequenceView, num_drafts: int) -> bool:
+        """Room for what was shown and so many rows more; where there is none it is forgotten."""
+        text = self._texts[view.id]
+        if self._kv.reserve(view.id, text.end - text.first + num_drafts):
+            return True
+        self.release(view.id)
+        return False
+
+    def lay_out(self, views: Seq[SequenceView]) -> StepBatch:
+        """What was shown since the last draft; the head is set to read it."""
         slices: list[Slice] = []
         shifts: list[int] = []
         features: list[torch.Tensor] = []
-        for i, view in enumerate(views):
+        for view in views:
             text = self._texts[view.id]
             start, stop = text.first + text.num_rows, text.end
-            if not self._kv.reserve(view.id, stop - text.first + num_drafts):
-                self.release(view.id)
-                continue
             tokens = view.tokens[start + 1 : stop + 1]  # each row reads the token after its own
             slices.append(Slice(tokens, text.num_rows, self._kv.table(view.id), Proposal()))
             shifts += [text.first] * len(tokens)
             features += text.unread
-            members.append(i)
-            text.num_rows += len(tokens)
-            text.unread = []
         batch = pack(slices)
         batch.positions_T += np.array(shifts, np.int32)
         if features:
             self.head.use(features[0] if len(features) == 1 else torch.cat(features))
-        return members, batch
+        return batch
+
+    def skip(self, view: SequenceView, num_tokens: int, unread_nF: torch.Tensor) -> None:
+        """The text has grown by so many tokens, whose rows were read but for the last ones."""
+        text = self._texts[view.id]
+        text.end += num_tokens
+        text.num_rows = text.end - text.first - len(unread_nF)
+        text.unread = [unread_nF]
 
     def release(self, sequence_id: int) -> None:
         if self._texts.pop(sequence_id, None) is not None:

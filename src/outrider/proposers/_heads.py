@@ -8,6 +8,8 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from outrider.contracts import Model, ModelSpec, ProposerContext
+from outrider.cuda.decoder import CudaDecoder
+from outrider.cuda.eagle import CudaEagle3
 from outrider.errors import ConfigError, ModelError, UnknownName
 from outrider.model.borrowed import Borrowed, borrow
 from outrider.model.bundled import bundled_path, find_folder
@@ -59,10 +61,16 @@ def native_rows(
     context: ProposerContext,
     dtype: str,
 ) -> NativeRows | None:
-    """The head as a native model with a cache of its own, where the target runs natively."""
-    if not isinstance(context.target, NativeModel):
+    """The head as a native model with a cache of its own, where the target runs natively or by our
+    GPU kernels; there it is EAGLE's alone."""
+    target = context.target
+    head: NativeEagle3 | NativeDFlash | CudaEagle3
+    if isinstance(target, NativeModel):
+        head = cls(loaded.head, loaded.borrowed, target.spec, dtype)
+    elif isinstance(target, CudaDecoder) and isinstance(loaded.head, Eagle3Head):
+        head = CudaEagle3(loaded.head, loaded.borrowed, target, rounded=dtype == "int8")
+    else:
         return None
-    head = cls(loaded.head, loaded.borrowed, context.target.spec, dtype)
     return NativeRows(head, context.make_kv(head), loaded.head.taps)
 
 

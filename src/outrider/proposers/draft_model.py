@@ -65,7 +65,8 @@ class ModelProposer:
     def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
         chain = step.chains[index]
         if chain:
-            self.memory.drafted(view, chain[:-1])
+            num_own = len(chain) if step.num_own is None else step.num_own[index]
+            self.memory.drafted(view, chain[: min(num_own, len(chain) - 1)])
         return self.name
 
     def end_ahead(self, view: SequenceView) -> None:

@@ -13,6 +13,7 @@ N heads, D head size, F rows drafted so far.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.contracts import (
+    AheadBatch,
+    AheadStep,
     Draw,
     IntArray,
     Needs,
@@ -31,6 +34,7 @@ from outrider.contracts import (
     StepBatch,
     TreeLimits,
 )
+from outrider.cuda.eagle import CudaEagle3
 from outrider.model.head_layers import KeyValue
 from outrider.model.heads import Eagle3Head
 from outrider.model.heads_native import NativeEagle3
@@ -54,8 +58,8 @@ from outrider.sampling import RowParams, true_vocabulary
 class Eagle3Config:
     """A tree takes at most `passes` passes of the head, so many tokens deep; `width` nodes are
     expanded in each and `children` tokens considered after each of those. `children` 1 makes a
-    chain, for rules that judge no trees. `head` is the folder of the head, where it is not the
-    draft model."""
+    chain, for rules that judge no trees; where our GPU kernels run, coupled drafts are chains, too:
+    one graph drafts them. `head` is the folder of the head, where it is not the draft model."""
 
     passes: int = 4
     width: int = 2
@@ -113,7 +117,10 @@ class Eagle3Proposer(FeatureHeadProposer):
     ) -> None:
         super().__init__(loaded.head.taps, 1, native)
         self.config = config or Eagle3Config()
-        self.trees = self.config.children > 1
+        head = native.head if native is not None else None
+        self.device_head = head if isinstance(head, CudaEagle3) else None
+        self.trees = self.config.children > 1 and self.device_head is None
+        self._ahead: dict[int, list[int]] = {}  # of a sequence: its number there, steps taken
         self.needs = Needs(taps=loaded.head.taps)
         self._loaded = loaded
         self._head = loaded.head
@@ -136,11 +143,47 @@ class Eagle3Proposer(FeatureHeadProposer):
     ) -> list[tuple[list[int], list[int] | None]]:
         assert self._native is not None
         head = self._native.head
-        if not self.trees:
+        if not self.trees or isinstance(head, CudaEagle3):
             sizes_S = np.minimum(sizes_S, self._num_scribbled + 1).astype(np.int32)
             return [(chain, None) for chain in head.draft_chain(batch, sizes_S, rows, key_S)]
         trees = head.draft_tree(batch, sizes_S, rows, key_S, self._limits)
         return [(tree.tokens, tree.parents) for tree in trees]
+
+    # contracts.DraftsAhead, where our GPU kernels run.
+
+    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
+        return self.device_head is not None and all(
+            self._is_native(view) and self._knows_natively(view) for view in views
+        )
+
+    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
+        assert self._native is not None
+        assert self.device_head is not None
+        self.device_head.steps = None
+        self._ahead = {view.id: [i, 0] for i, view in enumerate(views)}
+        batch.num_drafts_S = [min(k, self._num_scribbled + 1) for k in batch.num_drafts_S]
+        furthest = most_steps * (max(batch.num_drafts_S) + 1) + max(batch.num_drafts_S)
+        if not all(self._native.reserve(view, furthest) for view in views):
+            return False
+        batch.drafter = self.device_head
+        batch.catch_up = self._native.lay_out(views)
+        return True
+
+    def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
+        self._ahead[view.id][1] += 1
+        return self.name
+
+    def end_ahead(self, view: SequenceView) -> None:
+        """Goes on behind the last step; a text whose steps were not all taken is begun anew."""
+        index, num_taken = self._ahead.pop(view.id, (0, 0))
+        steps = self.device_head.steps if self.device_head is not None else None
+        if self._native is None or steps is None:
+            return
+        if num_taken != steps.count or steps.features_SKF is None:
+            self._native.release(view.id)
+            return
+        features = steps.features_SKF[index, -steps.num_last_S[index] :].clone()
+        self._native.skip(view, steps.num_emitted_S[index], features)
 
     @torch.no_grad()
     def _draft(self, views: list[SequenceView], budgets: list[int]) -> list[Proposal]:

@@ -13,7 +13,8 @@ import transformers
 from outrider.contracts import AheadBatch, AheadStep
 from outrider.control import NumDraftTokens
 from outrider.control.adaptive import AdaptiveController
-from outrider.cuda.cycle import Cycle, _Ahead
+from outrider.cuda.ahead import Ahead
+from outrider.cuda.cycle import Cycle
 from outrider.cuda.decoder import CudaDecoder
 from outrider.cuda.ops import TorchOps
 from outrider.cuda.rounded import RoundedLayer
@@ -238,13 +239,13 @@ def test_cycles_in_flight_are_the_next_call_s(
     monkeypatch.setattr("outrider.engine.build.load_model", lambda name, **_: load(name))
     monkeypatch.setattr("outrider.engine.ahead.LIMIT_S", limit_s)  # 0: each call takes one step
     resumed: list[bool] = []
-    real = _Ahead.resume
+    real = Ahead.resume
 
-    def noted(self: _Ahead, batch: AheadBatch) -> bool:
+    def noted(self: Ahead, batch: AheadBatch) -> bool:
         resumed.append(real(self, batch))
         return resumed[-1]
 
-    monkeypatch.setattr(_Ahead, "resume", noted)
+    monkeypatch.setattr(Ahead, "resume", noted)
     engine = make_engine(
         folder, load(folder), num_drafts, draft_model=str(small), max_ahead_steps=6
     )

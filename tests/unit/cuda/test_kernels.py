@@ -376,9 +376,9 @@ def test_layout_and_verdict_on_the_device(num_others: int) -> None:
     # Drafts 3, 4, 5 with runners-up (13, 9), (14, 8), (15, 7): the second and the fourth are hit.
     assert report.tolist() == [
         [4, 3, 4, 5, 6, 0],
-        [2, 9, 37, 5, 6, 1],
+        [2, 9, 37, 5, 6, 5],
         [2, 3, 9, 5, 6, 0],
-        [4, 3, 4, 7, 53, 1],
+        [4, 3, 4, 7, 53, 9],
     ]
     assert mine[:, :2].tolist() == [[5, 6], [9, 37], [3, 9], [7, 53]]
     slots = results[0][2].view(4, width)
