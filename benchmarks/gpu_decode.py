@@ -30,15 +30,18 @@ import torch
 from gpu_pair import LLAMA_1B, LLAMA_8B, RandomTensors, make, make_transformers, weight_bytes
 
 from outrider.contracts import StepBatch
-from outrider.cuda.ahead import num_runners_up
+from outrider.cuda.ahead import num_runners_up, prepared_cycles
 from outrider.cuda.cycle import Cycle
 from outrider.cuda.decoder import CudaDecoder
+from outrider.cuda.eagle import CudaEagle3
 from outrider.cuda.ops import Pass, TorchOps
 from outrider.cuda.rounded import RoundedLayer, round_rows
 from outrider.cuda.triton_ops import Shape, Tiles, TritonOps
 from outrider.engine import build
 from outrider.engine.build import EngineConfig
 from outrider.engine.engine import Engine
+from outrider.model.borrowed import Borrowed
+from outrider.model.heads import Eagle3Config, Eagle3Head
 from outrider.model.tokenizer import load_tokenizer
 from outrider.testing import write_tiny_tokenizer
 
@@ -585,7 +588,7 @@ def engine(bench: Bench) -> None:
     prompts = [prompt(512)]
     plain: dict[float, gpu_engine.Run] = {}
     for num_drafts in (0, NUM_DRAFTS):
-        bare: dict[float, float] = {}
+        bare: dict[float, tuple[float, float]] = {}
         for temperature in (0.0, 1.0):
             others = num_runners_up(1, num_drafts)
             name = "3 layers, int8" if num_drafts else None
@@ -593,10 +596,11 @@ def engine(bench: Bench) -> None:
             rates = []
             for _ in range(4):  # the first captures
                 cycle.start(prompts, temperature=temperature, seed=1)
-                rates.append(256 / clocked(cycle, 256)[2])
-            bare[temperature] = statistics.median(rates[1:])
+                _, lengths, seconds = clocked(cycle, 256)
+                rates.append(256 / seconds)
+            bare[temperature] = statistics.median(rates[1:]), sum(lengths) / len(lengths)
         with engines(bench, num_draft_tokens=num_drafts, kv_tokens=4096) as made:
-            for temperature, bare_rate in bare.items():
+            for temperature, (bare_rate, bare_length) in bare.items():
                 runs = [
                     gpu_engine.decode(
                         made, prompts, made.default, max_tokens=256, temperature=temperature,
@@ -609,11 +613,54 @@ def engine(bench: Bench) -> None:
                 rows.append({
                     "K": num_drafts, "temperature": temperature, "tokens_per_s": rate,
                     "bare cycle, tokens/s": bare_rate, "of the bare cycle": rate / bare_rate,
-                    "tokens per step": runs[-1].stats.acceptance_length,
+                    "tokens per step": runs[-1].stats.acceptance_length or 1.0,
+                    "of the bare cycle's": bare_length,
                     **gpu_engine.same_as_plain(made, prompts, plain[temperature], runs[-1]),
                     "prepared": bench.model("8B").prepared(),
                 })  # fmt: skip
                 say(rows[-1])
+
+
+def eagle(bench: Bench) -> None:
+    """Cycles with an EAGLE-3 head in the target's shape. It is random, too: what they take."""
+    rows = bench.tables.setdefault("Cycles with an EAGLE-3 head, context 512", [])
+    target = bench.model("8B")
+    shape = target.config
+    with DEVICE:
+        module = Eagle3Head(
+            Eagle3Config(
+                hidden_size=shape.hidden_size, vocab_size=shape.vocab_size,
+                draft_vocab_size=32000, taps=(2, 16, 29), num_attention_heads=shape.num_heads,
+                num_key_value_heads=shape.num_kv_heads, head_dim=shape.head_dim,
+                intermediate_size=shape.intermediate_size,
+            )
+        )  # fmt: skip
+    borrowed = Borrowed(target.embedding_VH, target.norm_H, target.head_VH, shape.norm_eps)
+    for rounded in (False, True):
+        target.allocate(64, 16)
+        head = CudaEagle3(module, borrowed, target, rounded=rounded)
+        head.allocate(64, 16)
+        for num_drafts in (2, 4):
+            took = target.cycle_s(head, 1, num_drafts, 512)
+            cycles = prepared_cycles(target, head, 1, num_drafts)
+            assert took is not None
+            assert cycles is not None
+            cycles.abandon()
+            cycles.empty(512)
+            cycles.launch()
+            start = time.perf_counter()
+            for _ in range(50):
+                cycles.launch()
+                cycles.land(0)
+            ms = (time.perf_counter() - start) * 20
+            cycles.abandon()
+            draft_ms, verify_ms = (seconds * 1e3 for seconds in took)
+            rows.append({
+                "head's weights": "int8" if rounded else "bfloat16", "K": num_drafts,
+                "runners-up": cycles.num_others, "draft ms": draft_ms, "verify ms": verify_ms,
+                "cycle ms, by the clock": ms, "parts over cycle": (draft_ms + verify_ms) / ms,
+            })  # fmt: skip
+            say(rows[-1])
 
 
 def auto(bench: Bench) -> None:
@@ -731,6 +778,7 @@ def main() -> None:
         "cycles": cycles,
         "decode": decode,
         "engine": engine,
+        "eagle": eagle,
         "auto": auto,
         "transformers": transformers_rates,
         "batches": batches,

@@ -1,11 +1,12 @@
-"""Real text on a GPU: trains a target of 322M and a draft of 12M within minutes, then decodes.
+"""Real text on a GPU: trains a target of 324M, a draft of 12M and an EAGLE-3 head, then decodes.
 
     python benchmarks/gpu_trained.py --text FOLDER [--minutes 2.3] [--tiny]
 
 FOLDER holds the family's text and tokenizer (`family/fetch.py`, `family/build.py --stage
 tokenizer`): train-00.txt.xz, heldout.txt.xz, tokenizer/. The target learns the text, the draft is
-distilled from it on text and on what it writes itself, as the bundled family was. Held-out text is
-continued plainly, with drafts of several lengths, and as `auto` chooses; the result is `gpu-pair`.
+distilled from it on text and on what it writes itself, as the bundled family was, and so is the
+head. Held-out text is continued plainly, with drafts of several lengths by either, and as `auto`
+chooses; the result is `gpu-pair`.
 `--tiny` tries every part on a CPU.
 """
 
@@ -17,6 +18,8 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence as Seq
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,7 @@ from outrider.train.measure import cross_entropy, measure, model_logits
 from outrider.train.models import llama, load_model, load_tokenizer, num_parameters, save_model
 from outrider.train.optim import OptimConfig
 from outrider.train.recipes.draft import DraftConfig, DraftRecipe
+from outrider.train.recipes.eagle3 import Eagle3Recipe, Eagle3RecipeConfig
 from outrider.train.recipes.heads import FrozenTarget
 from outrider.train.recipes.target import TargetConfig, TargetRecipe
 from outrider.train.sampler import generate_rows, prompts, temperatures
@@ -54,6 +58,7 @@ SHAPES: dict[str, dict[str, int]] = {
 TINY = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 1, "intermediate_size": 128}
 OWN_TEXT = {1.0: 0.6, 0.7: 0.3, 0.0: 0.1}  # temperatures and their shares
 DRAFTS = (2, 4, 6)
+HEAD_DRAFTS = (2, 3, 4, 5)
 
 
 def say(*words: object) -> None:
@@ -102,13 +107,15 @@ class Pair:
         rows = Windows(self.heldout, self.length, seed=1).rows(0, 2 if self.tiny else 64)
         with torch.no_grad():
             nats = cross_entropy(model_logits(saved), rows)
+        self.tell(name, num_parameters(saved), trained, {"held-out loss, nats": nats, **more})
+        return saved
+
+    def tell(self, name: str, size: int, trained: Any, more: dict[str, Any]) -> None:
         self.about.append({
-            "model": name, "parameters, M": num_parameters(saved) / 1e6,
-            "trained on, M tokens": trained.tokens / 1e6, "seconds": trained.seconds,
-            "held-out loss, nats": nats, **more,
+            "model": name, "parameters, M": size / 1e6,
+            "trained on, M tokens": trained.tokens / 1e6, "seconds": trained.seconds, **more,
         })  # fmt: skip
         say(self.about[-1])
-        return saved
 
 
 def train_target(pair: Pair) -> Any:
@@ -127,16 +134,31 @@ def own_text(pair: Pair, target: Any, tokens: torch.Tensor, num_rows: int) -> to
     return generate_rows(target, given, length, temperatures(num_rows, OWN_TEXT), 7)
 
 
-def train_draft(pair: Pair, target: Any) -> None:
-    table = own_text(pair, target, pair.train, 8 if pair.tiny else 4096)
-    say(f"the target wrote {table.numel() / 1e6:.2f} M tokens")
+def train_head(pair: Pair, target: Any, table: torch.Tensor, rows: torch.Tensor) -> None:
+    """An EAGLE-3 head, on text and on what the target wrote."""
+    config = Eagle3RecipeConfig(num_unroll=2 if pair.tiny else 4, compiled=pair.compiled)
+    recipe = Eagle3Recipe(FrozenTarget(target), config, table)
+    text = Windows(pair.train, pair.length, seed=4)
+    source = Mixture([(text, 0.5), (Rows(table.view(-1, pair.length), seed=5), 0.5)])
+    settings = replace(pair.config(pair.options.minutes / 3), rows_per_step=pair.rows // 2)
+    trained = train(recipe, source, settings, title="eagle3")
+    recipe.head.eval()
+    found = recipe.measure(rows)
+    recipe.save(pair.folder / "eagle3")
+    size = sum(parameter.numel() for parameter in recipe.head.parameters())
+    pair.tell("eagle3", size, trained, {
+        "held-out loss, nats": "-", "alpha": found["alpha"],
+        "greedy agreement": found["agreement"],
+    })  # fmt: skip
+
+
+def train_draft(pair: Pair, target: Any, table: torch.Tensor, rows: torch.Tensor) -> None:
     model = pair.fresh("draft")
     recipe = DraftRecipe(model, FrozenTarget(target), DraftConfig(compiled=pair.compiled))
     text = Windows(pair.train, pair.length, seed=2)
     source = Mixture([(text, 0.5), (Rows(table.view(-1, pair.length), seed=3), 0.5)])
     trained = train(recipe, source, pair.config(pair.options.minutes / 2.5), title="draft")
     model.eval()
-    rows = own_text(pair, target, pair.heldout, 4 if pair.tiny else 128)
     with torch.no_grad():
         found = measure(model_logits(model), model_logits(target), rows).as_dict()
     pair.finish("draft", model, trained,
@@ -147,10 +169,21 @@ def decode(pair: Pair) -> None:
     """Held-out text continued by the engine: one stream, then batches."""
     count, length = (12, 24) if pair.tiny else (256, 256)
     num_prompts = 2 if pair.tiny else 6
-    settings: dict[str, Any] = {
+    common: dict[str, Any] = {
+        "device": DEVICE.type, "kv_tokens": 40 * 1024, "max_sequences": 64,
+    }  # fmt: skip
+    given = prompts(pair.heldout, 64, length, seed=9).tolist()
+    for steps in (16, 1):
+        made = LLM(
+            str(pair.folder / "target"), draft_model=str(pair.folder / "eagle3"),
+            proposer="eagle3", num_draft_tokens=4, max_ahead_steps=steps, **common,
+        ).engine  # fmt: skip
+        heading = "EAGLE-3, one stream" + ("" if steps > 1 else ", every step by itself")
+        one_stream(pair, heading, made, given[:num_prompts], count, HEAD_DRAFTS)
+    write(pair)
+    settings = common | {
         "draft_model": str(pair.folder / "draft"), "proposer": "draft-model",
-        "device": DEVICE.type, "num_draft_tokens": "auto", "kv_tokens": 40 * 1024,
-        "max_sequences": 64,
+        "num_draft_tokens": "auto",
     }  # fmt: skip
     started = time.perf_counter()
     made = LLM(str(pair.folder / "target"), **settings).engine
@@ -159,10 +192,9 @@ def decode(pair: Pair) -> None:
         "seconds, loading included": time.perf_counter() - started,
     }]  # fmt: skip
     say(pair.tables["Prepared at the engine's start"])
-    given = prompts(pair.heldout, 64, length, seed=9).tolist()
-    one_stream(pair, made, given[:num_prompts], count)
+    one_stream(pair, "One stream, by temperature and K", made, given[:num_prompts], count, DRAFTS)
     pair.tables["Auto against plain by batch, greedy"] = gpu_engine.auto_rows(
-        made, lambda size: given[:size], say, max_tokens=count, rounds=1 if pair.tiny else 3
+        made, lambda size: given[:size], say, max_tokens=count, rounds=1 if pair.tiny else 5
     )
     write(pair)
     doctor(pair, made, settings, given[:num_prompts])
@@ -188,12 +220,14 @@ def doctor(pair: Pair, made: Engine, settings: dict[str, Any], given: list[list[
     }]  # fmt: skip
 
 
-def one_stream(pair: Pair, made: Any, given: list[list[int]], count: int) -> None:
-    rows = pair.tables.setdefault("One stream, by temperature and K", [])
-    draft = made.default.proposer
+def one_stream(
+    pair: Pair, heading: str, made: Engine, given: list[list[int]], count: int, drafts: Seq[int]
+) -> None:
+    rows = pair.tables.setdefault(heading, [])
     kinds: dict[str, Speculation] = {"0": gpu_engine.PLAIN}
-    kinds |= {str(k): Speculation(proposer=draft, num_draft_tokens=k) for k in DRAFTS}
-    kinds["auto"] = made.default
+    kinds |= {str(k): replace(made.default, num_draft_tokens=k) for k in drafts}
+    if made.default.num_draft_tokens == "auto":
+        kinds["auto"] = made.default
     for temperature in (0.0, 1.0):
         runs: dict[str, list[gpu_engine.Run]] = {kind: [] for kind in kinds}
         for number in range(1 if pair.tiny else 3):  # the first warms up
@@ -228,7 +262,8 @@ def write(pair: Pair) -> None:
         " family's, Python packages; prompts are pieces of its held-out part, of 256 tokens. No"
         " prompt is cached: `tokens/s` starts at a sequence's first token and counts what the"
         " drafter has to read. `alpha` and agreement are measured on what the target writes after"
-        " held-out text."
+        " held-out text. The EAGLE-3 head drafts in one graph and, unless every step is taken by"
+        " itself, without the host between steps."
     )
     name = "gpu-pair-tiny" if pair.tiny else "gpu-pair"
     report.write(name, "A pair trained on real text, on a GPU", pair.tables, notes)
@@ -250,7 +285,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         pair = Pair(options, Path(name))
         target = train_target(pair)
-        train_draft(pair, target)
+        table = own_text(pair, target, pair.train, 8 if pair.tiny else 4096)
+        rows = own_text(pair, target, pair.heldout, 4 if pair.tiny else 128)
+        say(f"the target wrote {table.numel() / 1e6:.2f} M tokens")
+        train_draft(pair, target, table, rows)
+        train_head(pair, target, table, rows)
         write(pair)
         del target
         decode(pair)

@@ -321,7 +321,7 @@ def cycle_s(
 
     None: they are too wide. Nobody's tokens are computed, at nobody's slots.
     """
-    cycles = _cycles(target, draft if num_drafts else None, num_sequences, num_drafts)
+    cycles = prepared_cycles(target, draft if num_drafts else None, num_sequences, num_drafts)
     if cycles is None:
         return None
     took = []
@@ -334,7 +334,7 @@ def cycle_s(
     return min(took, key=sum)
 
 
-def _cycles(
+def prepared_cycles(
     target: CudaDecoder, draft: CudaDecoder | None, num_sequences: int, num_drafts: int
 ) -> Ahead | None:
     """The buffers and graphs of such cycles, made now if they are new; None: they are too wide."""
@@ -375,7 +375,7 @@ def run_ahead(
     furthest = int(max(batch.context_S)) + (most_steps + 2) * (num_drafts + 1) + MAX_WIDTH
     if any(not model.can_reach(furthest) for model in (target, draft) if model is not None):
         return []
-    cycles = _cycles(target, draft, count, num_drafts)
+    cycles = prepared_cycles(target, draft, count, num_drafts)
     if cycles is None:
         return []
     # Every sequence ends where its slots do, or earlier.
