@@ -411,6 +411,9 @@ class Needs:
     """What a proposer asks of the engine beyond the tokens."""
 
     taps: tuple[int, ...] = ()
+    # Whether it is asked in the pass over the prompt, too. Whoever draws its drafts has a model,
+    # which would have to read the prompt as well: the first token does not wait for that.
+    early: bool = False
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
 
+from outrider.contracts import Draw
 from outrider.engine.parts import Parts
 from outrider.engine.request import Request, Sequence, Speculation
 from outrider.engine.step import run_step
@@ -147,12 +148,13 @@ class Engine:
                 f"num_draft_tokens must be 'auto' or in 0..{limit - 1}, not {wanted!r}",
                 "num_draft_tokens",
             )
-        verifier = self.parts.verifiers[speculation.verifier]
+        verifier, drafts_early = self.parts.verifiers[speculation.verifier], False
         if speculation.proposer is None:
             draw = next(iter(verifier.draws))
         else:
             proposer = self.parts.proposers[speculation.proposer]
             draw = exact_pairing(proposer.draws, proposer.trees, verifier)
+            drafts_early = proposer.needs.early or draw is Draw.DETERMINISTIC
         finish_ids = frozenset(params.stop_ids)
         if not params.ignore_eos or request.grammar is not None:  # a grammar ends with one
             finish_ids |= frozenset(spec.eos_ids)
@@ -160,7 +162,7 @@ class Engine:
         if params.edits_logits:
             edits = LogitEdits(params, len(request.prompt), spec.num_tokens, finish_ids)
         text = self.tokenizer.stream(request.prompt)
-        return Sequence(request, sample_index, draw, finish_ids, text, edits)
+        return Sequence(request, sample_index, draw, finish_ids, text, edits, drafts_early)
 
     @property
     def has_work(self) -> bool:

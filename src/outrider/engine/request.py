@@ -49,7 +49,9 @@ class Sequence:
         finish_ids: frozenset[int],
         text: TextStream | ByteTextStream,
         edits: LogitEdits | None,
+        drafts_early: bool = False,
     ) -> None:
+        """`drafts_early`: see contracts.Needs."""
         grammar = request.grammar
         self.id = next(_ids)
         self.request = request
@@ -59,6 +61,7 @@ class Sequence:
         self.params = request.params
         self.seed = request.seed
         self.draw = draw
+        self.drafts_early = drafts_early
         self.prediction = request.prediction
         self.salt = request.salt
         self.proposer = request.speculation.proposer  # None once switched off

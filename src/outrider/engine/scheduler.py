@@ -13,7 +13,6 @@ from collections import deque
 from dataclasses import dataclass
 from time import monotonic
 
-from outrider.contracts import Draw
 from outrider.engine.request import Sequence
 from outrider.errors import EngineError
 from outrider.kv.cache import KVCache
@@ -127,11 +126,7 @@ class Scheduler:
         return EngineError(f"KV cache too small for one sequence of {len(sequence.tokens)} tokens")
 
     def _limit_drafts(self, lines: list[Scheduled], free_tokens: int) -> None:
-        """Leaves room for the token every verdict emits: in the request, the context, the step.
-
-        Whoever draws its drafts has a model, which would have to read the prompt as well: the
-        first token does not wait for that. Looking something up takes no time.
-        """
+        """Leaves room for the token every verdict emits: in the request, the context, the step."""
         ready = [line for line in lines if line.is_last_chunk]
         for i, line in enumerate(ready):
             s = line.sequence
@@ -139,7 +134,7 @@ class Scheduler:
                 s.params.max_tokens - s.num_output_tokens, self.max_positions - len(s.tokens)
             )
             share = free_tokens // (len(ready) - i)
-            too_early = s.num_computed < s.num_prompt_tokens and s.draw is not Draw.DETERMINISTIC
+            too_early = s.num_computed < s.num_prompt_tokens and not s.drafts_early
             wanted = s.max_draft_tokens if s.proposer is not None and not too_early else 0
             line.draft_limit = max(0, min(wanted, left - 1, share))
             free_tokens -= line.draft_limit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.contracts import Proposal
+from outrider.contracts import LookedUp, Proposal
 
 _START = 0.7  # acceptance of a looked-up token nobody has seen yet, at temperature 0
 _PRIOR_WEIGHT = 4.0  # what all sequences together are worth beside this one, in drafts
@@ -61,7 +61,7 @@ class Worth:
         )
 
 
-def follow(proposal: Proposal, tokens: list[int], start: int) -> tuple[int, bool | None]:
+def follow(proposal: Proposal | LookedUp, tokens: list[int], start: int) -> tuple[int, bool | None]:
     """How many drafts the text `tokens[start:]` agrees with, and whether it then left them.
 
     None: not known yet; False: it came to the end of the draft.

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from statistics import median
 from time import perf_counter
 from typing import NamedTuple, Protocol, cast
 
@@ -45,6 +46,7 @@ from outrider.contracts import (
     AheadStep,
     DraftsAhead,
     Draw,
+    LookedUp,
     Needs,
     Observation,
     Proposal,
@@ -54,7 +56,7 @@ from outrider.contracts import (
 )
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.control.allocation import Source, heat
-from outrider.control.cost import batch_bucket, context_bucket
+from outrider.control.cost import batch_bucket
 from outrider.control.survival import OWN_DECAY, Survival
 from outrider.errors import ConfigError
 from outrider.proposers._lookup import TextProposer
@@ -66,9 +68,10 @@ _LEARN_EVERY = 8  # steps; after every second ...
 _FIRST_STEPS = 64  # ... of the first
 _LEARN_AHEAD = 16  # where they are computed ahead; there the first are as above
 _RATE_DECAY = 0.95
+_SPEED = 0.2  # of a change that a lesson puts down to the machine; the rest, to the widths
 _HORIZON = 128  # tokens to come that count, at most
 _MARGIN = 0.01  # tokens that a drafter must promise more than a look-up, whose price is surer
-_TRUST = 0.2  # tokens that cutting a look-up short must gain
+_TRUST = 0.4  # tokens that cutting a look-up short must gain
 _UNSURE = 4.0  # steps without a loss that speak against reading a long text
 _SURPLUS = 1.0  # tokens a step that a drafter gains over look-ups, until anything is known, ...
 _LATELY = 0.02  # ... and the weight of a step beside those before it
@@ -93,7 +96,7 @@ class _Trial(NamedTuple):
     """A looked-up draft, and how long the text was then."""
 
     lookup: str
-    proposal: Proposal
+    found: Proposal | LookedUp
     start: int
 
 
@@ -132,6 +135,7 @@ class _Track:
     idle: int = 0  # of these, since a drafter was asked
     num_fed: dict[str, int] = field(default_factory=dict)  # tokens that a drafter has read
     missed: dict[str, float] = field(default_factory=dict)  # lost by not asking, in tokens
+    sizes: list[int] = field(default_factory=list)  # of what was looked up in steps gone ahead
 
 
 @dataclass(slots=True)
@@ -163,24 +167,27 @@ class HybridProposer:
         self.draws = common_draws(self._parts)
         self.trees = any(part.trees for part in self._parts)
         taps = {tap for part in self._parts for tap in part.needs.taps}
-        self.needs = Needs(taps=tuple(sorted(taps)))
+        self.needs = Needs(taps=tuple(sorted(taps)), early=bool(self._lookups))
         self._worth: dict[tuple[str, int], Worth] = {}  # by look-up and heat
         self._surplus: dict[tuple[str, int], float] = {}  # of a drafter over look-ups, by heat
         self._sources = {drafter.name: Source(drafter.name) for drafter in drafters}
         self._tracks: dict[int, _Track] = {}
-        self._passes: dict[tuple[int, int], Times] = {}  # by batch and context
+        # Times are in terms of the machine's speed when they were taken: seconds of the pass that
+        # counted as one.
+        self._speed = 0.0
+        self._passes: dict[int, Times] = {}  # by batch
         self._draft_times: dict[tuple[str, int], Times] = {}  # by drafter and batch
-        self._catch_up_s = dict.fromkeys(self._sources, 0.0)  # a token's, as far as known
+        self._catch_up = dict.fromkeys(self._sources, 0.0)  # a token's, as far as known
         self._step: _Step | None = None  # under way
         self._pass_began = 0.0
         self._ahead = _going_ahead(self._lookups, self._drafters)
         self._news: list[_Step] = []  # steps not learnt from yet
         self._num_steps = 0
         self._tokens = self._seconds = 0.0  # of lately
-        # As of the last lesson: what a second is worth, how many sequences there are, the bucket of
-        # their contexts, and how many tokens of a pass are not of the sequence that is looked at.
+        # As of the last lesson: what such a second is worth, how many sequences there are, and how
+        # many tokens of a pass are not of the sequence that is looked at.
         self._rate = 0.0
-        self._num_sequences = self._bucket = self._rest = 0
+        self._num_sequences = self._rest = 0
         self._price: list[float] = []  # of drafts in the target's pass, in tokens
 
     @classmethod
@@ -294,21 +301,18 @@ class HybridProposer:
         if mine is None:
             width = sum(map(len, step.chains)) + len(step.chains)
             mine = self._step = _Step(width=width, draft_s=step.draft_s, pass_s=step.verify_s)
-        value = 0.0  # of what was found
         if lookup is not None and step.looked_up is not None:
-            tokens, parents, is_taken = step.looked_up[index]
-            if tokens:
-                found = Proposal(tokens, parents, source=lookup.name)
+            found = step.looked_up[index]
+            track.sizes.append(len(found.tokens))
+            if found.tokens:
                 track.trials.append(_Trial(lookup.name, found, num_tokens))
-                value = self._choices(track, lookup.name, len(tokens))[len(tokens)].value
-            if is_taken:
-                chain = []
-        if drafter is None:
-            return lookup.name if lookup is not None else ""
-        self._miss(drafter.name, view, track, value)
-        if not chain:
-            return lookup.name if lookup is not None else ""
-        self._note(mine, drafter.name, view, track, Proposal(chain), len(chain))
+            if found.is_taken:
+                return lookup.name
+        else:
+            track.sizes.append(0)
+        if drafter is None or not chain:
+            return ""
+        self._note(mine, drafter.name, view, track, chain, False, len(chain))
         return drafter.drafted_ahead(view, step, index)
 
     def end_ahead(self, view: SequenceView) -> None:
@@ -353,8 +357,7 @@ class HybridProposer:
         return times.row(most) if times else [0.0] * (most + 1)
 
     def _pass_times(self) -> Times:
-        place = (batch_bucket(self._num_sequences), self._bucket)
-        return self._passes.setdefault(place, Times(_pass_shape))
+        return self._passes.setdefault(batch_bucket(self._num_sequences), Times(_pass_shape))
 
     def _best_length(self, chances: Seq[float], drafter: str | None = None) -> _Choice:
         """How many drafts to take if the k-th is accepted with `chances[k]`.
@@ -416,6 +419,8 @@ class HybridProposer:
             name = drafter.name
             members, surplus, longest = [], 0.0, 0
             for i, track in enumerate(tracks):
+                if views[i].num_computed < views[i].num_prompt_tokens:
+                    continue  # the first token does not wait for a drafter
                 choice = self._draft_choice(track, name, budgets[i])
                 if choice.value > values[i] + _MARGIN:
                     members.append(i)
@@ -451,18 +456,8 @@ class HybridProposer:
         to_come = min(view.params.max_tokens - num_tokens, _HORIZON)
         # As many steps for these as there were for what has been written.
         num_steps = to_come * (track.num_steps + 1) / (num_tokens + 1)
-        price = self._rate * self._catch_up_s[name] * behind
+        price = self._rate * self._catch_up[name] * behind
         return missed / (track.num_steps + _UNSURE) * num_steps >= price
-
-    def _miss(self, name: str, view: SequenceView, track: _Track, value: float) -> None:
-        """Notes what a drafter would have gained over a look-up of that value."""
-        choice = track.drafts.get(name)
-        gained = max(0.0, choice.net - value) if choice is not None else 0.0
-        place = (name, heat(view.params.temperature))
-        known = self._surplus.get(place, _SURPLUS)
-        self._surplus[place] = known + _LATELY * (gained - known)
-        if len(view.tokens) - track.num_fed.get(name, 0) > _BEHIND:
-            track.missed[name] = track.missed.get(name, 0.0) + gained
 
     def _ask(
         self,
@@ -479,16 +474,23 @@ class HybridProposer:
         drafts = drafter.propose([views[i] for i in members], asked)
         step.draft_s = perf_counter() - started
         for i, budget, draft in zip(members, asked, drafts, strict=True):
-            self._note(step, name, views[i], tracks[i], draft, budget)
+            is_tree = draft.parents is not None
+            self._note(step, name, views[i], tracks[i], draft.tokens, is_tree, budget)
         return list(zip(members, drafts, strict=True))
 
     @staticmethod
     def _note(
-        step: _Step, name: str, view: SequenceView, track: _Track, draft: Proposal, budget: int
+        step: _Step,
+        name: str,
+        view: SequenceView,
+        track: _Track,
+        tokens: list[int],
+        is_tree: bool,
+        budget: int,
     ) -> None:
         """A drafter that was asked for `budget` tokens has answered."""
         num_tokens = len(view.tokens)
-        track.drafted = _Drafted(name, budget, draft.tokens, draft.parents is not None)
+        track.drafted = _Drafted(name, budget, tokens, is_tree)
         step.drafter = name
         step.num_members += 1
         step.num_drafts = max(step.num_drafts, budget)
@@ -504,33 +506,43 @@ class HybridProposer:
         num_drafts = 0.0  # of a sequence and step
         for step in news:
             num_drafts += max(0, step.width - self._num_sequences) / len(news)
-            self._learn_times(step)
+        self._learn_times(news)
         self._learn_rate(news)
         for times in (*self._passes.values(), *self._draft_times.values()):
             times.end_lesson()
         num_sequences = len(views)
         self._rest = round((num_sequences - 1) * (1 + num_drafts / max(1, self._num_sequences)))
         self._num_sequences = num_sequences
-        self._bucket = context_bucket(sum([len(view.tokens) for view in views]) // num_sequences)
         self._price = []
         self._rate = self._tokens / self._seconds if self._seconds else 0.0
         for track in self._tracks.values():
             self._judge(track)
 
-    def _learn_times(self, step: _Step) -> None:
-        name = step.drafter
-        if name is not None and step.draft_s:
+    def _learn_times(self, news: list[_Step]) -> None:
+        passes = self._pass_times()
+        known = passes.row(max([step.width for step in news], default=0))
+        widths = [step for step in news if step.width]
+        if widths:
+            if not passes:
+                known = [_pass_shape(n) for n in range(len(known))]
+            now = median([step.pass_s / known[step.width] for step in widths])
+            self._speed = (self._speed or now) ** (1 - _SPEED) * now**_SPEED
+        if not self._speed:
+            return
+        for step in widths:
+            passes.learn(step.width, step.pass_s / self._speed)
+        for step in news:
+            name, time = step.drafter, step.draft_s / self._speed
+            if name is None or not time:
+                continue
             place = (name, batch_bucket(step.num_members))
             times = self._draft_times.setdefault(place, Times(float))
             if step.behind <= _BEHIND:
-                times.learn(step.num_drafts, step.draft_s)
+                times.learn(step.num_drafts, time)
             else:
-                draft_s = times.row(step.num_drafts)[step.num_drafts]
-                extra_s = max(0.0, step.draft_s - draft_s) / step.behind
-                known = self._catch_up_s[name]
-                self._catch_up_s[name] = extra_s if not known else known + 0.2 * (extra_s - known)
-        if step.width:
-            self._pass_times().learn(step.width, step.pass_s)
+                extra = max(0.0, time - times.row(step.num_drafts)[step.num_drafts]) / step.behind
+                before = self._catch_up[name]
+                self._catch_up[name] = extra if not before else before + 0.2 * (extra - before)
 
     def _learn_rate(self, news: list[_Step]) -> None:
         """In the same quiet seconds as the prices."""
@@ -548,9 +560,10 @@ class HybridProposer:
             self._tokens = _RATE_DECAY * self._tokens + step.num_tokens
             self._seconds = _RATE_DECAY * self._seconds + seconds
 
-    @staticmethod
-    def _judge(track: _Track) -> None:
+    def _judge(self, track: _Track) -> None:
         """What became of a sequence's drafts; its values are to be found anew."""
+        if track.sizes:
+            self._count_missed(track)
         for name, budget, tokens, is_tree, path in track.outcomes:
             track.drafters[name].observe(budget, len(tokens), path, is_tree)
         if not track.outcomes:
@@ -558,15 +571,37 @@ class HybridProposer:
                 survival.fade(OWN_DECAY ** min(track.idle, _LEARN_EVERY))
         open_ = []
         for trial in track.trials:
-            num_accepted, is_refused = follow(trial.proposal, track.view.tokens, trial.start)
+            found = trial.found
+            num_accepted, is_refused = follow(found, track.view.tokens, trial.start)
             if is_refused is None:
                 open_.append(trial)
             else:
-                track.lookups[trial.lookup].learn(len(trial.proposal), num_accepted, is_refused)
+                track.lookups[trial.lookup].learn(len(found.tokens), num_accepted, is_refused)
         track.trials = open_
         track.outcomes = []
         track.found.clear()
         track.drafts.clear()
+
+    def _count_missed(self, track: _Track) -> None:
+        """What the drafter would have gained over the look-ups of steps that went ahead."""
+        assert self._ahead is not None
+        lookup, drafter = self._ahead
+        sizes, track.sizes = track.sizes, []
+        if drafter is None:
+            return
+        name, view = drafter.name, track.view
+        choice, values = track.drafts.get(name), [0.0]
+        if lookup is not None:
+            values = [found.value for found in self._choices(track, lookup.name, max(sizes))]
+        place = (name, heat(view.params.temperature))
+        known = self._surplus.get(place, _SURPLUS)
+        is_behind = len(view.tokens) - track.num_fed.get(name, 0) > _BEHIND
+        for size in sizes:
+            gained = max(0.0, choice.net - values[size]) if choice is not None else 0.0
+            known += _LATELY * (gained - known)
+            if is_behind:
+                track.missed[name] = track.missed.get(name, 0.0) + gained
+        self._surplus[place] = known
 
 
 class _Drafter(Proposer, DraftsAhead, Protocol):
