@@ -585,37 +585,43 @@ def engines(bench: Bench, **config: Any) -> Iterator[Engine]:
 def engine(bench: Bench) -> None:
     """The engine that the command line and the server use, beside the bare cycle."""
     rows = bench.tables.setdefault("Engine, one sequence, 512 tokens of prompt", [])
-    prompts = [prompt(512)]
-    plain: dict[float, gpu_engine.Run] = {}
-    for num_drafts in (0, NUM_DRAFTS):
+    texts = [prompt(512, seed) for seed in range(3)]
+    plain: dict[float, list[gpu_engine.Run]] = {}
+    for num_drafts in (0, 3, 4):
         bare: dict[float, tuple[float, float]] = {}
         for temperature in (0.0, 1.0):
             others = num_runners_up(1, num_drafts)
             name = "3 layers, int8" if num_drafts else None
             cycle = bench.cycle(name, num_drafts, num_others=others, max_length=1500)
-            rates = []
-            for _ in range(4):  # the first captures
-                cycle.start(prompts, temperature=temperature, seed=1)
-                _, lengths, seconds = clocked(cycle, 256)
-                rates.append(256 / seconds)
-            bare[temperature] = statistics.median(rates[1:]), sum(lengths) / len(lengths)
+            cycle.start(texts[:1], temperature=temperature, seed=1)
+            clocked(cycle, 8)  # captures
+            took, lengths = 0.0, []
+            for text in texts:
+                cycle.start([text], temperature=temperature, seed=1)
+                _, emitted, seconds = clocked(cycle, 512)
+                took += seconds
+                lengths += emitted
+            bare[temperature] = 512 * len(texts) / took, statistics.mean(lengths)
         with engines(bench, num_draft_tokens=num_drafts, kv_tokens=4096) as made:
             for temperature, (bare_rate, bare_length) in bare.items():
-                runs = [
-                    gpu_engine.decode(
-                        made, prompts, made.default, max_tokens=256, temperature=temperature,
-                        cached=True,
-                    )
-                    for _ in range(4)
-                ]  # fmt: skip
-                rate = statistics.median(run.rate for run in runs[1:])
-                plain.setdefault(temperature, runs[-1])
+                write = partial(
+                    gpu_engine.decode, made, speculation=made.default, max_tokens=512,
+                    temperature=temperature, cached=True,
+                )  # fmt: skip
+                write(texts[:1])
+                runs = [write([text]) for text in texts]
+                rate = statistics.harmonic_mean(run.rate for run in runs)
+                steps = [run.stats.num_tokens / run.stats.num_steps for run in runs]
+                plain.setdefault(temperature, runs)
+                same = [
+                    gpu_engine.same_as_plain(made, [text], *both)["sequences as plain"]
+                    for text, *both in zip(texts, plain[temperature], runs, strict=True)
+                ]
                 rows.append({
                     "K": num_drafts, "temperature": temperature, "tokens_per_s": rate,
                     "bare cycle, tokens/s": bare_rate, "of the bare cycle": rate / bare_rate,
-                    "tokens per step": runs[-1].stats.acceptance_length or 1.0,
-                    "of the bare cycle's": bare_length,
-                    **gpu_engine.same_as_plain(made, prompts, plain[temperature], runs[-1]),
+                    "tokens per step": statistics.mean(steps), "of the bare cycle's": bare_length,
+                    "texts as plain": f"{same.count('1 of 1')} of {len(texts)}",
                     "prepared": bench.model("8B").prepared(),
                 })  # fmt: skip
                 say(rows[-1])

@@ -179,7 +179,8 @@ def decode(pair: Pair) -> None:
             proposer="eagle3", num_draft_tokens=4, max_ahead_steps=steps, **common,
         ).engine  # fmt: skip
         heading = "EAGLE-3, one stream" + ("" if steps > 1 else ", every step by itself")
-        one_stream(pair, heading, made, given[:num_prompts], count, HEAD_DRAFTS)
+        drafts = HEAD_DRAFTS if steps > 1 else HEAD_DRAFTS[1:2]
+        one_stream(pair, heading, made, given[:num_prompts], count, drafts)
     write(pair)
     settings = common | {
         "draft_model": str(pair.folder / "draft"), "proposer": "draft-model",
@@ -230,7 +231,7 @@ def one_stream(
         kinds["auto"] = made.default
     for temperature in (0.0, 1.0):
         runs: dict[str, list[gpu_engine.Run]] = {kind: [] for kind in kinds}
-        for number in range(1 if pair.tiny else 3):  # the first warms up
+        for number in range(1 if pair.tiny else 2):  # the first warms up
             for prompt in given[:2] if number == 0 and not pair.tiny else given:
                 for kind, speculation in kinds.items():
                     run = gpu_engine.decode(

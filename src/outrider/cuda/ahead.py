@@ -22,6 +22,7 @@ from outrider.cuda.ops import MAX_WIDTH
 
 MOST_OTHERS = 2  # runners-up of a draft
 _CLOCKED = 3  # runs of a cycle whose time is asked for
+_IN_FLIGHT = 2  # cycles
 
 
 class _Flight:
@@ -75,12 +76,15 @@ class Ahead:
         self._report = self._out[:split].view(num_sequences, -1)
         self._chains = self._out[split:].view(num_sequences, num_drafts)
         self._moves = torch.zeros(num_sequences, 2, dtype=torch.int32, device=target.device)
-        self._flights = [_Flight(size, target.device) for _ in range(2)]
+        self._flights = [_Flight(size, target.device) for _ in range(_IN_FLIGHT)]
         if self.head is not None:
             rows = self.head.features[: num_sequences * (num_drafts + 1)]
             for flight in self._flights:
                 flight.features_SKF = torch.empty_like(rows).view(num_sequences, num_drafts + 1, -1)
         self._launched = self._landed = 0
+        self._step_s = 0.0
+        self._handed: tuple[int, float] | None = None  # steps of the last call, and when it ended
+        self.most_steps = 1 << 30  # a call should take
         self._course: _Course | None = None
         self.empty(2)
         self.launch()  # captures: nobody is to learn a price from that
@@ -154,7 +158,9 @@ class Ahead:
     def resume(self, batch: AheadBatch) -> bool:
         """Whether the cycles in flight are the batch's next ones: nothing has come between.
 
-        Then they are kept, and later ones reach as far as the batch's tables do.
+        Then they are kept, and later ones reach as far as the batch's tables do. How long the host
+        took to come back says how many steps it should be given at once: while it catches up with
+        them, the device has no more to do than what is in flight.
         """
         course, changes = self._course, [model.inputs.num_changes for model in self._models]
         if course is None or not self.in_flight or course.num_changes != changes:
@@ -166,6 +172,10 @@ class Ahead:
         ]
         if not course.leads_to(batch, reaches, self.target.block_size):
             return False
+        if self._handed is not None:
+            num_steps, ended = self._handed
+            host_s = (perf_counter() - ended) / num_steps
+            self.most_steps = 1 + int(_IN_FLIGHT * self._step_s / host_s)
         for model in self._models:
             tables = _tables(batch, model is self.draft)
             model.inputs.wait()
@@ -176,7 +186,7 @@ class Ahead:
         return True
 
     def launch(self) -> None:
-        flight = self._flights[self._launched % 2]
+        flight = self._flights[self._launched % _IN_FLIGHT]
         flight.mark(0)
         name = (self.num_sequences, self.num_drafts, self.num_others, id(self.draft))
         if self.draft is not None:
@@ -205,7 +215,7 @@ class Ahead:
         Where a runner-up was right, the chain is told as if it had been the draft: whoever learns
         from it how far drafts survive learns what a longer chain would have brought.
         """
-        flight = self._flights[self._landed % 2]
+        flight = self._flights[self._landed % _IN_FLIGHT]
         seconds = flight.seconds()
         self._landed += 1
         split = self.num_sequences * (self.num_drafts + 3)
@@ -222,13 +232,14 @@ class Ahead:
                 chains[s] = drawn[: num - 1] + rest
             draws.append(drawn)
             num_own.append(own)
+        self._step_s = sum(seconds)
         step = AheadStep(chains, draws, *seconds, num_own=num_own)
         emitted = [row[0] for row in report]
         if self._course is not None:
             self._course.follow(step.draws, emitted)
         return step, emitted
 
-    def tell_head(
+    def hand_over(
         self,
         steps: list[AheadStep],
         contexts: list[int],
@@ -237,12 +248,13 @@ class Ahead:
         *,
         is_sound: bool = True,
     ) -> None:
-        """What a head needs to go on from the steps by itself; not `is_sound`: another one has
-        landed since."""
+        """The steps are the caller's. Leaves what a head needs to go on from them by itself; not
+        `is_sound`: another one has landed since."""
+        self._handed = (len(steps), perf_counter()) if steps else None
         if self.head is None or not steps:
             return
         totals = [end - start for start, end in zip(batch.context_S, contexts, strict=True)]
-        features = self._flights[(self._landed - 1) % 2].features_SKF
+        features = self._flights[(self._landed - 1) % _IN_FLIGHT].features_SKF
         self.head.steps = Steps(len(steps), totals, emitted, features if is_sound else None)
 
     def abandon(self) -> None:
@@ -399,11 +411,11 @@ def run_ahead(
         # What a step brings beyond a sequence's end is cut off: no narrower ones for that.
         is_ending = max(left) <= num_drafts + 1
         is_late = steps and not is_ending and perf_counter() - began > limit_s
-        if len(steps) == most_steps or is_late:
-            cycles.tell_head(steps, contexts, emitted, batch)
+        if len(steps) == min(most_steps, cycles.most_steps) or is_late:
+            cycles.hand_over(steps, contexts, emitted, batch)
             return steps
         # One more than has landed, so that the device does not wait for the host; a trial alone.
-        while cycles.in_flight < (2 if most_steps > 1 and not is_ending else 1):
+        while cycles.in_flight < (_IN_FLIGHT if most_steps > 1 and not is_ending else 1):
             cycles.launch()
         step, nums = cycles.land(count)
         if any(draw < 0 for draws in step.draws for draw in draws):
@@ -418,7 +430,7 @@ def run_ahead(
             finished |= left[s] <= 0 or not batch.finish_ids[s].isdisjoint(step.draws[s][:num])
         if finished:
             break
-    cycles.tell_head(steps, contexts, emitted, batch, is_sound=is_sound)
+    cycles.hand_over(steps, contexts, emitted, batch, is_sound=is_sound)
     cycles.abandon()
     return steps
 

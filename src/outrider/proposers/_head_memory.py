@@ -102,4 +102,4 @@ def gather(queries_NQD: Tensor, past: KeyValue, mask_QC: Tensor | None = None) -
         *past,
         attn_mask=None if mask_QC is None else mask_QC.repeat(group, 1),
     )
-    return mixed.view(num_heads, num_queries, size)
+    return mixed.reshape(num_heads, num_queries, size)
