@@ -1,5 +1,5 @@
 """What the engine reaches on a GPU, with any pair of models: one stream, batches, and whether plain
-decoding would have written the same. Used by `gpu_decode.py` and `gpu_trained.py`.
+decoding would have written the same. Used by the other benchmarks for GPUs.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from outrider.engine.engine import Engine
@@ -93,6 +94,47 @@ def _margin(made: Engine, tokens: Prompt) -> float:
     [told] = made.collect(request).completions[0].logprobs or []
     first, second = sorted(told.top.values(), reverse=True)[:2]
     return first - second
+
+
+def one_stream(
+    made: Engine,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    drafts: Sequence[int],
+    *,
+    say: Say,
+    warm_up: bool = True,
+) -> list[dict[str, Any]]:
+    """One sequence at a time, by temperature and K, in turns: the engine's proposer and plain."""
+    rows = []
+    kinds: dict[str, Speculation] = {"0": PLAIN}
+    kinds |= {str(k): replace(made.default, num_draft_tokens=k) for k in drafts}
+    if made.default.num_draft_tokens == "auto":
+        kinds["auto"] = made.default
+    for temperature in (0.0, 1.0):
+        write = partial(decode, made, max_tokens=max_tokens, temperature=temperature)
+        for prompt in prompts[:2] if warm_up else ():
+            for speculation in kinds.values():
+                write([prompt], speculation)
+        runs: dict[str, list[Run]] = {kind: [] for kind in kinds}
+        for prompt in prompts:
+            for kind, speculation in kinds.items():
+                runs[kind].append(write([prompt], speculation))
+        plain = runs["0"]
+        for kind, found in runs.items():
+            ratios = [a.rate / b.rate for a, b in zip(found, plain, strict=True)]
+            equal = sum(a.outputs == b.outputs for a, b in zip(found, plain, strict=True))
+            steps = sum(run.stats.num_steps for run in found)
+            rows.append({
+                "temperature": temperature, "K": kind,
+                "tokens/s": statistics.median(run.rate for run in found),
+                "over plain": statistics.median(ratios),
+                "drafts a step": sum(run.stats.num_drafted for run in found) / steps,
+                "tokens a step": sum(run.stats.num_tokens for run in found) / steps,
+                "outputs as plain": f"{equal} of {len(found)}",
+            })  # fmt: skip
+            say(rows[-1])
+    return rows
 
 
 def auto_rows(

@@ -15,11 +15,10 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import statistics
 import tempfile
 import time
-from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from outrider.contracts import PrefersThinPasses
 from outrider.doctor.advice import advise, buckets
 from outrider.doctor.curves import SURVIVAL_TOKENS, measure_curves
 from outrider.engine.engine import Engine
-from outrider.engine.request import Speculation
 from outrider.llm import LLM
 from outrider.train.data import Mixture, Rows, Windows, encode, read_documents, to_device
 from outrider.train.measure import cross_entropy, measure, model_logits
@@ -143,7 +141,8 @@ def train_head(pair: Pair, target: Any, table: torch.Tensor, rows: torch.Tensor)
     settings = replace(pair.config(pair.options.minutes / 3), rows_per_step=pair.rows // 2)
     trained = train(recipe, source, settings, title="eagle3")
     recipe.head.eval()
-    found = recipe.measure(rows)
+    with torch.autocast(DEVICE.type, torch.bfloat16, enabled=pair.compiled):
+        found = recipe.measure(rows)
     recipe.save(pair.folder / "eagle3")
     size = sum(parameter.numel() for parameter in recipe.head.parameters())
     pair.tell("eagle3", size, trained, {
@@ -167,6 +166,7 @@ def train_draft(pair: Pair, target: Any, table: torch.Tensor, rows: torch.Tensor
 
 def decode(pair: Pair) -> None:
     """Held-out text continued by the engine: one stream, then batches."""
+    one_stream = partial(gpu_engine.one_stream, say=say, warm_up=not pair.tiny)
     count, length = (12, 24) if pair.tiny else (256, 256)
     num_prompts = 2 if pair.tiny else 6
     common: dict[str, Any] = {
@@ -180,7 +180,7 @@ def decode(pair: Pair) -> None:
         ).engine  # fmt: skip
         heading = "EAGLE-3, one stream" + ("" if steps > 1 else ", every step by itself")
         drafts = HEAD_DRAFTS if steps > 1 else HEAD_DRAFTS[1:2]
-        one_stream(pair, heading, made, given[:num_prompts], count, drafts)
+        pair.tables[heading] = one_stream(made, given[:num_prompts], count, drafts)
     write(pair)
     settings = common | {
         "draft_model": str(pair.folder / "draft"), "proposer": "draft-model",
@@ -193,7 +193,9 @@ def decode(pair: Pair) -> None:
         "seconds, loading included": time.perf_counter() - started,
     }]  # fmt: skip
     say(pair.tables["Prepared at the engine's start"])
-    one_stream(pair, "One stream, by temperature and K", made, given[:num_prompts], count, DRAFTS)
+    pair.tables["One stream, by temperature and K"] = one_stream(
+        made, given[:num_prompts], count, DRAFTS
+    )
     pair.tables["Auto against plain by batch, greedy"] = gpu_engine.auto_rows(
         made, lambda size: given[:size], say, max_tokens=count, rounds=1 if pair.tiny else 5
     )
@@ -219,41 +221,6 @@ def doctor(pair: Pair, made: Engine, settings: dict[str, Any], given: list[list[
         "steps": again.prepared(),
         "seconds, loading included, kernels compiled": time.perf_counter() - started,
     }]  # fmt: skip
-
-
-def one_stream(
-    pair: Pair, heading: str, made: Engine, given: list[list[int]], count: int, drafts: Seq[int]
-) -> None:
-    rows = pair.tables.setdefault(heading, [])
-    kinds: dict[str, Speculation] = {"0": gpu_engine.PLAIN}
-    kinds |= {str(k): replace(made.default, num_draft_tokens=k) for k in drafts}
-    if made.default.num_draft_tokens == "auto":
-        kinds["auto"] = made.default
-    for temperature in (0.0, 1.0):
-        runs: dict[str, list[gpu_engine.Run]] = {kind: [] for kind in kinds}
-        for number in range(1 if pair.tiny else 2):  # the first warms up
-            for prompt in given[:2] if number == 0 and not pair.tiny else given:
-                for kind, speculation in kinds.items():
-                    run = gpu_engine.decode(
-                        made, [prompt], speculation, max_tokens=count, temperature=temperature
-                    )
-                    if number or pair.tiny:
-                        runs[kind].append(run)
-        plain = runs["0"]
-        for kind, found in runs.items():
-            ratios = [a.rate / b.rate for a, b in zip(found, plain, strict=True)]
-            equal = sum(a.outputs == b.outputs for a, b in zip(found, plain, strict=True))
-            drafted = sum(run.stats.num_drafted for run in found)
-            steps = sum(run.stats.num_steps for run in found)
-            rows.append({
-                "temperature": temperature, "K": kind,
-                "tokens/s": statistics.median(run.rate for run in found),
-                "over plain": statistics.median(ratios),
-                "drafts a step": drafted / steps,
-                "tokens a step": sum(run.stats.num_tokens for run in found) / steps,
-                "outputs as plain": f"{equal} of {len(found)}",
-            })  # fmt: skip
-            say(rows[-1])
 
 
 def write(pair: Pair) -> None:

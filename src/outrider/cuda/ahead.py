@@ -394,8 +394,9 @@ def run_ahead(
     ends_S = _reach(batch.tables_SW, target.block_size) - (cycles.width - num_drafts - 1)
     if draft is not None:
         assert batch.catch_up is not None
+        # Drafts beyond that are of no use, and find no slots: only a text's end comes so close.
         reach_S = _reach(batch.catch_up.tables_SW, draft.block_size) + _offset_S(batch)
-        ends_S = np.minimum(ends_S, reach_S + 1)
+        ends_S = np.minimum(ends_S, reach_S + 1 + num_drafts)
         if cycles.head is None and int(np.diff(batch.catch_up.starts_S1).max()) > 2:
             draft.forward(batch.catch_up)
     if not cycles.resume(batch):
