@@ -52,6 +52,7 @@ STARTING = 0.1  # of a plain step: what one of a probe costs at least, with what
 GOOD = 0.8  # acceptance; where it would not pay, nothing is probed ...
 PRICE_CHECKS = 12  # ... once a proposer's price has been checked this often
 FIRST_TRIAL, MOST_BETWEEN = 4, 32  # decisions between trials: one more each time
+MOST_AT_ONCE = 64  # drafts of a step that are looked at, or four for each sequence
 TRIALS = (1, -1, 2, -2)  # drafts more or less
 MOST_TRYING = 4  # sequences: beyond, widths vary without it
 CLOSE = 1.4  # drafts that win by less are compared with plain decoding now and then
@@ -173,7 +174,11 @@ class AdaptiveController:
         tracks = [self._track(view) for view in own]
         most = [min(limits[i], self.evenly or MAX_AUTO_DRAFT_TOKENS) for i in mine]
         start = num_tokens + sum(limits) - sum([limits[i] for i in mine])
-        step = Step(self.costs, views, tracks, start, sum(most), self.evenly > 0)
+        at_once = sum(most)
+        if not self.evenly:
+            standing = sum([max(0, track.budget) for track in tracks])
+            at_once = min(at_once, max(MOST_AT_ONCE, 4 * len(own), standing) + PROBE_TOKENS)
+        step = Step(self.costs, views, tracks, start, at_once, self.evenly > 0)
         chosen = self._best(step, own, most)
         for track, k in zip(tracks, chosen, strict=True):
             track.budget = k
@@ -222,13 +227,23 @@ class AdaptiveController:
             for order, (view, track) in enumerate(zip(own, step.tracks, strict=True))
             if chosen[order] and track.budget <= 0 and _behind(view, track)
         ]
-        price_s = self._read_s * sum([behind for _, behind in late])
+        price_s = sum(
+            [self._reading_s(step.tracks[order].source, n, len(late)) for order, n in late]
+        )
         if price_s:
             to_come = sum([min(HORIZON, _num_left(view)) for view in own])
-            gain_s = step.plain_s / step.num_sequences - 1.0 / step.rate(chosen)
+            # What is paid now is gone, so the estimate of what follows has to be on the safe side.
+            gain_s = step.plain_s / (step.doubt * step.num_sequences) - 1.0 / step.rate(chosen)
             if to_come * gain_s < price_s:
                 for order, _ in late:
                     chosen[order] = 0
+
+    def _reading_s(self, source: Source, num_tokens: int, num_readers: int) -> float:
+        """What a drafter takes to read so many tokens: no more than to draft them."""
+        read_s = self._read_s
+        if not read_s:
+            read_s = self.costs.draft_s(source.name, batch_bucket(num_readers), 1) / num_readers
+        return read_s * num_tokens
 
     def _probe(
         self,

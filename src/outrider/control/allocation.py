@@ -88,6 +88,7 @@ class Step:
         "bucket",
         "doubt",
         "evenly",
+        "most",
         "num_sequences",
         "plain_s",
         "row",
@@ -109,6 +110,7 @@ class Step:
         """`num_tokens`: of the pass before any draft of ours; `most`: drafts at most."""
         self.tracks = tracks
         self.evenly = evenly
+        self.most = most
         self.num_sequences = len(views)
         self.batch = batch_bucket(len(views))
         self.doubt = BENEFIT_OF_DOUBT + BY_DOUBLING * self.batch
@@ -176,7 +178,7 @@ class Step:
                 ranked.append((survival, -k, order))
         if len(self.tracks) > 1:
             ranked.sort(reverse=True)
-        return ranked
+        return ranked[: self.most]
 
     def rate(self, budgets: list[int]) -> float:
         """Tokens per second of any allocation; of none, a little more than it is."""

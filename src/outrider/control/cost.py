@@ -4,10 +4,9 @@ Tables start from a measurement (`outrider.engine.calibrate`) or, without one, f
 usual shape, and follow what the engine's own steps take. A step teaches two things: how fast the
 machine is now (one factor, which moves fast: machines slow down and recover as a whole) and what
 the measurement left out at this count. That much is added to the counts around, too: with straight
-lines between counts that steps have visited, and beyond them as a constant where steps take longer
-than was measured (what an engine does around its passes depends little on their width), as a
-factor where they take less (the measurement then met a busy moment). Drafts are priced in units of
-the machine's speed, so that the price of what is not done at the moment follows it too.
+lines between counts that steps have visited, and beyond them as a factor: who only ever takes plain
+steps in a slow moment must not think that drafts would take less of it. Drafts are priced in units
+of the machine's speed, so that the price of what is not done at the moment follows it too.
 
 Clocks only ever err upwards: a busy moment makes a step dear, nothing makes it cheap. So a step
 counts as at most a little dearer than is expected, and prices settle near the median of steps; but
@@ -248,7 +247,7 @@ def _fixed(base: list[float], fixes: Mapping[int, float]) -> list[float]:
 
 def _beyond(cell: float, visited: float, fix: float) -> float:
     """A cell on the far side of the last visited one, which `fix` was added to."""
-    return cell + fix if fix >= 0.0 else cell * (1.0 + fix / visited)
+    return cell * (1.0 + fix / visited)
 
 
 @dataclass(slots=True)

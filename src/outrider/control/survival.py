@@ -31,7 +31,7 @@ class _Evidence:
     `fill` is the share of its budget that a proposer uses: n-gram look-up often finds nothing.
     """
 
-    __slots__ = ("_decay", "_judged", "_kept", "fill", "is_tree")
+    __slots__ = ("_decay", "_drawn", "_judged", "_kept", "fill", "is_tree", "version")
 
     def __init__(self, size: int, decay: float, fill: float, is_tree: bool) -> None:
         self._decay = decay
@@ -39,9 +39,12 @@ class _Evidence:
         self._kept = [0.0] * size
         self.fill = fill
         self.is_tree = is_tree
+        self.version = 1  # of the counts, ...
+        self._drawn = (0, 0)  # ... and which one was last brought up to date, on which prior
 
     def count(self, budget: int, num_drafted: int, path: Sequence[int], is_tree: bool) -> None:
         decay, judged, kept = self._decay, self._judged, self._kept
+        self.version += 1
         self.fill += (1.0 - decay) * (num_drafted / budget - self.fill)
         self.is_tree = self.is_tree or is_tree
         num_drafted = min(num_drafted, len(judged))
@@ -72,6 +75,9 @@ class Prior(_Evidence):
         Each position leans on the one before, the first on START. A tree's nodes are not drafted
         in the order of their worth: what was left out so far is worth less than all that was not.
         """
+        if self._drawn == (self.version, 0):
+            return
+        self._drawn = (self.version, 0)
         lean, weight, rates, judged = START, PRIOR_WEIGHT, self.rates, self._judged
         for j, kept in enumerate(self._kept):
             rate = rates[j] = (kept + weight * lean) / (judged[j] + weight)
@@ -100,12 +106,17 @@ class Survival(_Evidence):
         """Trusts old evidence less, so that a few new drafts can overrule it."""
         most = self._judged[0]
         if most > LEAST_EVIDENCE:
+            self.version += 1
             share = max(share, LEAST_EVIDENCE / most)
             self._judged = [share * n for n in self._judged]
             self._kept = [share * n for n in self._kept]
 
     def refresh(self) -> None:
         """Brings `curve` up to date with the counts and with the prior's `rates`."""
+        now = (self.version, self.prior.version)
+        if self._drawn == now:
+            return
+        self._drawn = now
         rates, judged, curve, weight = self.prior.rates, self._judged, self.curve, PRIOR_WEIGHT
         if self.is_tree:
             for j, kept in enumerate(self._kept):
