@@ -33,7 +33,13 @@ def say(*words: object) -> None:
 
 def measure(drafts: tuple[int, ...], **settings: Any) -> list[dict[str, Any]]:
     made = LLM(
-        "bundled", proposer="eagle3", device=DEVICE, backend="torch", num_draft_tokens=4, **settings
+        "bundled",
+        draft_model="bundled:eagle3",
+        proposer="eagle3",
+        device=DEVICE,
+        backend="torch",
+        num_draft_tokens=4,
+        **settings,
     ).engine
     texts = [prompt.text for prompt in load_workload("code").prompts[:PROMPTS]]
     given = [made.tokenizer.encode(text)[:256] for text in texts]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from outrider.contracts import AheadBatch, AheadStep
+from outrider.contracts import AheadBatch, AheadStep, Proposal, Verdict
 from outrider.control import NumDraftTokens
 from outrider.control.adaptive import AdaptiveController
 from outrider.cuda.ahead import Ahead
@@ -31,6 +31,7 @@ from outrider.model.tokenizer import load_tokenizer
 from outrider.model.torch_decoder import TorchDecoder
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
+from outrider.verifiers._ratio import RatioVerifier, accept_uniforms, draw_next
 from tiny_models import SMALL, write
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -288,6 +289,43 @@ def test_auto_drafts_evenly_and_prices_what_it_prepares(
     assert together == run_all(make_engine(folder, load(folder), 0), 0.8)
     assert any(len(set(some)) == 1 for some in asked if len(some) == 3)
     assert max(max(some) for some in asked) <= 2  # what was prepared
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "tree"])
+def test_ratio_rules_without_the_host(
+    folder: Path, small: Path, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole batch judged on the device, and each sequence by itself: the same tokens."""
+    monkeypatch.setattr("outrider.engine.build.load_model", lambda name, **_: load(name))
+    judged: list[int] = []
+
+    def together(
+        self: RatioVerifier, views: Any, proposals: list[Proposal], laws: Any
+    ) -> list[Verdict]:
+        if not any(map(len, proposals)):
+            return alone(self, views, proposals, laws)
+        rows = zip(proposals, laws.starts, strict=True)
+        p = [laws.probs(start, start + 1 + len(draft)) for draft, start in rows]
+        judged.append(len(p))
+        return self.verify_all(views, proposals, p)
+
+    def alone(
+        self: RatioVerifier, views: Any, proposals: list[Proposal], laws: Any
+    ) -> list[Verdict]:
+        decisions = []
+        for view, draft, start in zip(views, proposals, laws.starts, strict=True):
+            p_MV = laws.probs(start, start + 1 + len(draft))
+            decisions.append(self.decide(p_MV, draft, accept_uniforms(view, len(draft))))
+        tokens = draw_next(views, decisions)
+        return [Verdict(d.path, token) for d, token in zip(decisions, tokens, strict=True)]
+
+    written = []
+    for verify in (together, alone):
+        monkeypatch.setattr(RatioVerifier, "verify", verify)
+        engine = make_engine(folder, load(folder), 3, draft_model=str(small), verifier=rule)
+        written.append(run_all(engine, 0.8))
+    assert written[0] == written[1]
+    assert max(judged) == 3
 
 
 def test_drafts_leave_room_for_everybody(
