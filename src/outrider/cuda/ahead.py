@@ -78,7 +78,7 @@ class Ahead:
         self._moves = torch.zeros(num_sequences, 2, dtype=torch.int32, device=target.device)
         self._flights = [_Flight(size, target.device) for _ in range(_IN_FLIGHT)]
         if self.head is not None:
-            rows = self.head.features[: num_sequences * (num_drafts + 1)]
+            rows = self.head.features[: self._head_rows]
             for flight in self._flights:
                 flight.features_SKF = torch.empty_like(rows).view(num_sequences, num_drafts + 1, -1)
         self._launched = self._landed = 0
@@ -94,6 +94,11 @@ class Ahead:
         return self._launched - self._landed
 
     @property
+    def _head_rows(self) -> int:
+        """Of a head's first pass of a draft."""
+        return self.num_sequences * (self.num_drafts + 1)
+
+    @property
     def _models(self) -> list[CudaDecoder]:
         return [self.target] if self.draft is None else [self.target, self.draft]
 
@@ -103,17 +108,10 @@ class Ahead:
             host = self._clear(model)
             host["committed"][: self.num_sequences] = length
             if model is self.head:
-                rows = self.num_sequences * (self.num_drafts + 1)
-                for name, value in (
-                    ("tokens", 0),
-                    ("positions", length),
-                    ("slots", -1),
-                    ("masks", 0),
-                ):
-                    host[name][:rows] = value
-                host["contexts"][: self.num_sequences] = host["lengths"][: self.num_sequences] = (
-                    length
-                )
+                rows, sequences = self._head_rows, slice(self.num_sequences)
+                host["tokens"][:rows] = host["masks"][:rows] = 0
+                host["positions"][:rows], host["slots"][:rows] = length, -1
+                host["contexts"][sequences] = host["lengths"][sequences] = length
             model.inputs.send(self.num_sequences)
         self._course = None
 
@@ -136,11 +134,8 @@ class Ahead:
         for model in self._models:
             if isinstance(model, CudaEagle3):
                 assert batch.catch_up is not None
-                bucket, keys = (
-                    (self.num_sequences, self.num_drafts + 1),
-                    np.array(batch.key_S, np.uint64),
-                )
-                model.begin(batch.catch_up, bucket, batch.rows, keys)
+                bucket = (self.num_sequences, self.num_drafts + 1)
+                model.begin(batch.catch_up, bucket, batch.rows, np.array(batch.key_S, np.uint64))
                 continue
             host, width = self._clear(model), self._num_laws(model)
             tables = _tables(batch, model is self.draft)
@@ -195,8 +190,7 @@ class Ahead:
         self.target.replay(("ahead, verify", *name), self._verify)
         flight.host.copy_(self._out, non_blocking=True)
         if self.head is not None and flight.features_SKF is not None:
-            rows = self.num_sequences * (self.num_drafts + 1)
-            flight.features_SKF.flatten(0, 1).copy_(self.head.features[:rows])
+            flight.features_SKF.flatten(0, 1).copy_(self.head.features[: self._head_rows])
         flight.mark(2)
         self._launched += 1
 

@@ -395,6 +395,26 @@ def test_runners_up_save_cycles(folder: Path, small: Path) -> None:
     assert taken[1][1] < taken[0][1]
 
 
+def test_a_runner_up_is_told_with_the_drafts_behind_it(folder: Path, small: Path) -> None:
+    """As refused ones, unless one of them is what the target drew behind the runner-up."""
+    target, draft = load(folder), load(small)
+    for model in (target, draft):
+        model.allocate(8, 16)
+    cycles = Ahead(target, draft, 1, 3, 2)
+    told = []
+    for drawn in ([9, 37, 5, 6], [9, 4, 5, 6]):
+        cycles.launch()
+        cycles._landed = cycles._launched - 1
+        report = [2, *drawn, 5, 3, 4, 5]  # the first draft should have been its runner-up
+        cycles._flights[cycles._landed % 2].seconds()
+        cycles._flights[cycles._landed % 2].host.copy_(torch.tensor(report, dtype=torch.int32))
+        step, emitted = cycles.land(1)
+        assert emitted == [2]
+        assert step.num_own == [0]
+        told.append((step.chains[0], step.draws[0]))
+    assert told == [([9, 4, 5], [9, 37, 5, 6]), ([9], [9, 4])]
+
+
 def test_kernels_run_the_whole_cycle(folder: Path, small: Path) -> None:
     """Interpreted, or on the GPU: every kernel in its place."""
     pytest.importorskip("triton")
