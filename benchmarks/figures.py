@@ -26,18 +26,18 @@ KINDS = "mixed,code,prose,edit,json,summary,hot,long"
 # name -> command, and what makes it short
 RECIPES: dict[str, tuple[list[str], list[str]]] = {
     "auto-by-workload": (
-        [*DECODE, "-w", KINDS, "-k", "2,3,4,6,8,auto", "-n", "7", "-m", "64", "-r", "2",
+        [*DECODE, "-w", KINDS, "-k", "2,3,4,6,8,auto", "-n", "7", "-m", "64", "-r", "6",
          "--title", "K = auto against every fixed K"],
         ["-w", "mixed,code", "-n", "2", "-m", "32", "-r", "1"],
     ),
     "auto-by-batch": (
         [*SWEEP, "--axis", "batch", "--values", "1,2,4,8,16,32", "-k", "4,auto", "-n", "8",
-         "-m", "64", "-r", "4", "--title", "K = auto against plain decoding, by batch size"],
+         "-m", "64", "-r", "10", "--title", "K = auto against plain decoding, by batch size"],
         ["--values", "1,8", "-n", "2", "-m", "32", "-r", "1"],
     ),
     "junk": (
         [*SWEEP, "--axis", "batch", "--values", "1,8", "--proposers", "synthetic:0@draft-model",
-         "-k", "auto", "-n", "8", "-m", "128", "-r", "4",
+         "-k", "auto", "-n", "8", "-m", "128", "-r", "10",
          "--title", "A drafter that is never right, K = auto"],
         ["-n", "2", "-m", "32", "-r", "1"],
     ),

@@ -40,8 +40,9 @@ NOTES = (
     "Speedups are ratios to plain decoding in the same engine and repeat, medians with 95 % "
     "intervals; the clock starts when target and drafter have read the prompt. `undisturbed "
     "speedup`: the same where a step that took 1.3 times the median over as many tokens counts as "
-    "that median, for machines that are shared. `of best fixed`: K = auto's undisturbed speedup "
-    "over that of the best K in the run. Acceptance lengths count the correction or bonus token. "
+    "that median, for machines that are shared. `of best fixed`: K = auto over the best fixed K, "
+    "as ratios in the same repeat, their median. Acceptance lengths count the correction or bonus "
+    "token. "
     "`identical`: outputs equal to plain decoding's, token by token, in all repeats."
 )
 
@@ -81,16 +82,18 @@ def decode(
 
 
 def rows_of(records: dict[str, Record], **labels: Any) -> list[Row]:
-    rows = [row(record, records[PLAIN], **labels) | _k(record) for record in records.values()]
-    for entry in rows:
+    rows = []
+    for record in records.values():
+        entry = row(record, records[PLAIN], **labels) | _k(record)
         fixed = [
-            other["undisturbed_speedup"]
-            for other in rows
-            if other.get("proposer") == entry.get("proposer")
-            and isinstance(other.get("num_draft_tokens"), int)
+            other
+            for other in records.values()
+            if _k(other).get("proposer") == entry.get("proposer")
+            and isinstance(_k(other).get("num_draft_tokens"), int)
         ]
         if entry.get("num_draft_tokens") == "auto" and fixed:
-            entry["of_best_fixed"] = entry["undisturbed_speedup"] / max(fixed)
+            entry["of_best_fixed"] = min(record.speedup(other).value for other in fixed)
+        rows.append(entry)
     return rows
 
 

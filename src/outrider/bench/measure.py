@@ -37,9 +37,9 @@ class Record:
     def rates(self) -> list[float]:
         return [n / s for n, s in zip(self.num_tokens, self.seconds, strict=True)]
 
-    def speedup(self, plain: Record) -> Estimate:
+    def speedup(self, other: Record) -> Estimate:
         """Ratio of the rates, repeat by repeat: neighbours in time."""
-        return estimate([a / b for a, b in zip(self.rates, plain.rates, strict=True)])
+        return estimate([a / b for a, b in zip(self.rates, other.rates, strict=True)])
 
     @property
     def undisturbed_rate(self) -> float:

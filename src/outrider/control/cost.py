@@ -43,6 +43,7 @@ KNOWN_VISITS = 16  # steps that make a count known
 MOST_ERROR = 0.15  # of a step at a known count, relative: what is further off is no evidence
 PROOF_RATE = 0.4  # of what a step is cheaper by, beyond that
 FIRST_ERROR = 0.5  # the same at first
+WORTH_DRAWING = 0.002  # relative change of a cell: drawing rows anew takes time
 
 # A guess until something is measured: verification nearly free, a draft a tenth of a pass.
 GUESS_PASS_S = 1e-3
@@ -78,6 +79,7 @@ class CostTable:
         "_num_buckets",
         "_num_seen",
         "_rows",
+        "_undrawn",
         "_visits",
         "each_s",
         "scale",
@@ -99,6 +101,7 @@ class CostTable:
         self._fixes: dict[Place, dict[int, float]] = {}
         self._visits: dict[Place, dict[int, int]] = {}
         self._drawn: dict[Place, list[float]] = {}
+        self._undrawn = 0.0  # what has changed since, relative
         self.scale = 1.0
 
     @property
@@ -182,7 +185,10 @@ class CostTable:
         visits[knot] = seen + num_steps
         fixes = self._fixes.setdefault(place, {})
         fixes[knot] = fixes.get(knot, cell - base) + error * cell * rate
-        self._drawn.clear()
+        self._undrawn += abs(error) * rate
+        if self._undrawn > WORTH_DRAWING or not seen:
+            self._drawn.clear()
+            self._undrawn = 0.0
 
     def _base(self, place: Place, most: int) -> list[float]:
         """What was measured or guessed."""
