@@ -364,10 +364,13 @@ def run_ahead(
     Where the steps ended for no reason of the sequences', more cycles stay in flight: mostly the
     next call is about what they compute.
     """
-    count, num_drafts = len(batch.last_S), batch.num_drafts_S[0]
+    count, num_drafts = len(batch.last_S), max(batch.num_drafts_S)
     draft = batch.drafter if num_drafts else None
     if (
-        any(other != num_drafts for other in batch.num_drafts_S)
+        not all(
+            num == num_drafts or 0 < num == left - 1  # it ends: what is too much is cut off
+            for num, left in zip(batch.num_drafts_S, batch.num_left_S, strict=True)
+        )
         or (num_drafts and not isinstance(draft, CudaDecoder))
         or batch.rows.filters
         or batch.script_S2L is not None
@@ -403,7 +406,6 @@ def run_ahead(
     while True:
         if any(context + num_drafts >= end for context, end in zip(contexts, ends, strict=True)):
             break
-        # What a step brings beyond a sequence's end is cut off: no narrower ones for that.
         is_ending = max(left) <= num_drafts + 1
         is_late = steps and not is_ending and perf_counter() - began > limit_s
         if len(steps) == min(most_steps, cycles.most_steps) or is_late:
@@ -417,9 +419,10 @@ def run_ahead(
             is_sound = False
             break  # a row that is not a number: the caller finds out by itself
         steps.append(step)
-        emitted = nums
+        emitted = [min(num, some) for num, some in zip(nums, left, strict=True)]
         finished = False
         for s, num in enumerate(emitted):
+            del step.chains[s][max(0, left[s] - 1) :], step.draws[s][left[s] :]
             left[s] -= num
             contexts[s] += num
             finished |= left[s] <= 0 or not batch.finish_ids[s].isdisjoint(step.draws[s][:num])

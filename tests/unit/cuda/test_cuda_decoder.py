@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import transformers
 from outrider.contracts import AheadBatch, AheadStep, Proposal, Verdict
 from outrider.control import NumDraftTokens
 from outrider.control.adaptive import AdaptiveController
-from outrider.cuda.ahead import Ahead
+from outrider.cuda.ahead import Ahead, run_ahead
 from outrider.cuda.cycle import Cycle
 from outrider.cuda.decoder import CudaDecoder
 from outrider.cuda.ops import TorchOps
@@ -262,6 +263,44 @@ def test_cycles_in_flight_are_the_next_call_s(
             more = engine.add(PROMPT[:5], replace(params, max_tokens=9))
     assert engine.collect(first).tokens == expected
     assert engine.collect(more).tokens == plain(folder, PROMPT[:5], 9, 0.8, 7)
+
+
+def test_sequences_end_one_by_one_without_the_host(
+    folder: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that may draft less because it ends takes the others' cycles, and is cut off."""
+    monkeypatch.setattr("outrider.engine.build.load_model", lambda name, **_: load(name))
+    monkeypatch.setattr("outrider.engine.ahead.LIMIT_S", 60.0)
+    uneven: list[bool] = []
+    lengths: list[tuple[int, int]] = []  # of a chain that was told, and of what was left
+
+    def noted(target: CudaDecoder, batch: AheadBatch, *given: Any) -> list[AheadStep]:
+        left = list(batch.num_left_S)
+        steps = run_ahead(target, batch, *given)
+        uneven.append(bool(steps) and len(set(batch.num_drafts_S)) > 1)
+        for step in steps:
+            for s, (chain, draws) in enumerate(zip(step.chains, step.draws, strict=True)):
+                lengths.append((len(chain), left[s]))
+                pairs = zip(chain, draws, strict=False)
+                same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+                left[s] -= same + 1
+        return steps
+
+    monkeypatch.setattr("outrider.cuda.ahead.run_ahead", noted)
+    written = []
+    for most in (1, 3):
+        engine = make_engine(folder, load(folder), 4, draft_model=str(small), max_ahead_steps=most)
+        params = SamplingParams(temperature=0.8, seed=9, ignore_eos=True)
+        requests = [
+            engine.add(PROMPT[:length], replace(params, max_tokens=count))
+            for length, count in ((3, 17), (21, 26), (12, 35))
+        ]
+        for _ in engine.run(requests):
+            pass
+        written.append([engine.collect(request).tokens for request in requests])
+    assert written[0] == written[1]
+    assert any(uneven)
+    assert all(length < left for length, left in lengths)
 
 
 def test_auto_drafts_evenly_and_prices_what_it_prepares(
