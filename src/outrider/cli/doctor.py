@@ -147,8 +147,8 @@ def show(
     costs = _table("proposer", "acceptance", "draft of 4, ms", "pass of 1", "of 5", "of 9", "of 17")
     for name, worth in curves.worth.items():
         draft = curves.step_s(name, 1, 4) - curves.step_s(name, 1, 0)
-        draft -= _verify(curves, 1 + 4 * worth.fill) - _verify(curves, 1)
-        passes = (f"{1e3 * _verify(curves, n):.2f}" for n in (1, 5, 9, 17))
+        draft -= curves.pass_s(1, 1 + worth.drafted[4]) - curves.pass_s(1, 1)
+        passes = (f"{1e3 * curves.pass_s(1, n):.2f}" for n in (1, 5, 9, 17))
         costs.add_row(name, f"{worth.alpha:.2f}", f"{1e3 * draft:.2f}", *passes)
     console.print(costs, soft_wrap=False)
     head = ["batch", "advice", "predicted", "break-even acceptance"]
@@ -162,12 +162,6 @@ def show(
             cells.append("-" if got is None else f"{got:.2f} x")
         table.add_row(*cells)
     console.print(table, soft_wrap=False)
-
-
-def _verify(curves: Curves, num_tokens: float) -> float:
-    from outrider.control.cost import between
-
-    return between(curves.verify, num_tokens)
 
 
 def _table(*head: str) -> Table:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from outrider.contracts import PrefersThinPasses
-from outrider.doctor.curves import DEEPEST, Curves
+from outrider.doctor.curves import Curves
 from outrider.theory import break_even_alpha
 
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -46,7 +46,7 @@ def _advise(curves: Curves, batch: int) -> Advice:
     choices = [
         (curves.speedup(name, batch, k), name, k)
         for name in curves.worth
-        for k in _lengths(curves, batch)
+        for k in range(1, curves.most_drafts(batch) + 1)
     ]
     best, name, k = max(choices, key=lambda choice: (choice[0], -choice[2]))
     if best < WORTHWHILE:
@@ -54,18 +54,12 @@ def _advise(curves: Curves, batch: int) -> Advice:
     return Advice(batch, name, k, best, break_even(curves, name, batch))
 
 
-def _lengths(curves: Curves, batch: int) -> range:
-    """Draft lengths whose passes are no wider than what was measured: beyond it lie guesses."""
-    widest = max(curves.verify) // batch - 1
-    return range(1, max(1, min(DEEPEST, widest)) + 1)
-
-
 def break_even(curves: Curves, proposer: str, batch: int) -> float | None:
     """The least acceptance at which some K pays for a proposer that costs what this one does."""
     plain_s = curves.plain_s(batch)
     found = [
         break_even_alpha(k, 0.0, lambda n: curves.step_s(proposer, batch, n) / plain_s)
-        for k in _lengths(curves, batch)
+        for k in range(1, curves.most_drafts(batch) + 1)
     ]
     return min((alpha for alpha in found if alpha is not None), default=None)
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
+from statistics import mean, median
 
 from outrider.bench.contenders import Job, Ours, fit_together, take_turns
 from outrider.bench.measure import Tell
-from outrider.control.cost import between
+from outrider.control.cost import between, rising
 from outrider.control.fixed import FixedController
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.statistics import SpeculationStats
 
 BATCHES = (1, 4, 16)
-COUNTS = {1: (1, 3, 5, 8), 4: (1, 3, 6), 16: (1, 4)}  # draft lengths that are timed, by batch
+COUNTS = {1: (1, 3, 5, 8, 12), 4: (1, 3, 6), 16: (1, 4)}  # draft lengths that are timed, by batch
 ROUNDS = 3
 TIMED_TOKENS = 32
 SURVIVAL_TOKENS = 96
@@ -35,7 +35,12 @@ class Worth:
     """How far a proposer's drafts survive, and how much of its budget it uses."""
 
     survival: list[float]  # S_1..S_DEEPEST
-    fill: float
+    drafted: list[float]  # [k]: drafts of a step with a budget of k; a look-up may find fewer
+
+    @property
+    def fill(self) -> float:
+        """Of the largest budget."""
+        return self.drafted[-1] / (len(self.drafted) - 1)
 
     @property
     def alpha(self) -> float:
@@ -50,14 +55,27 @@ class Worth:
 
 @dataclass(slots=True)
 class Curves:
-    verify: dict[int, float]  # tokens of a pass -> seconds
+    verify: dict[int, float]  # tokens of a pass -> seconds, whatever the batch
+    passes: dict[int, dict[int, float]]  # the same by batch: each sequence reads its own context
     overhead: dict[int, float]  # batch -> seconds outside of pass and draft
     draft: dict[str, dict[int, dict[int, float]]]  # proposer -> batch -> K -> seconds
     worth: dict[str, Worth] = field(default_factory=dict)
 
+    def pass_s(self, batch: int, width: float) -> float:
+        """Of a batch with so many tokens of each sequence."""
+        by_batch = {n: between(found, n * width) for n, found in self.passes.items()}
+        return between(by_batch, batch)
+
+    def most_drafts(self, batch: int) -> int:
+        """Beyond what was measured in batches about as large lie guesses."""
+        below = max((n for n in self.passes if n <= batch), default=min(self.passes))
+        above = min((n for n in self.passes if n >= batch), default=below)
+        widths = [max(self.passes[n]) // n for n in (below, above)]
+        return max(1, min(DEEPEST + 1, *widths) - 1)
+
     def plain_s(self, batch: int) -> float:
         """A step without drafts."""
-        return between(self.verify, batch) + between(self.overhead, batch)
+        return self.pass_s(batch, 1) + between(self.overhead, batch)
 
     def step_s(self, proposer: str, batch: int, num_drafts: int) -> float:
         """A step in which every sequence of the batch drafts that much."""
@@ -65,9 +83,8 @@ class Curves:
             size: between({0: 0.0, **costs}, num_drafts)
             for size, costs in self.draft[proposer].items()
         }
-        drafted = num_drafts * self.worth[proposer].fill
-        verify = between(self.verify, batch * (1 + drafted))
-        return verify + between(by_batch, batch) + between(self.overhead, batch)
+        passed = self.pass_s(batch, 1 + self.worth[proposer].drafted[num_drafts])
+        return passed + between(by_batch, batch) + between(self.overhead, batch)
 
     def speedup(self, proposer: str, batch: int, num_drafts: int) -> float:
         """Over plain decoding, as the formula says it from these curves."""
@@ -81,6 +98,7 @@ def measure_curves(
     engine: Engine, jobs: Sequence[Job], proposers: Sequence[str], tell: Tell
 ) -> Curves:
     verify: defaultdict[int, list[float]] = defaultdict(list)
+    passes: dict[int, defaultdict[int, list[float]]] = {n: defaultdict(list) for n in BATCHES}
     overhead: defaultdict[int, list[float]] = defaultdict(list)
     draft: dict[str, defaultdict[tuple[int, int], list[float]]] = {
         name: defaultdict(list) for name in proposers
@@ -100,18 +118,26 @@ def measure_curves(
                 if turn == 0:  # warms up
                     continue
                 verify[num_tokens].append(verify_s)
+                passes[batch][num_tokens].append(verify_s)
                 if count == 0:
                     overhead[batch].append(drafted_s + other_s)
                 else:
                     planning = median(overhead[batch]) - other_s if overhead[batch] else 0.0
                     draft[name][batch, count].append(max(0.0, drafted_s - max(0.0, planning)))
-    widths = {n: median(s) for n, s in verify.items() if len(s) >= ROUNDS}
     return Curves(
-        widths,
+        _typical(verify),
+        {batch: _typical(found) for batch, found in passes.items() if found},
         {batch: median(s) for batch, s in overhead.items()},
         {name: _by_batch(found) for name, found in draft.items()},
         worth,
     )
+
+
+def _typical(found: dict[int, list[float]]) -> dict[int, float]:
+    """Never falling: what a wider pass was seen to take less by is noise."""
+    seen = {n: median(s) for n, s in sorted(found.items()) if len(s) >= ROUNDS}
+    weights = [float(len(found[n])) for n in seen]
+    return dict(zip(seen, rising([*seen.values()], weights), strict=True))
 
 
 def _by_batch(found: dict[tuple[int, int], list[float]]) -> dict[int, dict[int, float]]:
@@ -166,11 +192,11 @@ def _worth(engine: Engine, jobs: Sequence[Job], proposer: str) -> Worth:
         )
         for job in jobs
     ]
-    for _ in engine.run(ids):
-        pass
+    sizes = [len(event.draft_tokens) for report in engine.run(ids) for event in report.events]
     for request_id in ids:
         stats.merge(engine.collect(request_id).stats)
     share = stats.num_proposals / max(1, stats.num_steps)
     reached = [share * s for s in stats.unconditional_acceptance[:DEEPEST]]
     reached += [0.0] * (DEEPEST - len(reached))
-    return Worth(reached, stats.num_drafted / max(1, DEEPEST * stats.num_steps))
+    drafted = [mean([min(size, k) for size in sizes]) for k in range(DEEPEST + 1)]
+    return Worth(reached, drafted)
