@@ -411,9 +411,11 @@ class Needs:
     """What a proposer asks of the engine beyond the tokens."""
 
     taps: tuple[int, ...] = ()
-    # Whether it is asked in the pass over the prompt, too. Whoever draws its drafts has a model,
-    # which would have to read the prompt as well: the first token does not wait for that.
+    # Whether it is asked in the pass over the prompt, too, as those are whose drafts are
+    # deterministic. Whoever draws them has a model, which would have to read the prompt as well:
+    # the first token does not wait for that.
     early: bool = False
+    every_step: bool = True  # False: of steps in which nobody drafted it hears nothing
 
 
 @dataclass(slots=True)

@@ -40,7 +40,6 @@ class SyntheticProposer:
     name = NAME
     draws = frozenset({Draw.DETERMINISTIC})
     trees = False
-    needs = Needs()
 
     def __init__(
         self, alphas: Seq[float], num_tokens: int, beneath: Proposer | None = None, seed: int = 0
@@ -53,12 +52,13 @@ class SyntheticProposer:
         self.alphas = list(alphas)
         self._num_tokens = num_tokens
         self._beneath = beneath
+        self.needs = Needs(every_step=False) if beneath is None else beneath.needs
         self._random = Random(seed)
         self._shadows: dict[int, _Shadow] = {}
 
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
         if self._beneath is not None:
-            shadows = [self._shadows.setdefault(v.id, _Shadow(v)) for v in views]
+            shadows = [self._shadow(view) for view in views]
             drafts = self._beneath.propose(cast("list[SequenceView]", shadows), budgets)
             for shadow, draft in zip(shadows, drafts, strict=True):
                 shadow.draft = draft
@@ -84,14 +84,14 @@ class SyntheticProposer:
         self._beneath.observe(cast("list[SequenceView]", [shadow for shadow, _ in known]), told)
 
     def goes_ahead(self, views: Seq[SequenceView]) -> bool:
-        return True
+        beneath = self._beneath
+        return beneath is None or (isinstance(beneath, DraftsAhead) and beneath.goes_ahead(views))
 
     def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
         budgets = list(batch.num_drafts_S)
         if self._beneath is not None:
-            if not isinstance(self._beneath, DraftsAhead):
-                return False
-            shadows = [self._shadows.setdefault(v.id, _Shadow(v)) for v in views]
+            assert isinstance(self._beneath, DraftsAhead)
+            shadows = [self._shadow(view) for view in views]
             beneath = cast("list[SequenceView]", shadows)
             if not self._beneath.begin_ahead(beneath, most_steps, batch):
                 return False
@@ -111,6 +111,12 @@ class SyntheticProposer:
     def end_ahead(self, view: SequenceView) -> None:
         if isinstance(self._beneath, DraftsAhead):
             self._beneath.end_ahead(view)
+
+    def _shadow(self, view: SequenceView) -> _Shadow:
+        shadow = self._shadows.setdefault(view.id, _Shadow(view))
+        if len(shadow.tokens) < len(view.tokens):  # by steps without drafts: nobody told us
+            shadow.follow()
+        return shadow
 
     def _script(self, views: Seq[SequenceView], furthest: int) -> IntArray:
         """The text to come, and how many drafts that start at each place are right."""

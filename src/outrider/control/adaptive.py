@@ -3,10 +3,10 @@
     rate = (R + sum of expected accepted drafts) / (t_draft + t_verify)
 
 R sequences emit one token each whatever is drafted; node k of a draft adds its survival S_k. All
-nodes of all sequences are ranked by survival, and the best prefix of that ranking is taken. Every
-prefix is looked at, not only up to the first that falls: costs have cliffs and plateaus. None at
-all is plain decoding. What other sequences prefill in the same pass has to be paid anyhow and does
-not count.
+nodes of all sequences are ranked by survival, and the best prefix of that ranking is taken. As many
+are looked at as could pay, not only up to the first that falls: costs have cliffs and plateaus.
+None at all is plain decoding. What other sequences prefill in the same pass has to be paid anyhow
+and does not count.
 
 A decision stands for several steps: they can be computed at once then, and are what prices are
 learnt from, with all that the engine does around them. Turning on or off must win by `TURNING`.
@@ -89,6 +89,7 @@ class Decision:
     probed: Track | None = None
     probe_s: float = 0.0  # what it adds to a step
     num_steps: int = 1  # that it has stood for, the one under way included
+    is_first: bool = False  # somebody drafted in the pass over its prompt
 
 
 class AdaptiveController:
@@ -113,7 +114,7 @@ class AdaptiveController:
         self._news: list[News] = []  # steps of this decision that are not learnt from yet
         self._until_trial = FIRST_TRIAL
         self._num_trials = 0
-        self._read_s = 0.0  # what a token takes that a drafter has to read, as far as is known
+        self._read_s: float | None = None  # what a token takes that a drafter has to read
 
     def prepare(self, proposer: str) -> None:
         """Measures now rather than at the first request."""
@@ -177,8 +178,8 @@ class AdaptiveController:
         at_once = sum(most)
         if not self.evenly:
             standing = sum([max(0, track.budget) for track in tracks])
-            at_once = min(at_once, max(MOST_AT_ONCE, 4 * len(own), standing) + PROBE_TOKENS)
-        step = Step(self.costs, views, tracks, start, at_once, self.evenly > 0)
+            at_once = min(at_once, max(MOST_AT_ONCE, 4 * len(own), standing))
+        step = Step(self.costs, views, tracks, start, at_once, self.evenly > 0, PROBE_TOKENS)
         chosen = self._best(step, own, most)
         for track, k in zip(tracks, chosen, strict=True):
             track.budget = k
@@ -241,7 +242,7 @@ class AdaptiveController:
     def _reading_s(self, source: Source, num_tokens: int, num_readers: int) -> float:
         """What a drafter takes to read so many tokens: no more than to draft them."""
         read_s = self._read_s
-        if not read_s:
+        if read_s is None:
             read_s = self.costs.draft_s(source.name, batch_bucket(num_readers), 1) / num_readers
         return read_s * num_tokens
 
@@ -261,7 +262,7 @@ class AdaptiveController:
         track, k = step.tracks[order], min(PROBE_TOKENS, most[order])
         source, least_s = track.source, STARTING * step.plain_s
         extra_s = step.extra_s(chosen, order, k) + least_s
-        read_s = self._read_s * _behind(own[order], track)
+        read_s = (self._read_s or 0.0) * _behind(own[order], track)
         price_s = PROBE_STEPS * extra_s + read_s
         if source.purses[step.batch] < min(price_s, 0.9 * MOST_PURSE * step.plain_s):
             return
@@ -324,8 +325,10 @@ class AdaptiveController:
                 if k
             ]
             for i, track, k in asked:
-                if k:
+                if k and _num_emitted(views[i]) > len(verdicts[i].path) + 1:
                     track.num_read = len(views[i].tokens)
+                elif k:  # in the pass over the prompt, which nobody reads to draft there
+                    self._now.is_first = True
             self._news.append((timing, len(views), drafts))
 
     def _learn(self) -> None:
@@ -383,7 +386,7 @@ class AdaptiveController:
         """The table is about one proposer's drafts, of about one length."""
         now, costs = self._now, self.costs
         drafting = [(track, k) for _, track, k in now.asked if k]
-        if not drafting:
+        if not drafting or now.is_first:
             return
         sources = {track.source for track, _ in drafting}
         longest = max([k for _, k in drafting])
@@ -398,7 +401,8 @@ class AdaptiveController:
             # Reading is no slower than drafting; the first time it meets untouched memory, too.
             read_s = max(0.0, took[0] - usual_s) / now.behind
             read_s = min(read_s, costs.draft_s(name, bucket, 1) / len(drafting))
-            self._read_s += (0.3 if self._read_s else 1.0) * (read_s - self._read_s)
+            known_s = self._read_s
+            self._read_s = read_s if known_s is None else known_s + 0.3 * (read_s - known_s)
         # A drafter that has to catch up first takes longer than the table is about.
         if 8 * sum([track.idle > 0 for track, _ in drafting]) > len(drafting):
             took = took[1:] or [seconds for seconds in took if seconds < usual_s]
@@ -413,4 +417,8 @@ def _behind(view: ControlledView, track: Track) -> int:
 
 
 def _num_left(view: ControlledView) -> int:
-    return view.params.max_tokens - (len(view.tokens) - view.num_prompt_tokens)
+    return view.params.max_tokens - _num_emitted(view)
+
+
+def _num_emitted(view: ControlledView) -> int:
+    return len(view.tokens) - view.num_prompt_tokens

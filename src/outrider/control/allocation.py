@@ -106,8 +106,10 @@ class Step:
         num_tokens: int,
         most: int,
         evenly: bool = False,
+        extra: int = 0,
     ) -> None:
-        """`num_tokens`: of the pass before any draft of ours; `most`: drafts at most."""
+        """`num_tokens`: of the pass before any draft of ours; `most`: drafts at most, and `extra`
+        that may be added to any allocation (`extra_s`)."""
         self.tracks = tracks
         self.evenly = evenly
         self.most = most
@@ -119,7 +121,7 @@ class Step:
         if len(views) > 1:
             context = sum([len(view.tokens) for view in views]) // len(views)
         self.bucket = context_bucket(context)
-        self.row = costs.verify.row(self.bucket, num_tokens + most, self.batch)
+        self.row = costs.verify.row(self.bucket, num_tokens + most + extra, self.batch)
         self.scale = costs.verify.scale
         self.plain_s = self.scale * self.row[len(views)]
         self.sources: list[Source] = []

@@ -225,7 +225,10 @@ class CostTable:
         if own is not None or not self._fixes:
             return own or {}
         batch, bucket = place
-        return self._fixes[min(self._fixes, key=lambda p: (abs(p[0] - batch), abs(p[1] - bucket)))]
+        near = min(self._fixes, key=lambda p: (abs(p[0] - batch), abs(p[1] - bucket)))
+        fixes = self._fixes[near]
+        here, there = (self._base(p, max(fixes)) for p in (place, near))
+        return {n: fix * here[n] / there[n] for n, fix in fixes.items() if there[n]}
 
 
 def _knot(count: int) -> int:
@@ -253,7 +256,7 @@ def _fixed(base: list[float], fixes: Mapping[int, float]) -> list[float]:
 
 def _beyond(cell: float, visited: float, fix: float) -> float:
     """A cell on the far side of the last visited one, which `fix` was added to."""
-    return cell * (1.0 + fix / visited)
+    return cell * (1.0 + fix / visited) if visited else cell + fix
 
 
 @dataclass(slots=True)

@@ -112,7 +112,7 @@ class Survival(_Evidence):
             self._kept = [share * n for n in self._kept]
 
     def refresh(self) -> None:
-        """Brings `curve` up to date with the counts and with the prior's `rates`."""
+        """Brings `curve` up to date with the counts and the prior's `rates`, refreshed before."""
         now = (self.version, self.prior.version)
         if self._drawn == now:
             return

@@ -126,7 +126,7 @@ def measure_curves(
                     draft[name][batch, count].append(max(0.0, drafted_s - max(0.0, planning)))
     return Curves(
         _typical(verify),
-        {batch: _typical(found) for batch, found in passes.items() if found},
+        {batch: typical for batch, found in passes.items() if (typical := _typical(found))},
         {batch: median(s) for batch, s in overhead.items()},
         {name: _by_batch(found) for name, found in draft.items()},
         worth,

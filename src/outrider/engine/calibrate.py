@@ -207,8 +207,8 @@ class Calibration:
                 if seconds and perf_counter() > deadline:
                     break
                 views += [self._view(name, i) for i in range(len(views), batch)]
-                for k in DRAFTS if is_prepared else DRAFTS[:1]:
-                    self._propose(name, views, k)  # reads the prompts
+                for k in DRAFTS if is_prepared else DRAFTS[:2]:
+                    self._propose(name, views, k)  # reads the prompts, at the second at the latest
                 for k in _rounds(DRAFTS, DRAFT_S / len(BATCHES)):
                     took = self._draft_ahead_s(name, views, k)
                     seconds[batch, k] += took or [self._draft_s(name, views, k)]

@@ -84,6 +84,9 @@ def observe(
 ) -> None:
     """Tells every proposer what became of its sequences, with the taps of what was committed."""
     groups = _by_proposer([line.sequence for line in lines])
+    for name in [*groups]:
+        if not parts.proposers[name].needs.every_step and not any(p.tokens for p in proposals):
+            del groups[name]
     if not groups:
         return
     outcomes = zip(proposals, verdicts, strict=True)

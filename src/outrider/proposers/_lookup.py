@@ -58,7 +58,7 @@ class LookupProposer(ABC):
     name: str
     trees: bool
     draws = frozenset({Draw.DETERMINISTIC})
-    needs = Needs()
+    needs = Needs(every_step=False)
 
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
         proposals = []

@@ -30,6 +30,8 @@ class Times:
         return bool(self._seen)
 
     def learn(self, count: int, time: float) -> None:
+        if time <= 0.0:
+            return
         known, number = self._seen.get(count) or (self.row(count)[count], _FIRST)
         if not self._seen:
             known = time

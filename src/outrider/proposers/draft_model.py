@@ -40,7 +40,7 @@ class ModelProposer:
     name: str
     draws = frozenset({Draw.COUPLED, Draw.SAMPLED})
     trees = False
-    needs = Needs()
+    needs = Needs(every_step=False)  # what it fed beyond the text is fed again
 
     def __init__(self, memory: DraftMemory, num_tokens: int) -> None:
         self.memory = memory  # other proposers of the same model share it

@@ -175,10 +175,11 @@ class Eagle3Proposer(FeatureHeadProposer):
 
     def end_ahead(self, view: SequenceView) -> None:
         """Goes on behind the last step; a text whose steps were not all taken is begun anew."""
-        index, num_taken = self._ahead.pop(view.id, (0, 0))
+        begun = self._ahead.pop(view.id, None)
         steps = self.device_head.steps if self.device_head is not None else None
-        if self._native is None or steps is None:
+        if begun is None or self._native is None or steps is None:
             return
+        index, num_taken = begun
         if num_taken != steps.count or steps.features_SKF is None:
             self._native.release(view.id)
             return

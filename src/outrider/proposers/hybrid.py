@@ -7,7 +7,7 @@ first, at every step, and a drafter only where it is expected to gain more than 
     value = expected accepted tokens - rate * (t_draft + what the drafts add to the target's pass)
 
 is compared for what was looked up, for each drafter at its best number of tokens, and for nothing,
-which is worth 0. `rate`, what a second is worth, are the tokens a second brought lately: the choice
+which is worth 0. `rate`, what time is worth, are the tokens that it brought lately: the choice
 with the largest value at every step is the one with the highest rate in the long run, and the
 highest rate of a single step is not. (Where copying goes fast, a token that has to be written in
 between is not worth a drafter's time: the next one is copied again.) A drafter's time is shared by
@@ -16,11 +16,12 @@ all sequences of the batch that ask it.
 What to expect is learnt from this sequence lately and from all others about as hot: per position
 for drafters, per size of the draft for look-ups, which are judged when they were not used as well:
 whatever the text became, it says how far they would have come. What things cost is learnt from the
-clock. Between two passes every line of code is cold and takes
-several times as long as usual, so a step only notes what happened; several are learnt from at once,
-and values are kept until then.
+clock, in terms of how fast the machine is at the moment. Between two passes every line of code is
+cold and takes several times as long as usual, so a step only notes what happened; several are
+learnt from at once, and values are kept until then.
 
-A drafter that was not asked for long has to read what it missed, a whole prompt perhaps. That is
+In the pass over the prompt look-ups alone are asked: the first token does not wait for a drafter.
+One that was not asked for long has to read what it missed, a whole prompt perhaps. That is
 paid where what it would have saved so far, going on like this, makes it worth while before the
 request ends: so nobody pays for a drafter that is of no use.
 
@@ -183,7 +184,7 @@ class HybridProposer:
         self._ahead = _going_ahead(self._lookups, self._drafters)
         self._news: list[_Step] = []  # steps not learnt from yet
         self._num_steps = 0
-        self._tokens = self._seconds = 0.0  # of lately
+        self._tokens = self._time = 0.0  # of lately
         # As of the last lesson: what such a second is worth, how many sequences there are, and how
         # many tokens of a pass are not of the sequence that is looked at.
         self._rate = 0.0
@@ -348,7 +349,7 @@ class HybridProposer:
         if len(self._price) <= most:
             width = self._rest + 1
             row = self._pass_times().row(width + max(most, MAX_AUTO_DRAFT_TOKENS))
-            self._price = [self._rate * (seconds - row[width]) for seconds in row[width:]]
+            self._price = [self._rate * (time - row[width]) for time in row[width:]]
         return self._price
 
     def _draft_row(self, name: str, num_sequences: int, most: int) -> list[float]:
@@ -419,7 +420,7 @@ class HybridProposer:
             name = drafter.name
             members, surplus, longest = [], 0.0, 0
             for i, track in enumerate(tracks):
-                if views[i].num_computed < views[i].num_prompt_tokens:
+                if len(views[i].tokens) == views[i].num_prompt_tokens:
                     continue  # the first token does not wait for a drafter
                 choice = self._draft_choice(track, name, budgets[i])
                 if choice.value > values[i] + _MARGIN:
@@ -514,7 +515,7 @@ class HybridProposer:
         self._rest = round((num_sequences - 1) * (1 + num_drafts / max(1, self._num_sequences)))
         self._num_sequences = num_sequences
         self._price = []
-        self._rate = self._tokens / self._seconds if self._seconds else 0.0
+        self._rate = self._tokens / self._time if self._time else 0.0
         for track in self._tracks.values():
             self._judge(track)
 
@@ -526,7 +527,10 @@ class HybridProposer:
             if not passes:
                 known = [_pass_shape(n) for n in range(len(known))]
             now = median([step.pass_s / known[step.width] for step in widths])
-            self._speed = (self._speed or now) ** (1 - _SPEED) * now**_SPEED
+            if not self._speed:
+                self._speed = now
+            elif passes:
+                self._speed *= (now / self._speed) ** _SPEED
         if not self._speed:
             return
         for step in widths:
@@ -545,20 +549,20 @@ class HybridProposer:
                 self._catch_up[name] = extra if not before else before + 0.2 * (extra - before)
 
     def _learn_rate(self, news: list[_Step]) -> None:
-        """In the same quiet seconds as the prices."""
+        """In the same units as the prices."""
         passes = self._pass_times().row(max([step.width for step in news], default=0))
         drafting: dict[tuple[str, int], list[float]] = {}
         for step in news:
             if not step.width:
                 continue
-            seconds = passes[step.width]
+            time = passes[step.width]
             if step.drafter is not None:
                 place = (step.drafter, step.num_members)
                 if place not in drafting:
                     drafting[place] = self._draft_row(*place, MAX_AUTO_DRAFT_TOKENS)
-                seconds += drafting[place][step.num_drafts]
+                time += drafting[place][step.num_drafts]
             self._tokens = _RATE_DECAY * self._tokens + step.num_tokens
-            self._seconds = _RATE_DECAY * self._seconds + seconds
+            self._time = _RATE_DECAY * self._time + time
 
     def _judge(self, track: _Track) -> None:
         """What became of a sequence's drafts; its values are to be found anew."""

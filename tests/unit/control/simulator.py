@@ -31,7 +31,7 @@ class View:
     adaptive: bool = True
     proposer: str = "simulated"
     num_tokens: int = 100
-    num_prompt_tokens: int = 100
+    num_prompt_tokens: int = 99
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=1 << 20))
 
     @property
@@ -137,10 +137,9 @@ def run(
         trace.tokens.append(worth)
         trace.seconds.append(timing.draft_s + timing.verify_s + timing.other_s)
         trace.budgets.append(budgets)
+        for view, verdict in zip(views, verdicts, strict=True):
+            view.num_tokens += len(verdict.path) + 1
         controller.update(seen, proposals, verdicts, _read(timing, machine.noise, random))
-        emitted = [len(verdict.path) + 1 for verdict in verdicts]
-        for view, count in zip(views, emitted, strict=True):
-            view.num_tokens += count
         for view in [v for v in views if v.num_tokens >= 100 + length]:
             controller.release(view.id)
             views.remove(view)

@@ -293,3 +293,30 @@ def test_a_step_of_one_sequence_takes_microseconds() -> None:
         fastest = min(fastest, (perf_counter() - started) / 20)
     print(f"{fastest * 1e6:.1f} µs")
     assert fastest < 100e-6  # about 15 on a quiet machine
+
+
+def test_a_probe_beside_as_many_drafts_as_are_looked_at() -> None:
+    """Seven sequences that are always right leave no room in the row of passes for the eighth."""
+    cheap = replace(FREE_DRAFTS, verify=[1 + 0.005 * n for n in range(200)])
+
+    def acceptance(step: int, sequence: int) -> float:
+        return 0.0 if sequence == 7 else 1.0
+
+    trace = run(cheap, acceptance, controller(cheap), batch=lambda step: 8, num_steps=400)
+    assert max(map(sum, trace.budgets)) >= 64
+    assert min(budgets[7] for budgets in trace.budgets) == 0
+
+
+def test_a_lookup_in_the_pass_over_the_prompt_says_nothing_about_drafting() -> None:
+    adaptive = controller(NATIVE)
+    view = View(0, num_tokens=100, num_prompt_tokens=100)
+    views = cast("list[ControlledView]", [view])
+    before = adaptive.costs.draft_s("simulated", 0, 4)
+    for _ in range(40):
+        view.id, view.num_tokens = view.id + 1, 100
+        (k,) = adaptive.budget(views, [4], 1)
+        view.num_tokens += 1
+        adaptive.update(
+            views, [Proposal([1] * k)], [Verdict([], 0)], StepTiming(1e-9, 1.0, 0, 1, 1 + k)
+        )
+    assert adaptive.costs.draft_s("simulated", 0, 4) == pytest.approx(before, rel=0.2)

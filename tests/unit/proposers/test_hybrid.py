@@ -370,3 +370,15 @@ def test_a_long_text_is_read_where_that_pays_before_the_end() -> None:
     sources = [step(hybrid, long)[0] for _ in range(60)]
     assert sources[0] == "lookup"
     assert sources[-3:] == ["model"] * 3
+
+
+def test_in_the_pass_over_the_prompt_lookups_alone_are_asked() -> None:
+    drafter = Part("model", truth)
+    hybrid = HybridProposer([Part("lookup", nothing)], [drafter])
+    assert hybrid.needs.early
+    assert not HybridProposer([], [drafter]).needs.early
+    view = View(0, [0, 1, 2])
+    view.num_prompt_tokens = 3
+    assert step(hybrid, [cast(SequenceView, view)]) == [""]
+    assert drafter.num_asked == 0
+    assert step(hybrid, [cast(SequenceView, view)]) == ["model"]
