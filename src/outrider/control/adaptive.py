@@ -43,6 +43,7 @@ TURNING = 0.02  # what turning on or off must win by
 ANOTHER_K = 0.005  # the same of another K
 LEAST_STEPS = 8  # that a decision about an unchanged batch stands for ...
 MOST_STEPS = 16  # ... and as many may be computed at once
+MOST_RESTS = 3  # times that one to draft nothing stands on
 SHARE = 0.01  # of all time that may be lost
 MOST_PURSE = 6  # plain steps that may be saved up
 FIRST_CREDIT, MOST_CREDIT = 4, 16  # plain steps
@@ -89,6 +90,8 @@ class Decision:
     probed: Track | None = None
     probe_s: float = 0.0  # what it adds to a step
     num_steps: int = 1  # that it has stood for, the one under way included
+    missing: tuple[Source, int, float] | None = None  # whose purse lacks what for a probe
+    num_rests: int = 0  # how often it was left standing for that
     is_first: bool = False  # somebody drafted in the pass over its prompt
 
 
@@ -158,6 +161,19 @@ class AdaptiveController:
             budgets[i] = min(k, limits[i])
         return budgets
 
+    def _rests(self, ids: list[int], num_tokens: int) -> bool:
+        """Whether a decision to draft nothing stands for some steps more, since there is nothing
+        to probe with: most of the time nobody drafts, that is what deciding costs."""
+        now = self._now
+        if now.missing is None or ids != now.ids or num_tokens != now.num_tokens:
+            return False
+        source, batch, price_s = now.missing
+        if now.num_rests == MOST_RESTS or source.purses[batch] >= price_s:
+            return False
+        now.num_rests += 1
+        now.num_steps = 1
+        return True
+
     def standing(self) -> int:
         return max(1, self._now.most_steps - self._now.num_steps + 1)
 
@@ -168,6 +184,8 @@ class AdaptiveController:
         self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int, ids: list[int]
     ) -> Decision:
         self._learn()
+        if self._rests(ids, num_tokens):
+            return self._now
         mine = [i for i, view in enumerate(views) if view.adaptive and limits[i] > 0]
         if not mine:
             return Decision(ids, num_tokens, [], sys.maxsize)
@@ -264,7 +282,10 @@ class AdaptiveController:
         extra_s = step.extra_s(chosen, order, k) + least_s
         read_s = (self._read_s or 0.0) * _behind(own[order], track)
         price_s = PROBE_STEPS * extra_s + read_s
-        if source.purses[step.batch] < min(price_s, 0.9 * MOST_PURSE * step.plain_s):
+        price_s = min(price_s, 0.9 * MOST_PURSE * step.plain_s)
+        if source.purses[step.batch] < price_s:
+            if not any(chosen):
+                decision.missing = source, step.batch, price_s
             return
         # The price may be wrong, so what is too dear is tried a few times all the same.
         if GOOD * k * step.plain_s <= extra_s * step.num_sequences:
