@@ -79,19 +79,20 @@ def wire_sizes(live: Live, **body: Any) -> list[int]:
 
 
 def test_row_43_padded_frames_have_few_sizes(live: Live, engine_config: EngineConfig) -> None:
-    bare = set(wire_sizes(live, **LONG))
+    # How many tokens share a frame is the clock's: a few frames or many, padded or plainly not.
+    bare = wire_sizes(live, **LONG)
+    assert any(size != bucket(size) for size in bare)
     with Live(engine_config, pad=True) as padded:
         body = LONG | {"stream_options": {"include_usage": True}}
         sizes = wire_sizes(padded, **body)
         assert all(size == bucket(size) for size in sizes)
         assert set(sizes) <= {256, 512}
-        assert len(bare) > 2
         chunks = padded.stream(**LONG)
         assert all(chunk["obfuscation"].isalpha() for chunk in chunks if chunk["obfuscation"])
         assert "".join(c["choices"][0]["text"] for c in chunks) == live.text(**LONG)
         # The client may decline, as with OpenAI; and may ask where the server would not.
         declined = LONG | {"stream_options": {"include_obfuscation": False}}
-        assert len(set(wire_sizes(padded, **declined))) > 2
+        assert any(size != bucket(size) for size in wire_sizes(padded, **declined))
         padded.check()
     wanted = LONG | {"stream_options": {"include_obfuscation": True}}
     assert all(size == bucket(size) for size in wire_sizes(live, **wanted))
