@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 import tomllib
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,7 +134,7 @@ class Session:
         while time.monotonic() < deadline:
             if server.poll() is not None:
                 break
-            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+            with contextlib.suppress(OSError):  # not there yet, or too busy
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5)
                 return
             time.sleep(0.2)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +36,23 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
 
+# Dies in the middle of writing its sixth checkpoint, as if killed there.
+DIES = """
+import os, signal, torch
+save, saved = torch.save, []
+def half(state, stream):
+    saved.append(stream)
+    if len(saved) == 6:
+        stream.write(b"half a checkpoint")
+        stream.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(state, stream)
+torch.save = half
+from outrider.cli import main
+main()
+"""
+
+
 def curve(folder: Path, out: str) -> list[float]:
     record = json.loads((folder / out / "provenance.json").read_text())
     return [row["loss"] for row in record["run"]["curve"]]
@@ -48,19 +64,14 @@ def test_a_killed_run_resumes_to_the_same_curve(folder: Path) -> None:
         command(folder, "whole"), env=environment(), capture_output=True, text=True, timeout=300
     )
     assert whole.returncode == 0, whole.stderr
-    victim = subprocess.Popen(
-        command(folder, "killed", "--checkpoint-every", "0"),
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+    words = command(folder, "killed", "--checkpoint-every", "0")
+    assert words[1:3] == ["-m", "outrider"]
+    victim = subprocess.run(
+        [words[0], "-c", DIES, *words[3:]], env=environment(), capture_output=True, timeout=300
     )
-    checkpoint = folder / "killed" / "checkpoint.pt"
-    deadline = time.monotonic() + 200
-    while not checkpoint.exists() and time.monotonic() < deadline and victim.poll() is None:
-        time.sleep(0.05)
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
-    assert checkpoint.exists()
+    assert victim.returncode == -signal.SIGKILL, victim.stderr
+    assert (folder / "killed" / "checkpoint.pt").exists()
+    assert not (folder / "killed" / "provenance.json").exists()
     again = subprocess.run(
         command(folder, "killed"), env=environment(), capture_output=True, text=True, timeout=300
     )

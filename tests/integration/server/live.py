@@ -64,15 +64,20 @@ class Live:
         self._thread.start()
         wait_for(lambda: self.service.state is not State.LOADING)
         auth = {} if self.key is None else {"authorization": f"Bearer {self.key}"}
-        self.client = httpx.Client(base_url=self.url, timeout=30, headers=auth)
+        self.client = httpx.Client(base_url=self.url, timeout=120, headers=auth)
         self.expected_probe = self.probe() if self.service.state is State.READY else ""
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.client.close()
         self.server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether the engine's thread has been told something that it has not seen to yet."""
+        return not self.service.served.engine._commands.empty()
 
     @property
     def core(self) -> Engine:
@@ -138,7 +143,7 @@ def chunks_of(text: str) -> list[dict[str, Any]]:
     return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
 
 
-def wait_for(condition: Any, timeout_s: float = 15.0, what: str = "it never happened") -> None:
+def wait_for(condition: Any, timeout_s: float = 60.0, what: str = "it never happened") -> None:
     until = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < until, what
@@ -169,12 +174,15 @@ def begin(live: Live, connection: socket.socket, **body: Any) -> None:
 
 
 class Target:
-    """The target's forward under a test's control: slow, counted, or broken."""
+    """The target's forward under a test's control: slow, counted, held, or broken."""
 
     def __init__(self, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
         self._forward = live.core.parts.target.forward
         self.delay_s = 0.0
         self.num_passes = 0
+        self._go = threading.Event()
+        self._go.set()
+        self._is_held = False
         self.before: Any = None  # called with every batch
         self.after: Any = None  # called with every batch and its output
         monkeypatch.setattr(live.core.parts.target, "forward", self)
@@ -184,12 +192,24 @@ class Target:
         self.num_passes += 1
         if self.delay_s:
             time.sleep(self.delay_s)
+        if not self._go.is_set():
+            self._is_held = True
+            self._go.wait(60)
+            self._is_held = False
         if self.before is not None:
             self.before(batch)
         output = self._forward(batch)
         if self.after is not None:
             self.after(batch, output)
         return output
+
+    def hold(self) -> None:
+        """Stops the engine inside a pass, until `release`."""
+        self._go.clear()
+        wait_for(lambda: self._is_held, what="no pass to hold")
+
+    def release(self) -> None:
+        self._go.set()
 
 
 def with_options(config: EngineConfig, **options: Any) -> EngineConfig:

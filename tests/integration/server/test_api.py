@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import pytest
 
+from outrider.engine import async_engine
 from outrider.engine.request import Speculation
 from outrider.sampling import SamplingParams
 
@@ -338,13 +339,18 @@ def test_curl_streams_line_by_line(live: Live) -> None:
     assert text == live.expected_probe
 
 
-def test_frames_collect_tokens_while_others_stream(live: Live, target: Target) -> None:
+def test_frames_collect_tokens_while_others_stream(
+    live: Live, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One stream alone gets its tokens as they come; first and last tokens never wait."""
+    monkeypatch.setattr(async_engine, "HEARING_S", 30.0)  # however busy the server's thread is
     target.delay_s = 0.02
     alone = live.stream(**PROBE, speculation={"off": True})
-    assert len(alone) > 12  # 24, unless the machine is very busy
-    body = PROBE | {"prompt": [PROBE["prompt"]] * 8}
+    assert len(alone) > 12  # 24, but for those that come while the reply begins
     target.delay_s = 0.0
+    monkeypatch.setattr(async_engine, "GATHER_S", 1.0)  # however slow the passes are
+    monkeypatch.setattr(async_engine, "MAX_GATHER_S", 1.0)
+    body = PROBE | {"prompt": [PROBE["prompt"]] * 8}
     merged = live.stream(**body, speculation={"off": True})
     assert len(merged) < 8 * 24
     texts = [""] * 8

@@ -6,6 +6,8 @@ import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import httpx
@@ -78,19 +80,19 @@ def test_row_14_a_target_that_raises_ends_everything_cleanly(
                 raise RuntimeError("illegal memory access in /secret/path")
 
         target.before = before
-        with ThreadPoolExecutor(4) as pool:
-            whole = [pool.submit(live.post, "/v1/completions", LONG) for _ in range(2)]
-            parts = [
-                pool.submit(live.post, "/v1/completions", LONG | {"stream": True}) for _ in range(2)
-            ]
+        body = LONG | {"speculation": {"off": True}}  # 8 seconds
+        with ThreadPoolExecutor(2) as pool, ExitStack() as streams:
+            whole = [pool.submit(live.post, "/v1/completions", body) for _ in range(2)]
+            ask = partial(live.client.stream, "POST", "/v1/completions")
+            parts = [streams.enter_context(ask(json=body | {"stream": True})) for _ in range(2)]
             wait_for(lambda: live.figure("num_requests_running") == 4)
-            time.sleep(0.2)
             broken.set()
             for response in [future.result(20) for future in whole]:
                 assert response.status_code == 500
                 assert "secret" not in response.text
-            for response in [future.result(20) for future in parts]:
+            for response in parts:
                 assert response.status_code == 200
+                response.read()
                 events = response.text.split("\n\n")
                 assert '"error"' in events[-3]
                 assert "secret" not in response.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -23,17 +24,21 @@ def test_rows_6_and_7_a_full_queue_and_a_long_wait(
     engine_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = with_options(engine_config, max_sequences=1)
-    with Live(config, max_queue=1, queue_timeout_s=0.4) as live:
+    with Live(config, max_queue=1) as live:
         target = Target(live, monkeypatch)
         target.delay_s = 0.02
-        with raw_connection(live) as first, ThreadPoolExecutor(1) as pool:
-            begin(live, first, **LONG)
+        with raw_connection(live) as first:
+            begin(live, first, **LONG, speculation={"off": True})  # 8 seconds
             wait_for(lambda: live.figure("num_requests_running") == 1)
-            queued = pool.submit(live.post, "/v1/completions", LONG)
-            wait_for(lambda: live.figure("num_requests_waiting") == 1)
-            refused(live.post("/v1/completions", LONG), "queue_full")  # row 6
-            refused(live.post("/v1/completions", LONG | {"stream": True}), "queue_full")
-            response = queued.result(10)  # row 7
+            with raw_connection(live) as queued:
+                begin(live, queued, **LONG)
+                wait_for(lambda: live.figure("num_requests_waiting") == 1)
+                refused(live.post("/v1/completions", LONG), "queue_full")  # row 6
+                refused(live.post("/v1/completions", LONG | {"stream": True}), "queue_full")
+            wait_for(lambda: live.service._num_in_flight == 1)
+            impatient = replace(live.config, queue_timeout_s=0.2)
+            monkeypatch.setattr(live.service, "config", impatient)
+            response = live.post("/v1/completions", LONG)  # row 7
             refused(response, "overloaded")
             assert "waited too long" in response.json()["error"]["message"]
         target.delay_s = 0

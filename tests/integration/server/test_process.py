@@ -21,7 +21,7 @@ from .live import LONG, wait_for
 
 # Runs the command line in a process whose engine a test can make slow or break.
 SCRIPT = """
-import sys, time
+import itertools, os, sys, time
 from outrider.engine import build as module
 {patch}
 from outrider.cli import main
@@ -32,6 +32,7 @@ build = module.build
 def slow(config):
     engine = build(config)
     forward = engine.parts.target.forward
+    passes = itertools.count()
     def delayed(batch):
         time.sleep(0.03)
         {fault}
@@ -144,15 +145,17 @@ class Stream:
         return self.text
 
 
-def test_row_17_sigterm_lets_what_runs_finish(start: Any) -> None:
+def test_row_17_sigterm_lets_what_runs_finish(start: Any, tmp_path: Path) -> None:
     """And the log tells about it: JSON, with request ids, without prompts or keys."""
+    go_on = tmp_path / "go on"  # what runs does not get far before this file is there
+    held = f"while next(passes) > 4 and not os.path.exists({str(go_on)!r}): time.sleep(0.01)"
     process = start(
-        SLOW_STEPS.format(fault=""), "--log-format", "json", OUTRIDER_API_KEY="sesame-1234"
+        SLOW_STEPS.format(fault=held), "--log-format", "json", OUTRIDER_API_KEY="sesame-1234"
     )
     url = process.ready()
     assert httpx.post(f"{url}/v1/completions", json=LONG).status_code == 401
     headers = {"authorization": "Bearer sesame-1234", "x-request-id": "abc-1"}
-    body = LONG | {"prompt": "top secret", "max_tokens": 60, "speculation": {"off": True}}
+    body = LONG | {"prompt": "top secret", "max_tokens": 20, "speculation": {"off": True}}
     stream = Stream(url, headers, **body)
     process.inner.send_signal(signal.SIGTERM)
     wait_for(lambda: health(url) == 503)
@@ -161,13 +164,14 @@ def test_row_17_sigterm_lets_what_runs_finish(start: Any) -> None:
     )
     assert response.status_code == 503
     assert response.headers["retry-after"]
+    go_on.touch()
     text = stream.end()
     assert text.endswith("data: [DONE]\n\n")
     assert '"finish_reason":"length"' in text
     assert process.end() == 0
     records = [json.loads(line) for line in process.lines if line.startswith("{")]
     (mine,) = [r for r in records if r.get("request_id") == "abc-1"]
-    assert (mine["status"], mine["path"], mine["tokens"]) == (200, "/v1/completions", 60)
+    assert (mine["status"], mine["path"], mine["tokens"]) == (200, "/v1/completions", 20)
     assert {401, 503} <= {r.get("status") for r in records}
     assert "secret" not in "".join(process.lines)
     assert "sesame" not in "".join(process.lines)

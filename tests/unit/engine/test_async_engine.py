@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -108,7 +109,7 @@ def test_a_loop_that_does_not_listen_holds_nobody_up(
         async with running(sync) as engine:
             task = asyncio.create_task(engine.generate(PROMPT, params=PARAMS))
             await asyncio.sleep(0)  # submitted; now the loop is busy with something else
-            until = time.monotonic() + 5.0
+            until = time.monotonic() + 60.0
             while not any(event.finish_reason for report in reports for event in report.events):
                 assert time.monotonic() < until, "the engine waits for a loop that is busy"
                 time.sleep(0.001)
@@ -127,6 +128,30 @@ def test_samples_that_end_in_the_same_step_all_tell_so(sync: Engine) -> None:
     assert asyncio.run(main()).count("length") == 3
 
 
+class Stuck:
+    """An observer that keeps the engine in its first step until it is told to go on."""
+
+    def __init__(self) -> None:
+        self._reached = threading.Event()
+        self._go = threading.Event()
+        self.release = self._go.set
+
+    def __call__(self, report: StepReport) -> None:
+        self._reached.set()
+        self._go.wait(60)
+
+    async def wait(self) -> None:
+        assert await asyncio.to_thread(self._reached.wait, 60)
+
+
+@pytest.fixture
+def stuck(sync: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
+    gate = Stuck()
+    monkeypatch.setattr(sync, "observers", [gate])
+    yield gate
+    gate.release()
+
+
 def test_leaving_a_stream_cancels_its_request(sync: Engine) -> None:
     async def main() -> None:
         async with running(sync) as engine:
@@ -134,11 +159,21 @@ def test_leaving_a_stream_cancels_its_request(sync: Engine) -> None:
             async for _ in stream:
                 break
             await stream.aclose()
+
+    asyncio.run(main())
+    assert not sync.has_work
+    assert sync.parts.kv.usage == 0
+
+
+def test_a_cancelled_task_cancels_its_request(sync: Engine, stuck: Stuck) -> None:
+    async def main() -> None:
+        async with running(sync) as engine:
             task = asyncio.create_task(engine.generate(PROMPT, params=PARAMS))
-            await asyncio.sleep(0.01)
+            await stuck.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+            stuck.release()
             # The engine is free again: a new request runs to its end.
             assert len((await engine.generate(PROMPT, params=PARAMS)).tokens) == 30
 
@@ -158,14 +193,17 @@ def test_a_bad_request_fails_alone(sync: Engine) -> None:
     asyncio.run(main())
 
 
-def test_closing_ends_every_client(sync: Engine) -> None:
+def test_closing_ends_every_client(sync: Engine, stuck: Stuck) -> None:
     async def main() -> None:
         engine = AsyncEngine(sync)
         task = asyncio.create_task(
             engine.generate(PROMPT, params=SamplingParams(max_tokens=400, ignore_eos=True))
         )
-        await asyncio.sleep(0.02)
-        await engine.close()
+        await stuck.wait()
+        closing = asyncio.create_task(engine.close())
+        await asyncio.sleep(0)  # told to end; now it may go on
+        stuck.release()
+        assert await closing
         with pytest.raises(EngineError):
             await task
         with pytest.raises(EngineError):

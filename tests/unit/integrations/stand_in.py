@@ -1,7 +1,8 @@
 """A program that looks like `vllm serve` to its parent: loads a moment, serves, can be killed.
 
-Behaviour is chosen by the prompt: "slow" streams for a long time, "die" ends the process in the
-middle of the stream, "cut" closes the connection. STAND_IN_FAILS makes it fail while loading.
+Behaviour is chosen by the prompt: "slow" streams until STAND_IN_GO_ON names a file, "die" ends the
+process in the middle of the stream, "cut" closes the connection. STAND_IN_FAILS makes it fail while
+loading.
 """
 
 from __future__ import annotations
@@ -50,10 +51,11 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", "text/event-stream; charset=utf-8")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
-        for i in range(200 if body["prompt"] == "slow" else 3):
+        for i in range(3):
             self._chunk(b'data: {"i": %d}\n\n' % i)
-            if body["prompt"] == "slow":
-                time.sleep(0.02)
+        while body["prompt"] == "slow" and not os.path.exists(os.environ["STAND_IN_GO_ON"]):
+            self._chunk(b'data: {"i": 3}\n\n')
+            time.sleep(0.02)
         if body["prompt"] == "die":
             self._chunk(b'data: {"i": ')  # half an event
             os._exit(9)
