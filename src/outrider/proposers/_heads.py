@@ -10,7 +10,7 @@ import torch
 from outrider.contracts import Model, ModelSpec, ProposerContext
 from outrider.cuda.decoder import CudaDecoder
 from outrider.cuda.eagle import CudaEagle3
-from outrider.errors import ConfigError, ModelError, UnknownName
+from outrider.errors import ConfigError, ModelError
 from outrider.model.borrowed import Borrowed, borrow
 from outrider.model.bundled import bundled_path, find_folder
 from outrider.model.heads import DFlashHead, Eagle3Head, MedusaHeads, head_kind, load_head
@@ -18,7 +18,7 @@ from outrider.model.heads_native import NativeDFlash, NativeEagle3
 from outrider.model.native_model import WEIGHT_TYPES, NativeModel
 from outrider.proposers._feature_heads import NativeRows
 
-DEFAULT_WEIGHTS = "int8"
+NATIVE_WEIGHTS = ("int8", *(name for name in WEIGHT_TYPES if name != "int8"))
 
 AnyHead = TypeVar("AnyHead", MedusaHeads, Eagle3Head, DFlashHead)
 
@@ -31,6 +31,18 @@ class Loaded(Generic[AnyHead]):
     borrowed: Borrowed
     num_tokens: int  # the target's true vocabulary, which drafts are from
     num_layers: int  # of the target
+
+    def weights(self, chosen: str | None, *others: str) -> str:
+        """What the head's weights are to be: the choice, or the first that can be had, which are
+        `others` and the torch module's own. ConfigError for a choice that is not among them."""
+        own = str(next(self.head.parameters()).dtype).removeprefix("torch.")
+        known = list(dict.fromkeys([*others, own]))
+        if chosen is not None and chosen not in known:
+            raise ConfigError(
+                f"weights of proposer {self.head.kind!r} cannot be {chosen!r} with this target and "
+                f"these options: leave them out, or choose {' or '.join(known)}"
+            )
+        return chosen or known[0]
 
 
 def load_fitting_head(
@@ -59,25 +71,22 @@ def native_rows(
     cls: type[NativeEagle3] | type[NativeDFlash],
     loaded: Loaded[Any],
     context: ProposerContext,
-    dtype: str,
+    weights: str | None,
 ) -> NativeRows | None:
     """The head as a native model with a cache of its own, where the target runs natively or by our
     GPU kernels; there it is EAGLE's alone."""
     target = context.target
     head: NativeEagle3 | NativeDFlash | CudaEagle3
     if isinstance(target, NativeModel):
+        dtype = loaded.weights(weights, *NATIVE_WEIGHTS)
         head = cls(loaded.head, loaded.borrowed, target.spec, dtype)
     elif isinstance(target, CudaDecoder) and isinstance(loaded.head, Eagle3Head):
-        head = CudaEagle3(loaded.head, loaded.borrowed, target, rounded=dtype == "int8")
+        rounded = loaded.weights(weights, "int8") == "int8"
+        head = CudaEagle3(loaded.head, loaded.borrowed, target, rounded=rounded)
     else:
+        loaded.weights(weights)
         return None
     return NativeRows(head, context.make_kv(head), loaded.head.taps)
-
-
-def check_weights(weights: str, proposer: str) -> None:
-    """Of a native head; the torch module ignores them."""
-    if weights not in WEIGHT_TYPES:
-        raise UnknownName(f"weights of proposer {proposer!r}", str(weights), WEIGHT_TYPES)
 
 
 def check_fit(head: MedusaHeads | Eagle3Head | DFlashHead, spec: ModelSpec, name: str) -> None:

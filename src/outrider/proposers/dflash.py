@@ -33,9 +33,7 @@ from outrider.proposers._chains import Chains
 from outrider.proposers._feature_heads import FeatureHeadProposer, NativeRows
 from outrider.proposers._head_memory import HeadMemory, gather
 from outrider.proposers._heads import (
-    DEFAULT_WEIGHTS,
     Loaded,
-    check_weights,
     load_fitting_head,
     native_rows,
 )
@@ -50,10 +48,9 @@ class DFlashConfig:
 
     floor: float = 0.0
     head: str | None = None
-    weights: str = DEFAULT_WEIGHTS  # of the head where it runs natively
+    weights: str | None = None  # of the head; None: int8 where no torch module runs it
 
     def __post_init__(self) -> None:
-        check_weights(self.weights, "dflash")
         if not 0 <= self.floor < 1:
             raise ConfigError(f"dflash needs 0 <= floor < 1, not {self.floor}")
 
@@ -79,11 +76,10 @@ class DFlashProposer(FeatureHeadProposer):
     def build(cls, context: ProposerContext) -> DFlashProposer:
         config = read_options(DFlashConfig, cls.name, context.options)
         loaded = load_fitting_head(DFlashHead, context, config.head)
-        # Only the torch module says how sure it is.
-        native = (
-            None if config.floor else native_rows(NativeDFlash, loaded, context, config.weights)
-        )
-        return cls(loaded, config, native)
+        if config.floor:  # only the torch module says how sure it is
+            loaded.weights(config.weights)
+            return cls(loaded, config)
+        return cls(loaded, config, native_rows(NativeDFlash, loaded, context, config.weights))
 
     @property
     def _num_scribbled(self) -> int:

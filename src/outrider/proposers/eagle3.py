@@ -43,9 +43,7 @@ from outrider.proposers._children import best_children
 from outrider.proposers._feature_heads import FeatureHeadProposer, NativeRows
 from outrider.proposers._head_memory import HeadMemory, gather
 from outrider.proposers._heads import (
-    DEFAULT_WEIGHTS,
     Loaded,
-    check_weights,
     load_fitting_head,
     native_rows,
 )
@@ -65,10 +63,9 @@ class Eagle3Config:
     width: int = 2
     children: int = 4
     head: str | None = None
-    weights: str = DEFAULT_WEIGHTS  # of the head where it runs natively
+    weights: str | None = None  # of the head; None: int8 where no torch module runs it
 
     def __post_init__(self) -> None:
-        check_weights(self.weights, "eagle3")
         check_limits("eagle3", self.passes, self.width, self.children)
 
 

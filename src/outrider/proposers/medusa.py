@@ -36,7 +36,7 @@ from outrider.model.heads_native import NativeMedusa
 from outrider.model.native_model import NativeModel
 from outrider.noise import draw_key
 from outrider.proposers._children import best_children
-from outrider.proposers._heads import DEFAULT_WEIGHTS, Loaded, check_weights, load_fitting_head
+from outrider.proposers._heads import NATIVE_WEIGHTS, Loaded, load_fitting_head
 from outrider.proposers._options import read_options
 from outrider.sampling import RowParams, SamplingParams
 
@@ -50,10 +50,9 @@ class MedusaConfig:
     children: int = 6
     floor: float = 0.03
     head: str | None = None
-    weights: str = DEFAULT_WEIGHTS  # of the head where it runs natively
+    weights: str | None = None  # of the head; None: int8 where no torch module runs it
 
     def __post_init__(self) -> None:
-        check_weights(self.weights, "medusa")
         if self.children < 1:
             raise ConfigError(f"medusa needs children of at least 1, not {self.children}")
         if not 0 <= self.floor < 1:
@@ -84,9 +83,11 @@ class MedusaProposer:
     def build(cls, context: ProposerContext) -> MedusaProposer:
         config = read_options(MedusaConfig, cls.name, context.options)
         loaded = load_fitting_head(MedusaHeads, context, config.head)
-        native = None
-        if isinstance(context.target, NativeModel) and loaded.head.config.original_lm_head:
-            native = NativeMedusa(loaded.head, loaded.borrowed, context.target.spec, config.weights)
+        if not (isinstance(context.target, NativeModel) and loaded.head.config.original_lm_head):
+            loaded.weights(config.weights)
+            return cls(loaded, config)
+        weights = loaded.weights(config.weights, *NATIVE_WEIGHTS)
+        native = NativeMedusa(loaded.head, loaded.borrowed, context.target.spec, weights)
         return cls(loaded, config, native)
 
     @torch.no_grad()

@@ -274,6 +274,19 @@ def test_heads_that_do_not_fit_are_refused(folder: Path, kind: str, tmp_path: Pa
         engine_for(folder, kind, {"head": str(folder / other)})
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_are_chosen_or_refused(folder: Path, kind: str, backend: str) -> None:
+    """A torch module has its own alone; natively there are four kinds, none of them of 3 bits."""
+    known = "float32" if backend == "torch" else "int8 or float32 or bfloat16 or int4"
+    weights = "int8" if backend == "torch" else "int3"
+    with pytest.raises(ConfigError, match=f"cannot be '{weights}'.* choose {known}$"):
+        engine_for(folder, kind, {"weights": weights}, backend=backend)
+    if kind == "dflash":
+        with pytest.raises(ConfigError, match=r"choose float32$"):
+            engine_for(folder, kind, {"weights": "int8", "floor": 0.1}, backend=backend)
+
+
 def test_without_a_head_the_message_says_how_to_pass_one(folder: Path) -> None:
     config = EngineConfig(model=str(folder / "target"), proposer="eagle3", backend="torch")
     with pytest.raises(ConfigError, match="--draft-model FOLDER"):
