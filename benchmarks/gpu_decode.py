@@ -1,6 +1,6 @@
 """The GPU engine measured on a random 8B model: passes, cycles, plain and speculative decoding.
 
-    python benchmarks/gpu_decode.py [--only SECTION,...] [--result NAME]
+    python benchmarks/gpu_decode.py [--only SECTION,...] [--result NAME] [--out FOLDER]
 
 Needs one CUDA device of 80 GB. Every section stands for itself: one that fails is reported and the
 others go on; the result file is written anew after each.
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -27,6 +25,7 @@ import gpu_engine
 import numpy as np
 import report
 import torch
+from gpu_engine import STARTED, say
 from gpu_pair import LLAMA_1B, LLAMA_8B, RandomTensors, make, make_transformers, weight_bytes
 
 from outrider.contracts import StepBatch
@@ -47,11 +46,6 @@ from outrider.testing import write_tiny_tokenizer
 
 DEVICE = torch.device("cuda")
 FULL_LAYERS, EPSILON, SHARPNESS, NUM_DRAFTS = 3, 0.05, 4.0, 4
-STARTED = time.monotonic()
-
-
-def say(*words: object) -> None:
-    print(f"[{time.monotonic() - STARTED:6.1f}]", *words, flush=True)
 
 
 def timed(run: Callable[[], object], count: int = 20, rounds: int = 5) -> float:
@@ -81,9 +75,8 @@ def graph_of(run: Callable[[], object]) -> Callable[[], None]:
 
 
 class Bench:
-    def __init__(self, seconds: float, name: str) -> None:
-        self.seconds = seconds
-        self.name = name
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
         self.tables: dict[str, list[dict[str, Any]]] = {}
         self.failed: dict[str, str] = {}
         self.tensors = RandomTensors(
@@ -143,11 +136,7 @@ class Bench:
         )
         if self.failed:
             notes += f" Failed: {json.dumps(self.failed)}."
-        report.write(self.name, "Decoding on a GPU", tables, notes)
-        out = os.environ.get("OUT")
-        if out:
-            for path in report.RESULTS.glob(f"{self.name}.*"):
-                shutil.copy(path, Path(out) / path.name)
+        report.write(self.name, "Decoding on a GPU", tables, notes, self.folder)
 
 
 def layout(context: int, width: int, page: int = 16) -> StepBatch:
@@ -686,7 +675,6 @@ def auto(bench: Bench) -> None:
         bench.tables["Auto against plain, the engine, 512 tokens of prompt"] = gpu_engine.auto_rows(
             made,
             lambda size: [prompt(512, seed) for seed in range(size)],
-            say,
             max_tokens=160,
             cached=True,
         )
@@ -766,35 +754,44 @@ def transformers_rates(bench: Bench) -> None:
         say(rows[-1])
 
 
+SECTIONS: dict[str, Callable[[Bench], None]] = {
+    "correct": correct,
+    "tune": tune,
+    "tune-int8": tune_int8,
+    "passes": passes,
+    "passes-int8": passes_int8,
+    "parts": parts,
+    "cycles": cycles,
+    "decode": decode,
+    "engine": engine,
+    "eagle": eagle,
+    "auto": auto,
+    "transformers": transformers_rates,
+    "batches": batches,
+}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="all")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "--only", default=",".join(SECTIONS), metavar="SECTION,...", help=", ".join(SECTIONS)
+    )
     parser.add_argument("--seconds", type=float, default=1e9, help="start no section after this")
     parser.add_argument("--result", default="gpu-decode", help="name of the result file")
+    report.add_out(parser)
     given = parser.parse_args()
+    names = given.only.split(",")
+    unknown = [name for name in names if name not in SECTIONS]
+    if unknown:
+        parser.error(f"no such section: {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
     torch.backends.cuda.matmul.allow_tf32 = False
-    bench = Bench(given.seconds, given.result)
-    functions = {
-        "correct": correct,
-        "tune": tune,
-        "tune-int8": tune_int8,
-        "passes": passes,
-        "passes-int8": passes_int8,
-        "parts": parts,
-        "cycles": cycles,
-        "decode": decode,
-        "engine": engine,
-        "eagle": eagle,
-        "auto": auto,
-        "transformers": transformers_rates,
-        "batches": batches,
-    }
-    for name in functions if given.only == "all" else given.only.split(","):
+    bench = Bench(given.result, given.out)
+    for name in names:
         if time.monotonic() - STARTED > given.seconds:
             bench.failed[name] = "no time left"
             continue
         with bench.section(name):
-            functions[name](bench)
+            SECTIONS[name](bench)
     bench.write()
     say("failed:", bench.failed or "nothing")
 

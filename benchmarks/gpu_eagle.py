@@ -1,6 +1,6 @@
 """The bundled target with its EAGLE-3 head on a GPU: drafts in one graph, cycles without the host.
 
-    python benchmarks/gpu_eagle.py
+    python benchmarks/gpu_eagle.py [--out FOLDER]
 
 Code prompts are continued plainly and with drafts of several lengths, by cycles that follow one
 another on the device and, for comparison, step by step. A target of 25M leaves a GPU little to
@@ -9,10 +9,7 @@ read: its steps are made of launches.
 
 from __future__ import annotations
 
-import os
-import shutil
-import time
-from pathlib import Path
+import argparse
 from typing import Any
 
 import gpu_engine
@@ -22,13 +19,8 @@ import torch
 from outrider.bench.workloads import load_workload
 from outrider.llm import LLM
 
-STARTED = time.monotonic()
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPTS, COUNT = 6, 256
-
-
-def say(*words: object) -> None:
-    print(f"[{time.monotonic() - STARTED:6.1f}]", *words, flush=True)
 
 
 def measure(drafts: tuple[int, ...], **settings: Any) -> list[dict[str, Any]]:
@@ -44,10 +36,13 @@ def measure(drafts: tuple[int, ...], **settings: Any) -> list[dict[str, Any]]:
     texts = [prompt.text for prompt in load_workload("code").prompts[:PROMPTS]]
     given = [made.tokenizer.encode(text)[:256] for text in texts]
     count = COUNT if DEVICE == "cuda" else 24
-    return gpu_engine.one_stream(made, given, count, drafts, say=say)
+    return gpu_engine.one_stream(made, given, count, drafts)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    report.add_out(parser)
+    options = parser.parse_args()
     tables = {
         "Cycles without the host": measure((2, 3, 4)),
         "Every step by itself, a draft in one graph": measure((4,), max_ahead_steps=1),
@@ -58,11 +53,7 @@ def main() -> None:
         f" most 256 tokens, {COUNT} tokens each; `over plain` is the median of each prompt's ratio"
         " to plain decoding in the same engine."
     )
-    report.write("gpu-eagle", "EAGLE-3 on a GPU", tables, notes)
-    out = os.environ.get("OUT")
-    for path in report.RESULTS.glob("gpu-eagle.*"):
-        if out:
-            shutil.copy(path, Path(out) / path.name)
+    report.write("gpu-eagle", "EAGLE-3 on a GPU", tables, notes, options.out)
 
 
 if __name__ == "__main__":

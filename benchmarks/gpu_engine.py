@@ -22,7 +22,11 @@ PLAIN = Speculation(num_draft_tokens=0)
 _salts = itertools.count()
 
 Prompt = list[int]
-Say = Callable[..., None]
+STARTED = time.monotonic()
+
+
+def say(*words: object) -> None:
+    print(f"[{time.monotonic() - STARTED:6.1f}]", *words, flush=True)
 
 
 @dataclass
@@ -102,7 +106,6 @@ def one_stream(
     max_tokens: int,
     drafts: Sequence[int],
     *,
-    say: Say,
     warm_up: bool = True,
 ) -> list[dict[str, Any]]:
     """One sequence at a time, by temperature and K, in turns: the engine's proposer and plain."""
@@ -140,7 +143,6 @@ def one_stream(
 def auto_rows(
     made: Engine,
     prompts: Callable[[int], Sequence[Prompt]],
-    say: Say,
     *,
     max_tokens: int,
     rounds: int = 3,

@@ -1,20 +1,18 @@
 """Real text on a GPU: trains a target of 324M, a draft of 12M and an EAGLE-3 head, then decodes.
 
-    python benchmarks/gpu_trained.py --text FOLDER [--minutes 2.3] [--tiny]
+    python benchmarks/gpu_trained.py --text FOLDER [--minutes 2.3] [--tiny] [--out FOLDER]
 
 FOLDER holds the family's text and tokenizer (`family/fetch.py`, `family/build.py --stage
 tokenizer`): train-00.txt.xz, heldout.txt.xz, tokenizer/. The target learns the text, the draft is
 distilled from it on text and on what it writes itself, as the bundled family was, and so is the
 head. Held-out text is continued plainly, with drafts of several lengths by either, and as `auto`
 chooses; the result is `gpu-pair`.
-`--tiny` tries every part on a CPU.
+`--tiny` tries every part on a CPU and leaves no result.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import tempfile
 import time
 from dataclasses import replace
@@ -25,6 +23,7 @@ from typing import Any
 import gpu_engine
 import report
 import torch
+from gpu_engine import say
 
 from outrider.bench.contenders import make_jobs
 from outrider.bench.workloads import Prompt
@@ -44,7 +43,6 @@ from outrider.train.recipes.target import TargetConfig, TargetRecipe
 from outrider.train.sampler import generate_rows, prompts, temperatures
 from outrider.train.trainer import TrainConfig, train
 
-STARTED = time.monotonic()
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCABULARY = 8192
 SHAPES: dict[str, dict[str, int]] = {
@@ -57,10 +55,6 @@ TINY = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 1, "intermediate_size
 OWN_TEXT = {1.0: 0.6, 0.7: 0.3, 0.0: 0.1}  # temperatures and their shares
 DRAFTS = (2, 4, 6)
 HEAD_DRAFTS = (2, 3, 4, 5)
-
-
-def say(*words: object) -> None:
-    print(f"[{time.monotonic() - STARTED:6.1f}]", *words, flush=True)
 
 
 class Pair:
@@ -166,7 +160,7 @@ def train_draft(pair: Pair, target: Any, table: torch.Tensor, rows: torch.Tensor
 
 def decode(pair: Pair) -> None:
     """Held-out text continued by the engine: one stream, then batches."""
-    one_stream = partial(gpu_engine.one_stream, say=say, warm_up=not pair.tiny)
+    one_stream = partial(gpu_engine.one_stream, warm_up=not pair.tiny)
     count, length = (12, 24) if pair.tiny else (256, 256)
     num_prompts = 2 if pair.tiny else 6
     common: dict[str, Any] = {
@@ -197,7 +191,7 @@ def decode(pair: Pair) -> None:
         made, given[:num_prompts], count, DRAFTS
     )
     pair.tables["Auto against plain by batch, greedy"] = gpu_engine.auto_rows(
-        made, lambda size: given[:size], say, max_tokens=count, rounds=1 if pair.tiny else 5
+        made, lambda size: given[:size], max_tokens=count, rounds=1 if pair.tiny else 5
     )
     write(pair)
     doctor(pair, made, settings, given[:num_prompts])
@@ -233,14 +227,8 @@ def write(pair: Pair) -> None:
         " held-out text. The EAGLE-3 head drafts in one graph and, unless every step is taken by"
         " itself, without the host between steps."
     )
-    name = "gpu-pair-tiny" if pair.tiny else "gpu-pair"
-    report.write(name, "A pair trained on real text, on a GPU", pair.tables, notes)
-    out = os.environ.get("OUT")
-    for path in report.RESULTS.glob(f"{name}.*"):
-        if out:
-            shutil.copy(path, Path(out) / path.name)
-        if pair.tiny:
-            path.unlink()
+    folder = pair.folder if pair.tiny else pair.options.out
+    report.write("gpu-pair", "A pair trained on real text, on a GPU", pair.tables, notes, folder)
 
 
 def main() -> None:
@@ -248,6 +236,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="the family's work folder")
     parser.add_argument("--minutes", type=float, default=2.3, help="of the target's training")
     parser.add_argument("--tiny", action="store_true", help="a CPU smoke test of every part")
+    report.add_out(parser)
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     with tempfile.TemporaryDirectory() as name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -46,15 +47,32 @@ def _anywhere(argument: str) -> str:
         return argument
     if path.is_relative_to(RESULTS.parents[1]):
         return str(path.relative_to(RESULTS.parents[1]))
-    return str(Path("...", *path.parts[-3:]))
+    return str(Path("...", *path.parts[2:][-3:]))
 
 
-def write(name: str, title: str, tables: dict[str, list[dict[str, Any]]], notes: str = "") -> None:
-    """`tables`: heading -> rows with equal keys. Overwrites results/NAME.json and NAME.md."""
-    RESULTS.mkdir(exist_ok=True)
+def add_out(parser: argparse.ArgumentParser) -> None:
+    """An option for benchmarks that run where results cannot be committed: `folder` of `write`."""
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        default=RESULTS,
+        help="where the result files go; benchmarks/results if not given",
+    )
+
+
+def write(
+    name: str,
+    title: str,
+    tables: dict[str, list[dict[str, Any]]],
+    notes: str = "",
+    folder: Path = RESULTS,
+) -> None:
+    """`tables`: heading -> rows with equal keys. Overwrites FOLDER/NAME.json and NAME.md."""
+    folder.mkdir(parents=True, exist_ok=True)
     about = provenance()
     data = {"title": title, "provenance": about, "tables": tables, "notes": notes}
-    (RESULTS / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
+    (folder / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
     lines = [f"# {title}", "", *([notes, ""] if notes else [])]
     for heading, rows in tables.items():
         columns = list(rows[0])
@@ -67,7 +85,7 @@ def write(name: str, title: str, tables: dict[str, list[dict[str, Any]]], notes:
         lines += ["| " + " | ".join(_cell(row[c]) for c in columns) + " |" for row in rows]
         lines.append("")
     lines += [f"- {key}: {value}" for key, value in about.items()]
-    (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n")
+    (folder / f"{name}.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
 
