@@ -16,8 +16,9 @@ import torch
 
 from outrider.contracts import AheadBatch, AheadStep, IntArray
 from outrider.cuda.cycle import draft_part, verify_part
-from outrider.cuda.decoder import MAX_TOKENS, CudaDecoder, make_event, padded_batch
+from outrider.cuda.decoder import CudaDecoder, padded_batch
 from outrider.cuda.eagle import CudaEagle3, Steps
+from outrider.cuda.inputs import MAX_TOKENS, make_event
 from outrider.cuda.ops import MAX_WIDTH
 
 MOST_OTHERS = 2  # runners-up of a draft
@@ -71,10 +72,9 @@ class Ahead:
         self.num_sequences, self.num_drafts = num_sequences, num_drafts
         self.num_others = num_others
         self.width = 1 + num_drafts * (1 + num_others)
-        size, split = num_sequences * (2 * num_drafts + 3), num_sequences * (num_drafts + 3)
+        size = num_sequences * (2 * num_drafts + 3)
         self._out = torch.zeros(size, dtype=torch.int32, device=target.device)
-        self._report = self._out[:split].view(num_sequences, -1)
-        self._chains = self._out[split:].view(num_sequences, num_drafts)
+        self._report, self._chains = self._parts(self._out)
         self._moves = torch.zeros(num_sequences, 2, dtype=torch.int32, device=target.device)
         self._flights = [_Flight(size, target.device) for _ in range(_IN_FLIGHT)]
         if self.head is not None:
@@ -203,23 +203,30 @@ class Ahead:
         where = self.target.inputs.at(self.num_sequences, self.width, self.num_others)
         verify_part(self.target, self.draft, where, self._report, self._moves)
 
-    def land(self, count: int) -> tuple[AheadStep, list[int]]:
-        """The first step in flight, and how many tokens each sequence emitted; waits for it.
+    def _parts(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of what a cycle brings: `report` of `Ops.settle`, and the drafts, by sequence."""
+        split = self.num_sequences * (self.num_drafts + 3)
+        report, chains = out[:split], out[split:]
+        return report.view(self.num_sequences, -1), chains.view(self.num_sequences, self.num_drafts)
 
-        Where a runner-up was right, the chain is told as if it had been the draft: whoever learns
-        from it how far drafts survive learns what a longer chain would have brought.
+    def land(self, count: int) -> tuple[AheadStep, list[int]]:
+        """Waits for the oldest cycle in flight. Returns it as a step of the first `count`
+        sequences, and how many tokens it emitted of each.
+
+        Where a runner-up was right, it is told as the draft whose place it took, and the drafts
+        behind that one stay, to be refused: whoever learns from the step how far drafts survive
+        learns it of chains of K. `num_own` counts the drafts before it.
         """
         flight = self._flights[self._landed % _IN_FLIGHT]
         seconds = flight.seconds()
         self._landed += 1
-        split = self.num_sequences * (self.num_drafts + 3)
-        report = flight.host[:split].view(self.num_sequences, -1)[:count].tolist()
-        chains = flight.host[split:].view(self.num_sequences, self.num_drafts)[:count].tolist()
+        report, chains = (part[:count].tolist() for part in self._parts(flight.host))
         draws, num_own = [], []
         for s, (num, *drawn, runner_up) in enumerate(report):
             own = self.num_drafts
             if runner_up:
-                # The drafts behind it are refused, unless one is right for another text.
+                # Behind the runner-up's own draw come draws of the text that it is not: a draft
+                # that equals it would lead the verdict there.
                 own, rest = num - 2, chains[s][num - 1 :]
                 if rest and rest[0] == drawn[num - 1]:
                     rest, drawn = [], drawn[:num]
@@ -408,7 +415,8 @@ def run_ahead(
             break
         is_ending = max(left) <= num_drafts + 1
         is_late = steps and not is_ending and perf_counter() - began > limit_s
-        if len(steps) == min(most_steps, cycles.most_steps) or is_late:
+        is_unwanted = steps and batch.stop is not None and batch.stop.value
+        if len(steps) == min(most_steps, cycles.most_steps) or is_late or is_unwanted:
             cycles.hand_over(steps, contexts, emitted, batch)
             return steps
         # One more than has landed, so that the device does not wait for the host; a trial alone.

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 
 from outrider.contracts import StepBatch, Stream
-from outrider.cuda.decoder import MAX_TOKENS, CudaDecoder, make_event
+from outrider.cuda.decoder import CudaDecoder
 from outrider.cuda.eagle import CudaEagle3
+from outrider.cuda.inputs import MAX_TOKENS, make_event
 from outrider.cuda.ops import MAX_WIDTH, Pass
 from outrider.noise import as_signed, sequence_key
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 
 from outrider.contracts import AheadBatch, AheadStep, IntArray, Model, StepBatch, StepOutput
+from outrider.cuda.inputs import MAX_TOKENS, Inputs
 from outrider.cuda.ops import MAX_WIDTH, Ops, Pass, TorchOps
 from outrider.cuda.rounded import RoundedLayer, Scales, round_layer, round_rows
 from outrider.cuda.triton_ops import TritonOps
@@ -33,81 +34,7 @@ from outrider.noise import draw_keys
 from outrider.sampling import RowParams
 
 _UNSCALED = Scales()
-MAX_TOKENS = 64  # of a padded pass; beyond that matrices are no longer thin
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, MAX_WIDTH)
-
-
-def make_event(*, timing: bool = False) -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
-
-
-class Inputs:
-    """What describes a pass, in one piece of memory: one copy to the device brings all of it."""
-
-    def __init__(self, table_width: int, device: torch.device) -> None:
-        sizes = {
-            "masks": (MAX_TOKENS, torch.int64),
-            "keys": (MAX_TOKENS, torch.int64),
-            "secrets": (MAX_TOKENS, torch.int64),
-            "temperature": (MAX_TOKENS, torch.float32),
-            "tokens": (MAX_TOKENS, torch.int32),
-            "positions": (MAX_TOKENS, torch.int32),
-            "slots": (MAX_TOKENS, torch.int32),
-            "contexts": (MAX_TOKENS, torch.int32),
-            "lengths": (MAX_TOKENS, torch.int32),
-            "committed": (MAX_TOKENS, torch.int32),
-            "tables": (MAX_TOKENS * table_width, torch.int32),
-        }
-        total = sum(count * dtype.itemsize for count, dtype in sizes.values())
-        pinned = device.type == "cuda"
-        self._host = torch.zeros(total, dtype=torch.uint8, pin_memory=pinned)
-        self._device = self._host.to(device)  # the same memory on a CPU
-        self.host: dict[str, Any] = {}
-        self.device: dict[str, torch.Tensor] = {}
-        at = 0
-        for name, (count, dtype) in sizes.items():
-            part = slice(at, at + count * dtype.itemsize)
-            self.host[name] = self._host[part].view(dtype).numpy()
-            self.device[name] = self._device[part].view(dtype)
-            at = part.stop
-        self._table_width = table_width
-        self._tables_at = at - sizes["tables"][0] * 4
-        self._sent = make_event() if pinned else None
-        self.num_changes = 0  # passes laid out since the beginning: none runs on another's inputs
-
-    def wait(self) -> None:
-        """Until the host's copy may be overwritten."""
-        if self._sent is not None:
-            self._sent.synchronize()
-
-    def send(self, num_sequences: int) -> None:
-        self.num_changes += 1
-        self._send(0, num_sequences)
-
-    def send_tables(self, num_sequences: int) -> None:
-        """The block tables alone: the rest is what the passes in flight make of it."""
-        self._send(self._tables_at, num_sequences)
-
-    def _send(self, start: int, num_sequences: int) -> None:
-        if self._sent is not None:
-            part = slice(start, self._tables_at + num_sequences * self._table_width * 4)
-            self._device[part].copy_(self._host[part], non_blocking=True)
-            self._sent.record()
-
-    def at(self, num_sequences: int, width: int, num_others: int = 0) -> Pass:
-        num_tokens, on = num_sequences * width, self.device
-        return Pass(
-            num_sequences,
-            width,
-            on["tokens"][:num_tokens],
-            on["positions"][:num_tokens],
-            on["slots"][:num_tokens],
-            on["masks"][:num_tokens],
-            on["contexts"][:num_sequences],
-            on["lengths"][:num_sequences],
-            on["tables"][: num_sequences * self._table_width].view(num_sequences, -1),
-            num_others=num_others,
-        )
 
 
 class CudaDecoder(TorchDecoder):
@@ -115,7 +42,7 @@ class CudaDecoder(TorchDecoder):
 
     ops: Ops
     continues = False  # its kernels run whole passes
-    num_spare_slots = MAX_WIDTH  # of a sequence that runs ahead: runners-up lie there
+    num_spare_slots = MAX_WIDTH  # runners-up lie there
     head_scale_V: torch.Tensor | None = None  # of an output head in int8
 
     def round_weights(self) -> Self:
@@ -135,7 +62,6 @@ class CudaDecoder(TorchDecoder):
         self._turns = (angles.cos() * scale, angles.sin() * scale)
         pages = min(num_blocks, -(-positions // block_size))
         self.inputs = Inputs(pages, device)
-        self._table_width = pages
 
         def room(*shape: int, dtype: torch.dtype = self.dtype) -> torch.Tensor:
             return torch.empty(MAX_TOKENS, *shape, dtype=dtype, device=device)
@@ -171,8 +97,7 @@ class CudaDecoder(TorchDecoder):
         if bucket is None:
             self.inputs.num_changes += 1
             return super().forward(batch)
-        self.inputs.wait()
-        place_T = self._lay_out(batch, *bucket)
+        place_T = self.inputs.lay_out(batch, *bucket, self._block_size)
         rows = place_T[batch.logit_rows_R]
         how = batch.draws
         draws_here = how is not None and not how.rows.filters
@@ -238,8 +163,7 @@ class CudaDecoder(TorchDecoder):
     ) -> npt.NDArray[np.int64]:
         """Sends what a draft starts from; returns where the tokens of the batch are."""
         num_sequences = len(batch.context_S)
-        self.inputs.wait()
-        place_T = self._lay_out(batch, *bucket)
+        place_T = self.inputs.lay_out(batch, *bucket, self._block_size)
         host = self.inputs.host
         host["temperature"][: bucket[0]] = 0
         host["temperature"][:num_sequences] = rows.temperature_R
@@ -399,6 +323,7 @@ class CudaDecoder(TorchDecoder):
         line = self.line[:num_sequences]
         temperature, secrets = on["temperature"][:num_sequences], on["secrets"][:num_sequences]
         committed = on["committed"][:num_sequences]
+        self._begin_draft(num_sequences, width)
         for i in range(num_drafts):
             if i:
                 where = one
@@ -414,6 +339,9 @@ class CudaDecoder(TorchDecoder):
                 every=where.width,
                 others=line[:, others : others + num_others] if num_others else None,
             )
+
+    def _begin_draft(self, num_sequences: int, width: int) -> None:
+        """What a drafter does before the first pass of a draft."""
 
     def replay(self, key: Hashable, run: Callable[[], None]) -> None:
         """Runs it: at first as it stands, capturing it for the next time; then as one graph."""
@@ -458,53 +386,13 @@ class CudaDecoder(TorchDecoder):
         longest = int((batch.context_S + counts).max()) + num_drafts
         if not self.can_reach(longest):
             return None
-        if -(-longest // self._block_size) > self._table_width:
+        if -(-longest // self._block_size) > self.inputs.table_width:
             return None
         width = next(w for w in _WIDTHS if w >= widest)
         padded = padded_batch(num_sequences)
         return (padded, width) if padded * width <= MAX_TOKENS else None
 
-    def _lay_out(self, batch: StepBatch, num_sequences: int, width: int) -> npt.NDArray[np.int64]:
-        """Writes a pass into the inputs; returns where its tokens are.
-
-        A sequence's tokens stand at the end of its row of M: the last is always the last.
-        """
-        host, size = self.inputs.host, self._block_size
-        for name in ("tokens", "positions", "masks", "keys", "temperature"):
-            host[name][: num_sequences * width] = 0
-        host["slots"][: num_sequences * width] = -1
-        host["contexts"][:num_sequences] = 0
-        host["lengths"][:num_sequences] = 0
-        tables = host["tables"].reshape(-1, self._table_width)
-        tables[:num_sequences] = -1
-        place_T = np.empty(len(batch.tokens_T), np.int64)
-        starts = batch.starts_S1.tolist()
-        for s, context in enumerate(batch.context_S.tolist()):
-            first, stop = starts[s], starts[s + 1]
-            at = np.arange((s + 1) * width - (stop - first), (s + 1) * width)
-            place_T[first:stop] = at
-            table = batch.tables_SW[s, : self._table_width]
-            tables[s, : len(table)] = table
-            slots = np.arange(context, context + stop - first)
-            host["slots"][at] = table[slots // size] * size + slots % size
-            host["masks"][at] = _masks(
-                None if batch.parents_T is None else batch.parents_T[first:stop], stop - first
-            )
-            host["contexts"][s] = context
-            host["lengths"][s] = context + stop - first
-        host["tokens"][place_T] = batch.tokens_T
-        host["positions"][place_T] = batch.positions_T
-        return place_T
-
 
 def padded_batch(num_sequences: int) -> int:
     """Sequences of the pass that so many run in."""
     return 1 << (num_sequences - 1).bit_length()
-
-
-def _masks(parents: IntArray | None, count: int) -> list[int]:
-    """Bit j of row i: whether new token j is i or an ancestor of it."""
-    masks: list[int] = []
-    for i, parent in enumerate(range(-1, count - 1) if parents is None else parents.tolist()):
-        masks.append((1 << i) | (masks[parent] if parent >= 0 else 0))
-    return masks

@@ -19,7 +19,8 @@ import numpy.typing as npt
 import torch
 
 from outrider.contracts import IntArray, ModelSpec, StepBatch, StepOutput
-from outrider.cuda.decoder import MAX_TOKENS, CudaDecoder
+from outrider.cuda.decoder import CudaDecoder
+from outrider.cuda.inputs import MAX_TOKENS
 from outrider.cuda.ops import Pass
 from outrider.cuda.rounded import round_rows
 from outrider.cuda.triton_ops import WIDE, TritonOps
@@ -205,19 +206,10 @@ class CudaEagle3(CudaDecoder):
         count = len(where.tokens_T)
         torch.index_select(features_TF, 0, self.sources[:count], out=self.features[:count])
 
-    def draft(
-        self,
-        num_sequences: int,
-        width: int,
-        num_drafts: int,
-        *,
-        num_others: int = 0,
-        exit_layer: int | None = None,
-    ) -> None:
+    def _begin_draft(self, num_sequences: int, width: int) -> None:
         num_rows = num_sequences * width
         self._linear(self.features[:num_rows], self._fc, self._x[:num_rows])
         self._width = width
-        super().draft(num_sequences, width, num_drafts, num_others=num_others)
 
     def compute(
         self, where: Pass, *, exit_layer: int | None = None, taps: tuple[int, ...] = ()

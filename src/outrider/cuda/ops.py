@@ -313,10 +313,7 @@ class TorchOps:
         position, slot = start[:, None] + depth, start[:, None] + step
         where.tokens_T.copy_(line_SL[:, offset : offset + width].reshape(-1).clamp(min=0))
         where.positions_T.copy_(position.reshape(-1))
-        table = F.pad(where.tables_SW, (0, 1), value=-1)  # what lies beyond it has no page
-        pages = table.gather(1, (slot // page).long().clamp(max=table.shape[1] - 1))
-        slots = torch.where(pages < 0, -1, pages * page + slot % page)
-        where.slots_T.copy_(slots.reshape(-1))
+        where.slots_T.copy_(_physical(where.tables_SW, slot, page).reshape(-1))
         where.masks_T.copy_(((2 << depth.long()) - 1).repeat(where.num_sequences))
         where.contexts_S.copy_(start)
         where.lengths_S.copy_(start + where.chain)
@@ -374,9 +371,7 @@ class TorchOps:
         where.tokens_T.copy_(report.gather(1, 1 + order.long()).clamp(min=0).reshape(-1))
         position = lengths_S[:, None] + order
         where.positions_T.copy_(position.reshape(-1))
-        table = F.pad(where.tables_SW, (0, 1), value=-1)
-        pages = table.gather(1, (position // page).long().clamp(max=table.shape[1] - 1))
-        slots = torch.where(real & (pages >= 0), pages * page + position % page, -1)
+        slots = torch.where(real, _physical(where.tables_SW, position, page), -1)
         where.slots_T.copy_(slots.reshape(-1))
         masks = torch.where(real, (2 << order.long()) - 1, 0)
         where.masks_T.copy_(masks.reshape(-1))
@@ -391,3 +386,10 @@ class TorchOps:
     def move(self, store_L2PKD: torch.Tensor, moves_S2: torch.Tensor) -> None:
         source, target = moves_S2[moves_S2[:, 0] >= 0].long().unbind(1)
         store_L2PKD[:, :, target] = store_L2PKD[:, :, source]
+
+
+def _physical(tables_SW: torch.Tensor, slots_SM: torch.Tensor, page: int) -> torch.Tensor:
+    """Where logical slots lie; -1 for those that have no page."""
+    tables_SW = F.pad(tables_SW, (0, 1), value=-1)
+    pages_SM = tables_SW.gather(1, (slots_SM // page).long().clamp(max=tables_SW.shape[1] - 1))
+    return torch.where(pages_SM < 0, -1, pages_SM * page + slots_SM % page)

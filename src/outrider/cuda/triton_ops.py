@@ -286,13 +286,7 @@ class TritonOps:
             line_SL,
             lengths_S,
             secrets_S,
-            where.tables_SW,
-            where.tokens_T,
-            where.positions_T,
-            where.slots_T,
-            where.contexts_S,
-            where.lengths_S,
-            where.masks_T,
+            *_laid_out(where),
             keys_T,
             offset,
             line_SL.shape[1],
@@ -346,13 +340,7 @@ class TritonOps:
             report,
             lengths_S,
             secrets_S,
-            where.tables_SW,
-            where.tokens_T,
-            where.positions_T,
-            where.slots_T,
-            where.contexts_S,
-            where.lengths_S,
-            where.masks_T,
+            *_laid_out(where),
             keys_T,
             sources_T,
             verified_width,
@@ -373,6 +361,19 @@ class TritonOps:
             BS=_power(num_kv * dim),
             **self._options(num_warps=1),
         )
+
+
+def _laid_out(where: Pass) -> tuple[torch.Tensor, ...]:
+    """What kernels that lay out a pass read of it and write, in their order."""
+    return (
+        where.tables_SW,
+        where.tokens_T,
+        where.positions_T,
+        where.slots_T,
+        where.contexts_S,
+        where.lengths_S,
+        where.masks_T,
+    )
 
 
 def usual_tiles(shape: Shape) -> Tiles:

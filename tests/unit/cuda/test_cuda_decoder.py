@@ -265,6 +265,25 @@ def test_cycles_in_flight_are_the_next_call_s(
     assert engine.collect(more).tokens == plain(folder, PROMPT[:5], 9, 0.8, 7)
 
 
+def test_cycles_stop_where_another_thread_wants_it(
+    folder: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.engine.build.load_model", lambda name, **_: load(name))
+    monkeypatch.setattr("outrider.engine.ahead.LIMIT_S", 60.0)
+    taken: list[int] = []
+
+    def noted(*given: Any) -> list[AheadStep]:
+        steps = run_ahead(*given)
+        taken.append(len(steps))
+        return steps
+
+    monkeypatch.setattr("outrider.cuda.ahead.run_ahead", noted)
+    engine = make_engine(folder, load(folder), 2, draft_model=str(small), max_ahead_steps=6)
+    engine.parts.ahead.interrupt()
+    assert run(engine, PROMPT, 20, 0.8, 7) == plain(folder, PROMPT, 20, 0.8, 7)
+    assert max(taken) == 1
+
+
 def test_sequences_end_one_by_one_without_the_host(
     folder: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,11 +11,12 @@ from outrider.contracts import AheadBatch
 from outrider.cuda import ahead
 from outrider.cuda.ahead import Ahead
 from outrider.cuda.decoder import CudaDecoder
-from outrider.cuda.eagle import CudaEagle3
+from outrider.cuda.eagle import CudaEagle3, Steps
 from outrider.cuda.ops import Pass, TorchOps
 from outrider.cuda.triton_ops import TritonOps
 from outrider.engine.build import EngineConfig, assemble
 from outrider.engine.engine import Engine
+from outrider.errors import ConfigError
 from outrider.model.tokenizer import load_tokenizer
 from outrider.model.torch_decoder import TorchDecoder
 from outrider.proposers.eagle3 import Eagle3Proposer
@@ -117,6 +118,11 @@ def test_a_rounded_head_changes_no_token(folder: Path) -> None:
     assert sum(len(path) for _, path in drafts[0]) > 5
 
 
+def test_weights_that_the_kernels_do_not_have_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be 'int4'.* choose int8 or float32$"):
+        engine_for(folder, weights="int4")
+
+
 def test_steps_that_nobody_took(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that ends or comes in the middle makes the others start anew."""
     monkeypatch.setattr("outrider.engine.ahead.LIMIT_S", 60.0)
@@ -135,6 +141,27 @@ def test_steps_that_nobody_took(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     for request, length in ((first, 20), (third, 7)):
         got = engine.collect(request).tokens
         assert [got] == write(plain, 2.0, [PROMPT[:length]], 60)[0]
+
+
+def test_the_end_of_others_steps_says_nothing_about_a_text(folder: Path) -> None:
+    """Steps ahead end for all of a batch, also for who was not begun: it is known as before."""
+    engine = engine_for(folder)
+    proposer = engine.parts.proposers["eagle3"]
+    assert isinstance(proposer, Eagle3Proposer)
+    assert proposer.device_head is not None
+    request = engine.add(PROMPT, SamplingParams(max_tokens=8))
+    steps = engine.run([request])
+    next(steps)
+    (view,) = engine.parts.scheduler.running
+    assert proposer.goes_ahead([view])
+    proposer.device_head.steps = Steps(3, [5], [2], None)
+    proposer.end_ahead(view)
+    assert proposer.goes_ahead([view])
+    proposer._ahead = {view.id: [0, 2]}  # and of three steps two were taken
+    proposer.end_ahead(view)
+    assert not proposer.goes_ahead([view])
+    for _ in steps:
+        pass
 
 
 def test_prices_of_its_cycles_are_measured(folder: Path) -> None:
