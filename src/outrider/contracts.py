@@ -171,16 +171,18 @@ class ModelSpec:
     eos_ids: tuple[int, ...] = ()
 
 
-class Model(Protocol):
-    """A causal language model over a paged KV store that it owns.
+class OwnsKV(Protocol):
+    """The owner of a paged KV store; `allocate` is called once, before the first pass."""
 
-    `allocate` is called once, before the first forward. `forward` writes the K/V of every token
-    of the batch and reads what earlier passes wrote; it must not touch any other slot.
+    def allocate(self, num_blocks: int, block_size: int) -> None: ...
+
+
+class Model(OwnsKV, Protocol):
+    """A causal language model. `forward` writes the K/V of every token of the batch and reads what
+    earlier passes wrote; it must not touch any other slot.
     """
 
     spec: ModelSpec
-
-    def allocate(self, num_blocks: int, block_size: int) -> None: ...
 
     def forward(self, batch: StepBatch) -> StepOutput: ...
 
@@ -293,7 +295,7 @@ class AheadBatch:
     finish_ids: list[frozenset[int]]
     rows: RowParams  # one per sequence
     key_S: list[int]  # sequence keys of the target's noise
-    drafter: Model | None = None
+    drafter: OwnsKV | None = None
     catch_up: StepBatch | None = None  # one slice per sequence, empty where nothing is drafted
     # Drafts without a drafter: the text that is expected next, and how many drafts from each place
     # on follow it. `copies`: to be left where the target does, or at its end.
@@ -349,6 +351,8 @@ class AheadStep(NamedTuple):
 @runtime_checkable
 class RunsAhead(Protocol):
     """A model that can take whole steps (draft, pass, draws, verdict) one after another."""
+
+    num_spare_slots: int  # that its passes need of a sequence, beside those of the drafts
 
     def run_ahead(self, batch: AheadBatch, most_steps: int, limit_s: float) -> list[AheadStep]:
         """No step where it cannot or a draw is impossible; the last one is the first in which a
@@ -442,7 +446,8 @@ class Proposer(Protocol):
         ...
 
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
-        """Called after every step of a sequence that names this proposer, drafts or not."""
+        """Called after every step of a sequence that names this proposer, drafts or not, unless
+        its `needs` say otherwise."""
         ...
 
     def release(self, sequence_id: int) -> None:
@@ -470,7 +475,7 @@ class ProposerContext:
     drafter: str | None  # folder or name of the draft model or head the user chose
     load_drafter: LoadModel  # checks besides that it shares the target's vocabulary
     load_model: LoadModel
-    make_kv: Callable[[Model], KVCache]  # allocates the model's KV store and its bookkeeping
+    make_kv: Callable[[OwnsKV], KVCache]  # allocates the KV store and its bookkeeping
     proposer: Callable[[str], Proposer]  # another one of this engine: built once, shared
     options: Mapping[str, object] = field(default_factory=dict)
 

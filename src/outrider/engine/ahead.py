@@ -24,6 +24,7 @@ from outrider.contracts import (
     AheadStep,
     DraftsAhead,
     Proposal,
+    RunsAhead,
     Stream,
 )
 from outrider.engine.request import Sequence
@@ -132,7 +133,7 @@ class Ahead:
             return None
         self._proposer = cast("DraftsAhead | None", proposer)
         try:
-            batch = self._layout(parts, budgets, most_steps)
+            batch = self._layout(parts, target, budgets, most_steps)
             if batch is not None:
                 self._steps.extend(target.run_ahead(batch, most_steps, LIMIT_S))
         except Exception as error:  # mostly, whoever is to blame fails again in the step by itself
@@ -182,7 +183,9 @@ class Ahead:
             self._let_go(parts)  # the commit that follows gives back what is not needed
         return Computed(lines, proposals, DrawnLaws(step.draws), step.draft_s, step.verify_s)
 
-    def _layout(self, parts: Parts, budgets: list[int], most_steps: int) -> AheadBatch | None:
+    def _layout(
+        self, parts: Parts, target: RunsAhead, budgets: list[int], most_steps: int
+    ) -> AheadBatch | None:
         """None where KV is short, or the drafter cannot be run so."""
         sequences, drafter = self._sequences, self._proposer
         if drafter is not None and not drafter.goes_ahead(sequences):
@@ -191,8 +194,7 @@ class Ahead:
         num_left = [
             min(s.params.max_tokens - s.num_output_tokens, limit - len(s.tokens)) for s in sequences
         ]
-        # Slots that a pass may need beside those of the drafts.
-        spare = getattr(parts.runs_ahead, "num_spare_slots", 0) if any(budgets) else 0
+        spare = target.num_spare_slots if any(budgets) else 0
         for s, left, budget in zip(sequences, num_left, budgets, strict=True):
             furthest = min(left, most_steps * (budget + 1)) + spare
             if not parts.kv.hold(s.id, len(s.tokens) + furthest):

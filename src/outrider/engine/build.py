@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from outrider import native
-from outrider.contracts import Model, PrefersThinPasses, Proposer, ProposerContext
+from outrider.contracts import Model, OwnsKV, PrefersThinPasses, Proposer, ProposerContext
 from outrider.control import DEFAULT_NUM_DRAFT_TOKENS, NumDraftTokens
 from outrider.control.adaptive import AdaptiveController
 from outrider.engine.ahead import Ahead
@@ -138,9 +138,9 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         min(config.max_sequences * spec.max_positions, DEFAULT_KV_BYTES // spec.kv_bytes_per_token),
     )
 
-    def make_kv(model: Model) -> KVCache:
+    def make_kv(owner: OwnsKV) -> KVCache:
         num_blocks = -(-kv_tokens // config.block_size)
-        model.allocate(num_blocks, config.block_size)
+        owner.allocate(num_blocks, config.block_size)
         return KVCache(num_blocks, config.block_size, config.prefix_caching)
 
     def load(name: str, *, dtype: str | None = None) -> Model:

@@ -84,9 +84,8 @@ def observe(
 ) -> None:
     """Tells every proposer what became of its sequences, with the taps of what was committed."""
     groups = _by_proposer([line.sequence for line in lines])
-    for name in [*groups]:
-        if not parts.proposers[name].needs.every_step and not any(p.tokens for p in proposals):
-            del groups[name]
+    if not any(proposal.tokens for proposal in proposals):
+        groups = {n: some for n, some in groups.items() if parts.proposers[n].needs.every_step}
     if not groups:
         return
     outcomes = zip(proposals, verdicts, strict=True)

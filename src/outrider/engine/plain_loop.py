@@ -14,6 +14,8 @@ from outrider.sampling import draw_tokens, true_vocabulary
 class PlainLoop:
     """`contracts.RunsAhead` for models that are not; batches without drafts alone."""
 
+    num_spare_slots = 0
+
     def __init__(self, model: Model) -> None:
         self._model = model
 

@@ -80,12 +80,6 @@ class NativeHead(NativeModel):
         self._set(_FINAL_NORM, 0, norm_H)
         self._set(_HEAD, 0, head_VH)
 
-    def copy_slots(self, source: IntArray, target: IntArray) -> None:
-        raise NotImplementedError("a head keeps nothing of its drafts")
-
-    def forward(self, batch: StepBatch) -> Any:
-        raise NotImplementedError("a head only drafts")
-
 
 def _layer_fields(config: Any) -> dict[str, Any]:
     return {

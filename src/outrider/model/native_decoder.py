@@ -110,6 +110,7 @@ class NativeDecoder(NativeModel):
 
     spec: ModelSpec
     continues = True
+    num_spare_slots = 0
 
     def __init__(
         self, config: DecoderConfig, spec: ModelSpec, dtype: str, threads: int | None

@@ -1,7 +1,8 @@
 """Proposers whose head reads the target's features of every token and keeps keys and values.
 
-Where the native engine runs, and a request's drafts are coupled and unedited, a draft is one native
-call (`NativeRows`); every other request is drafted for by the torch module over a `HeadMemory`.
+Where the native engine runs or, for EAGLE-3, our GPU kernels, and a request's drafts are coupled
+and unedited, a draft is one call of a head that has a paged cache (`NativeRows`): native code, or
+one graph on the GPU. Every other request is drafted for by the torch module over a `HeadMemory`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class _Text:
 
 
 class NativeRows:
-    """What a native head holds of each sequence: rows in its own paged cache, features to come.
+    """What a head on the CPU's native engine or on the GPU holds of each sequence: rows in its own
+    paged cache, features to come.
 
     Drafts are written behind a sequence's rows and forgotten: what is accepted comes back with the
     target's features.

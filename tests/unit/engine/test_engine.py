@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.contracts import Draw, Proposal, SequenceView
+from outrider.contracts import Draw, Needs, Proposal, SequenceView
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
@@ -203,6 +203,25 @@ def test_a_failing_drafter_is_switched_off(
         assert finish(engine, max_tokens=20) == expected
     assert drafter.num_calls == 1
     assert drafter.released
+
+
+@pytest.mark.parametrize(
+    ("every_step", "drafts", "told"),
+    [(True, False, True), (False, False, False), (False, True, True)],
+)
+def test_steps_without_drafts_are_told_to_who_asks_for_them(
+    engine: Engine,
+    every_step: bool,
+    drafts: bool,
+    told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafter = scripted(engine, lambda view, budget: Proposal([1] if drafts else []))
+    drafter.needs = Needs(every_step=every_step)
+    seen: list[int] = []
+    monkeypatch.setattr(drafter, "observe", lambda views, _: seen.append(len(views)))
+    finish(engine, max_tokens=6, ignore_eos=True)
+    assert bool(seen) == told
 
 
 @pytest.mark.parametrize("method", ["observe", "release"])
