@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -24,8 +26,9 @@ from outrider.bench.measure import measure, row
 from outrider.bench.plan import needs_outputs, ours, read_counts, read_numbers
 from outrider.bench.report import Result, cell, read_result
 from outrider.bench.statistics import estimate
-from outrider.bench.synthetic import add_synthetic
+from outrider.bench.synthetic import SyntheticProposer, add_synthetic
 from outrider.bench.workloads import HOT, Prompt, load_workload, workload_names
+from outrider.contracts import Needs, Proposer, SequenceView
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError, RequestError, UnknownName
@@ -92,6 +95,35 @@ def test_a_prescribed_acceptance_is_what_happens(engine: Engine, beneath: str | 
         assert all(result.tokens == output for result in results)  # exact, whatever is drafted
         rates = [result.stats.conditional_acceptance[0] for result in results]
         assert sum(rates) / 2 == pytest.approx(alpha, abs=0.15)
+
+
+class Beneath:
+    """A drafter that goes ahead if it is asked nicely."""
+
+    name = "beneath"
+    needs = Needs()
+
+    def __init__(self, willing: bool) -> None:
+        self.willing = willing
+
+    def goes_ahead(self, views: list[SequenceView]) -> bool:
+        return self.willing
+
+    def never(self, *_: object) -> None:
+        raise AssertionError("nobody is to be asked")
+
+    propose = observe = release = begin_ahead = drafted_ahead = end_ahead = never
+
+
+def test_a_synthetic_draft_goes_ahead_where_the_one_beneath_does() -> None:
+    one_by_one = SimpleNamespace(name="steps", needs=Needs())
+    for beneath, expected in (
+        (None, True),
+        (Beneath(willing=True), True),
+        (Beneath(willing=False), False),
+        (one_by_one, False),
+    ):
+        assert SyntheticProposer([1.0], 9, cast("Proposer", beneath)).goes_ahead([]) == expected
 
 
 def test_a_synthetic_acceptance_is_a_probability(engine: Engine) -> None:

@@ -14,6 +14,7 @@ from outrider.contracts import ControlledView, Proposal, Verdict
 from outrider.control.adaptive import AdaptiveController
 from outrider.control.cost import Costs, CostTable
 from outrider.events import StepTiming
+from outrider.sampling import SamplingParams
 
 from .simulator import (
     FREE_DRAFTS,
@@ -305,6 +306,17 @@ def test_a_probe_beside_as_many_drafts_as_are_looked_at() -> None:
     trace = run(cheap, acceptance, controller(cheap), batch=lambda step: 8, num_steps=400)
     assert max(map(sum, trace.budgets)) >= 64
     assert min(budgets[7] for budgets in trace.budgets) == 0
+
+
+@pytest.mark.parametrize(("num_left", "drafts"), [(20, False), (1 << 20, True)])
+def test_a_long_text_is_not_read_for_a_short_answer(num_left: int, drafts: bool) -> None:
+    """Nobody has read yet, so that what reading takes is not known."""
+    adaptive = controller(NATIVE)
+    view = View(0, num_tokens=301, num_prompt_tokens=300)
+    view.params = SamplingParams(max_tokens=num_left)
+    # Somebody else's prompt is in the pass, so that nothing is tried.
+    budgets = adaptive.budget(cast("list[ControlledView]", [view]), [8], 5)
+    assert any(budgets) == drafts
 
 
 def test_a_lookup_in_the_pass_over_the_prompt_says_nothing_about_drafting() -> None:

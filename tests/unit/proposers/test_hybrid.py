@@ -105,10 +105,12 @@ def nothing(view: SequenceView) -> list[int]:
     return []
 
 
-def step(hybrid: HybridProposer, views: list[SequenceView], budget: int = 4) -> list[str]:
-    """One step of an engine whose target counts and takes 10 s; returns who drafted."""
+def step(
+    hybrid: HybridProposer, views: list[SequenceView], budget: int = 4, pass_s: float = 10.0
+) -> list[str]:
+    """One step of an engine whose target counts and takes so long; returns who drafted."""
     proposals = hybrid.propose(views, [budget] * len(views))
-    CLOCK.now += 10.0
+    CLOCK.now += pass_s
     seen = []
     for view, proposal in zip(views, proposals, strict=True):
         path: list[int] = []
@@ -370,6 +372,17 @@ def test_a_long_text_is_read_where_that_pays_before_the_end() -> None:
     sources = [step(hybrid, long)[0] for _ in range(60)]
     assert sources[0] == "lookup"
     assert sources[-3:] == ["model"] * 3
+
+
+def test_a_first_batch_of_another_size_says_nothing_about_the_machine_s_speed() -> None:
+    hybrid = HybridProposer([Part("lookup", nothing)], [])
+    for _ in range(40):
+        step(hybrid, [view_of([0])])
+    speed = hybrid._speed
+    views = [view_of([0], number) for number in range(1, 5)]
+    for _ in range(40):
+        step(hybrid, views, pass_s=30.0)
+    assert hybrid._speed == pytest.approx(speed)
 
 
 def test_in_the_pass_over_the_prompt_lookups_alone_are_asked() -> None:

@@ -33,6 +33,16 @@ def test_one_time_far_off_says_little() -> None:
     assert times.row(2)[2] < 1.2
 
 
+def test_a_clock_that_stood_still_says_nothing() -> None:
+    times = Times(linear)
+    times.learn(1, 0.0)
+    assert not times
+    times.learn(1, 1.0)
+    for _ in range(100):
+        times.learn(1, 0.0)
+    assert times.row(1)[1] == 1.0
+
+
 def test_what_looked_dear_once_comes_back() -> None:
     times = Times(linear)
     times.learn(1, 1.0)
