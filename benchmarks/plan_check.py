@@ -1,12 +1,13 @@
 """`outrider plan` against the real server, then on paper: 10 000 requests per second.
 
-    python benchmarks/plan_check.py            four to five minutes; writes results/plan-check.*
+    python benchmarks/plan_check.py            six to seven minutes; writes results/plan-check.*
     make reference                             draws it
 
 The server's costs are measured with constant numbers of streams: seconds of a step at each batch
 size, with and without drafts, and of reading a prompt. The simulation, fed with these curves, says
-what Poisson arrivals meet; the server gets the very same arrivals. Both are measured in turns, so
-that a machine that changes its pace does so for both. The server computes with one thread, which
+what Poisson arrivals meet; the server gets the very same arrivals. Calibrations and loads take
+turns: all of the former give the curves, the two around a load give the machine's pace while it
+ran. Nothing of what a load met goes into its prediction. The server computes with one thread, which
 leaves a core for requests and for the client.
 """
 
@@ -35,19 +36,25 @@ from outrider.integrations.vllm.child import free_port
 from outrider.plan.costs import Curves, Hardware, ModelSize, Roofline, between
 from outrider.plan.fleet import Goal, Replica, plan
 from outrider.plan.simulate import Arrival, Load, Outcome, poisson, simulate
+from outrider.sampling import SamplingParams
 from outrider.theory import expected_tokens
 
 ROOT = Path(__file__).parents[1]
 K = 3
 STREAMS = (1, 2, 4, 8, 16)
-PROMPTS = (1, 4, 16, 32, 96, 192)  # lengths whose reading is timed
+PROMPTS = (1, 4, 16, 32, 48, 64, 96, 192)  # lengths whose reading is timed
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 48
 CALIBRATING_TOKENS, SETTLED = 64, 8
-ROUNDS, SIMULATIONS = 3, 10
+STAGES, LONGEST = (0, 8, 16, 32, 64), 96  # of outputs, along which acceptance is measured
+ROUNDS, FEWEST_ROUNDS, SIMULATIONS = 5, 3, 10
+LAST_START_S = 270  # no further round begins later: a slow machine has fewer of them
+NEAR = 0.15
 SHARES = (0.3, 0.6, 0.85, 1.3)  # of what the server can do
 RATES = (10, 100, 1000, 10_000)
 TEMPERATURE = 0.8
+ENDING = ": predicted / measured"
 Rows = list[dict[str, Any]]
+Point = tuple[str, int, int]  # what was timed, K, streams or tokens
 
 
 @dataclass(frozen=True)
@@ -80,8 +87,13 @@ class Stream:
     def tpot_s(self) -> float:
         return self.rest_s / max(1, self.num_tokens - 1)
 
-    def at(self, when_s: float) -> int:
-        return max((n for time_s, n in self.counts if time_s <= when_s), default=0)
+    def rate(self, start_s: float, end_s: float) -> float | None:
+        """Tokens per second from news to news: in between, some are held back."""
+        inside = [(at, n) for at, n in self.counts if start_s <= at <= end_s]
+        if len(inside) < 2:
+            return None
+        (first_s, before), (last_s, after) = inside[0], inside[-1]
+        return (after - before) / (last_s - first_s)
 
 
 class Client:
@@ -122,6 +134,15 @@ class Client:
             asked = [pool.submit(self.ask, PROMPT_TOKENS, num_output, k) for _ in range(count)]
             return [one.result() for one in asked]
 
+    def beside_a_stream(self, count: int) -> list[float]:
+        """Waits of requests for one token after one, while the server decodes."""
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(self.ask, PROMPT_TOKENS, CALIBRATING_TOKENS, 0)
+            time.sleep(0.08)  # its prompt is read
+            waits = [self.ask(1, 1, 0).ttft_s for _ in range(count)]
+            other.result()
+        return waits
+
     def replay(self, trace: list[Arrival], k: int) -> tuple[float, list[Stream]]:
         """Requests at the trace's times; the seconds until the last has ended."""
         started = time.perf_counter()
@@ -144,6 +165,8 @@ def serving() -> Iterator[Client]:
     try:
         client = Client(port)
         for _ in range(240):
+            if process.poll() is not None:
+                raise SystemExit("the server did not start")
             try:
                 client.ask(8, 8, 0)
                 break
@@ -159,11 +182,53 @@ def serving() -> Iterator[Client]:
 
 
 @dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Of one draft: on average, and from so many tokens of an output on."""
+
+    alpha: float
+    alpha_from: dict[int, float]
+
+    def gain(self, k: int, start: int, end: int) -> float:
+        """Tokens of a step that gives tokens `start` to `end` of an output."""
+        stages = [max(s for s in self.alpha_from if s <= at) for at in range(start, end)]
+        steps = sum(1 / expected_tokens(self.alpha_from[stage], k) for stage in stages)
+        return len(stages) / steps
+
+
+def acceptance() -> Acceptance:
+    """From drafts that were judged: those behind a refused one say nothing."""
+    llm = LLM("bundled", draft_model="bundled:draft", num_draft_tokens=K, max_sequences=8)
+    engine = llm.engine
+    tokens = engine.tokenizer.encode((ROOT / "src/outrider/bench/texts/long.jsonl").read_text())
+    params = [
+        SamplingParams(max_tokens=LONGEST, temperature=TEMPERATURE, ignore_eos=True, seed=seed)
+        for seed in range(96)
+    ]
+    asked = [
+        engine.add(tokens[at : at + PROMPT_TOKENS], each)
+        for at, each in zip(range(0, 271 * len(params), 271), params, strict=True)
+    ]
+    judged = {stage: [0, 0] for stage in STAGES}  # accepted, refused
+    lengths = dict.fromkeys(asked, 0)
+    for step in engine.run(asked):
+        for event in step.events:
+            stage = judged[max(s for s in STAGES if s <= lengths[event.request_id])]
+            num_accepted = len(event.tokens) - 1
+            stage[0] += num_accepted
+            stage[1] += num_accepted < len(event.draft_tokens)
+            lengths[event.request_id] += len(event.tokens)
+    accepted, refused = (sum(column) for column in zip(*judged.values(), strict=True))
+    return Acceptance(
+        accepted / (accepted + refused), {stage: a / (a + r) for stage, (a, r) in judged.items()}
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """The server as the simulation knows it."""
 
     curves: Curves
-    alpha: float
+    accepted: Acceptance
     latency_s: float
 
     def outcomes(self, replay: Replay) -> list[Outcome]:
@@ -172,7 +237,8 @@ class Model:
             simulate(
                 self.curves,
                 replay.load,
-                alpha=self.alpha,
+                alpha=self.accepted.alpha,
+                alpha_from=self.accepted.alpha_from,
                 max_sequences=max(STREAMS),
                 num_draft_tokens=replay.k,
                 trace=replay.trace,
@@ -187,23 +253,23 @@ class Model:
 class Calibration:
     """Seconds of passes and of drafting, from the outside: whatever the server adds is in them."""
 
-    def __init__(self, client: Client, alpha: float) -> None:
-        self._client, self._alpha = client, alpha
-        self._gain = {k: expected_tokens(alpha, k) for k in (0, K)}
-        self._steps: dict[int, dict[int, list[float]]] = {
-            k: {n: [] for n in STREAMS} for k in self._gain
-        }
-        self._waits: dict[int, list[float]] = {length: [] for length in PROMPTS}
-        self._rests: dict[int, list[float]] = {length: [] for length in (PROMPTS[1], PROMPTS[-1])}
+    def __init__(self, client: Client, accepted: Acceptance) -> None:
+        self._client, self._accepted = client, accepted
+        self._gain = {k: accepted.gain(k, SETTLED, CALIBRATING_TOKENS) for k in (0, K)}
+        self._sittings: list[dict[Point, float]] = []
+
+    def __len__(self) -> int:
+        return len(self._sittings)
 
     def run(self) -> None:
-        for k, sizes in self._steps.items():
-            for n, found in sizes.items():
-                found.append(self._step_s(n, k))
-        for length, waits in self._waits.items():
-            waits += [self._client.ask(length, 1, 0).ttft_s for _ in range(3)]
-        for length, rests in self._rests.items():
-            rests += [self._client.ask(length, 3, K).rest_s for _ in range(5)]
+        ask = self._client.ask
+        found = {("step", k, n): self._step_s(n, k) for k in (0, K) for n in STREAMS}
+        for length in PROMPTS:
+            found["wait", 0, length] = fmean(ask(length, 1, 0).ttft_s for _ in range(3))
+        for length in (PROMPTS[1], PROMPTS[-1]):
+            found["rest", K, length] = fmean(ask(length, 3, K).rest_s for _ in range(5))
+        found["beside", 0, 1] = fmean(self._client.beside_a_stream(5))
+        self._sittings.append(found)
 
     def _step_s(self, n: int, k: int) -> float:
         """While all streams run: after the last prompt was read, before the first stream ends."""
@@ -211,44 +277,35 @@ class Calibration:
         # A drafter reads its prompts after the first token: a few more may pass.
         start = max(min(t for t, count in s.counts if count > SETTLED) for s in streams)
         end = min(s.counts[-1][0] for s in streams)
-        num_tokens = sum(s.at(end) - s.at(start) for s in streams)
-        return (end - start) * n * self._gain[k] / num_tokens
+        rates = [rate for s in streams if (rate := s.rate(start, end)) is not None]
+        return self._gain[k] / fmean(rates)
 
-    def curves(self) -> Curves:
-        """Means: what the server meets are busy moments, too."""
-        step = {k: {n: fmean(s) for n, s in sizes.items()} for k, sizes in self._steps.items()}
-        waits = {length: fmean(found) for length, found in self._waits.items()}
+    @property
+    def means(self) -> dict[Point, float]:
+        """Not medians: what the server meets are busy moments, too."""
+        return {point: fmean(s[point] for s in self._sittings) for point in self._sittings[0]}
+
+    def pace(self, number: int) -> float:
+        """Of the machine around the `number`-th load; 2: everything took twice its mean time."""
+        means, around = self.means, self._sittings[number : number + 2]
+        return median(fmean(s[point] for s in around) / means[point] for point in means)
+
+    def model(self, pace: float = 1.0) -> Model:
+        found = {point: seconds * pace for point, seconds in self.means.items()}
+        step = {k: {n: found["step", k, n] for n in STREAMS} for k in (0, K)}
+        waits = {length: found["wait", 0, length] for length in PROMPTS}
         verify = {length: step[0][1] + wait - waits[1] for length, wait in waits.items()}
         overhead = {n: step[0][n] - between(verify, n) for n in STREAMS}
         draft = {
             n: {K: max(0.0, step[K][n] - between(verify, n * (K + 1)) - overhead[n])}
             for n in STREAMS
         }
-        short, long = (fmean(found) for found in self._rests.values())
-        reading = dict(zip(self._rests, (0.0, max(0.0, long - short)), strict=True))
-        return Curves(verify, overhead, draft, reading)
-
-    def model(self) -> Model:
-        latency_s = max(0.0, fmean(self._waits[1]) - fmean(self._steps[0][1]))
-        return Model(self.curves(), self._alpha, latency_s)
-
-
-def acceptance() -> float:
-    """Of one draft, such that K of them give the measured number of tokens per step."""
-    llm = LLM("bundled", draft_model="bundled:draft", num_draft_tokens=K, max_sequences=8)
-    texts = (ROOT / "src/outrider/bench/texts/long.jsonl").read_text()
-    tokens = llm.engine.tokenizer.encode(texts)
-    pieces = [tokens[at : at + PROMPT_TOKENS] for at in range(0, 24 * 401, 401)]
-    results = llm.generate(
-        pieces, max_tokens=OUTPUT_TOKENS, temperature=TEMPERATURE, ignore_eos=True, seed=1
-    )
-    accepted = sum(result.stats.num_accepted for result in results)
-    wanted = 1 + accepted / sum(result.stats.num_proposals for result in results)
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        alpha = (low + high) / 2
-        low, high = (alpha, high) if expected_tokens(alpha, K) < wanted else (low, alpha)
-    return low
+        short, long = PROMPTS[1], PROMPTS[-1]
+        reading_s = max(0.0, found["rest", K, long] - found["rest", K, short])
+        curves = Curves(verify, overhead, draft, {short: 0.0, long: reading_s})
+        # A request meets half a step on average, then shares a pass.
+        shared_s = step[0][1] / 2 + curves.pass_s(2, 0, 2)
+        return Model(curves, self._accepted, max(0.0, found["beside", 0, 1] - shared_s))
 
 
 # --- the comparison -------------------------------------------------------------------------------
@@ -261,6 +318,7 @@ class Replay:
     k: int
     load: Load
     trace: list[Arrival]
+    calibrations: int  # that came before it
     took_s: float
     answers: list[Stream]
 
@@ -281,37 +339,52 @@ class Replay:
 
 
 def replay_loads(
-    client: Client, calibration: Calibration, alpha: float, seconds: float
+    client: Client, calibration: Calibration, seconds: float, rounds: int
 ) -> dict[tuple[int, float], list[Replay]]:
     """Every load in every round, with calibrations between them."""
     client.at_once(max(STREAMS), CALIBRATING_TOKENS, K)
     found: dict[tuple[int, float], list[Replay]] = {(k, s): [] for k in (0, K) for s in SHARES}
-    for number in range(ROUNDS):
-        for k in (0, K):
-            calibration.run()
-            for share in SHARES:
-                load = share_of(calibration.curves(), alpha, k, share)
-                trace = poisson(random.Random(number), load, max(20, round(load.rate * seconds)))
-                found[k, share].append(Replay(k, load, trace, *client.replay(trace, k)))
+    started = time.perf_counter()
     calibration.run()
+    for number in range(rounds):
+        if number >= FEWEST_ROUNDS and time.perf_counter() - started > LAST_START_S:
+            break
+        for share in SHARES:
+            model = calibration.model()
+            for k in (0, K):
+                load = share_of(model, k, share)
+                trace = poisson(random.Random(number), load, max(24, round(load.rate * seconds)))
+                replayed = client.replay(trace, k)
+                found[k, share].append(Replay(k, load, trace, len(calibration), *replayed))
+            calibration.run()
+        print(f"round {number + 1}: {time.perf_counter() - started:.0f} s", flush=True)
     return found
 
 
-def share_of(curves: Curves, alpha: float, k: int, share: float) -> Load:
+def share_of(model: Model, k: int, share: float) -> Load:
     """A share of what the server can do by its curves."""
-    most = max(STREAMS)
+    curves, most = model.curves, max(STREAMS)
     step_s = curves.pass_s(most * (k + 1), 0, most) + curves.draft_s(most, k)
     reading_s = curves.pass_s(PROMPT_TOKENS, 0, 1) - curves.pass_s(1, 0, 1)
     if k:
         reading_s += curves.read_s(PROMPT_TOKENS)
-    service_s = OUTPUT_TOKENS / expected_tokens(alpha, k) * step_s / most + reading_s
+    gain = model.accepted.gain(k, 0, OUTPUT_TOKENS)
+    service_s = OUTPUT_TOKENS / gain * step_s / most + reading_s
     return Load(rate=share / service_s, prompt_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS)
 
 
-def compared(share: float, replays: list[Replay], model: Model) -> dict[str, Any]:
+def compared(share: float, replays: list[Replay], calibration: Calibration) -> dict[str, Any]:
     """Medians over the rounds, of what was measured and of what was predicted in it."""
+    paces = [calibration.pace(replay.calibrations - 1) for replay in replays]
     measured = [replay.measured() for replay in replays]
-    predicted = [replay.predicted(model) for replay in replays]
+
+    def predicted(slower: float) -> list[dict[str, float]]:
+        return [
+            replay.predicted(calibration.model(pace * slower))
+            for replay, pace in zip(replays, paces, strict=True)
+        ]
+
+    expected, expected_slower = predicted(1.0), predicted(1.01)
     row: dict[str, Any] = {
         "K": replays[0].k,
         "load": share,
@@ -320,9 +393,13 @@ def compared(share: float, replays: list[Replay], model: Model) -> dict[str, Any
     }
     for name in measured[0]:
         row[name] = median(found[name] for found in measured)
-        row[f"{name}: predicted / measured"] = median(
-            p[name] / m[name] for p, m in zip(predicted, measured, strict=True)
+        row[name + ENDING] = median(
+            p[name] / m[name] for p, m in zip(expected, measured, strict=True)
         )
+    name = "first token, s"
+    row["first token: % for 1 % of pace"] = 100 * median(
+        s[name] / p[name] - 1 for s, p in zip(expected_slower, expected, strict=True)
+    )
     return row
 
 
@@ -369,15 +446,19 @@ def on_paper() -> Rows:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each load, in each round")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each load, in each round")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="at most")
     given = parser.parse_args()
-    alpha = acceptance()
+    accepted = acceptance()
     with serving() as client:
-        calibration = Calibration(client, alpha)
-        replays = replay_loads(client, calibration, alpha, given.seconds)
+        calibration = Calibration(client, accepted)
+        replays = replay_loads(client, calibration, given.seconds, given.rounds)
     model = calibration.model()
     curves = model.curves
-    checked = [compared(share, rounds, model) for (_, share), rounds in replays.items()]
+    checked = [compared(share, rounds, calibration) for (_, share), rounds in replays.items()]
+    ratios = [value for row in checked for name, value in row.items() if name.endswith(ENDING)]
+    num_near = sum(abs(ratio - 1) <= NEAR for ratio in ratios)
+    paces = [calibration.pace(number) for number in range(len(calibration) - 1)]
     for row in checked:
         print(row, flush=True)
     paper = on_paper()
@@ -404,16 +485,22 @@ def main() -> None:
             f"step with K = {K}, s": "",
         }
     ]
+    stages = ", ".join(f"{alpha:.2f} from {at}" for at, alpha in accepted.alpha_from.items())
     notes = (
+        f"{num_near} of {len(ratios)} predictions are within {NEAR:.0%} of what was measured. "
         f"The bundled target and draft model in `outrider serve`, {max(STREAMS)} sequences at "
         f"most, temperature {TEMPERATURE}, prompts of {PROMPT_TOKENS} and outputs of "
-        f"{OUTPUT_TOKENS} tokens on average. Curves are measured with constant numbers of streams; "
-        f"acceptance of a draft: {alpha:.3f}. 'load' is the share of what the server can do by "
-        "these curves. Simulation and server get the same Poisson arrivals; latencies are means "
-        f"over requests, all figures medians of {ROUNDS} rounds. The client runs on the same "
-        "machine. On paper: 8B target, 0.5B draft, acceptance 0.7, prompts of 512 and outputs of "
-        "256 tokens, devices of 3.35 TB/s, 990 TFLOP/s and 80 GB at 2.5 an hour, 95 of 100 "
-        "requests with a first token within 1 s and 10 ms per token: computed, not measured."
+        f"{OUTPUT_TOKENS} tokens on average. Curves are measured with constant numbers of streams "
+        f"in {len(calibration)} calibrations between the loads; the two around a load give the "
+        f"machine's pace while it ran ({min(paces):.2f} to {max(paces):.2f} of the mean time). "
+        f"Acceptance of a draft: {accepted.alpha:.3f} on average, by tokens of output {stages}. "
+        "'load' is the share of what the server can do by these curves. Simulation and server get "
+        "the same Poisson arrivals; latencies are means over requests, all figures medians of "
+        f"{len(next(iter(replays.values())))} rounds. '% for 1 % of pace': by how much the "
+        "predicted wait for the first token grows when every cost does by 1 %. The client runs on "
+        "the same machine. On paper: 8B target, 0.5B draft, acceptance 0.7, prompts of 512 and "
+        "outputs of 256 tokens, devices of 3.35 TB/s, 990 TFLOP/s and 80 GB at 2.5 an hour, 95 of "
+        "100 requests with a first token within 1 s and 10 ms per token: computed, not measured."
     )
     tables = {
         "predicted and measured": checked,

@@ -9,7 +9,9 @@ after the first token is out.
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cache
@@ -89,6 +91,7 @@ def simulate(
     load: Load,
     *,
     alpha: float = 0.0,
+    alpha_from: Mapping[int, float] | None = None,
     speculate: bool = True,
     max_sequences: int = 64,
     capacity: float = float("inf"),
@@ -102,6 +105,8 @@ def simulate(
 ) -> Outcome:
     """Runs until `num_requests` have finished, or all of `trace`, whose mean is then the load.
 
+    `alpha_from`: acceptance from so many tokens of an output on, where it is known to change along
+    the text (0 must be there); `alpha` is then its mean, which the best K is chosen by.
     `capacity` is how many tokens the KV holds; `num_draft_tokens` None: the best K of the moment;
     latencies of the `warm_up` share of requests that finish first are left out; `latency_s` passes
     between client and engine before a request can be admitted.
@@ -116,6 +121,8 @@ def simulate(
     running: list[_Request] = []
     found = Outcome()
     now = 0.0
+    alphas = alpha_from or {0: alpha}
+    starts = sorted(alphas)
 
     @cache
     def k_at(num_sequences: int) -> int:
@@ -142,7 +149,9 @@ def simulate(
         decoding = [r for r in running if not r.prompt_left]
         prefilling = [r for r in running if r.prompt_left]
         k = k_at(len(decoding)) if decoding else 0
-        num_tokens = len(decoding) * (k + 1) + _read(prefilling, chunk)
+        # An output's last token is never a draft.
+        drafts = [min(k, r.output_left - 1) for r in decoding]
+        num_tokens = len(decoding) + sum(drafts) + _read(prefilling, chunk)
         context = float(sum(r.context for r in decoding))
         seconds = costs.pass_s(num_tokens, context, len(running)) + costs.draft_s(len(decoding), k)
         if k and (unread := sum(r.unread for r in decoding)):
@@ -152,8 +161,10 @@ def simulate(
         now += seconds
         found.busy_s += seconds
         found.batch_sum += len(running) * seconds
-        for request in decoding:
-            _emit(request, 1 + _accepted(rng, alpha, k), now)
+        for request, num_drafts in zip(decoding, drafts, strict=True):
+            num_output = request.num_output - request.output_left
+            likely = alphas[starts[bisect_right(starts, num_output) - 1]]
+            _emit(request, 1 + _accepted(rng, likely, num_drafts), now)
         for request in prefilling:
             if not request.prompt_left:  # a prompt's last chunk gives the first token
                 _emit(request, 1, now)

@@ -123,6 +123,37 @@ def test_a_trace_and_a_number_of_drafts_are_followed() -> None:
     assert found.duration_s == pytest.approx(10.01)
 
 
+def test_acceptance_may_change_along_an_output() -> None:
+    load = Load(rate=1, prompt_tokens=8, output_tokens=9)
+    trace = [Arrival(0.0, 8, 9)]
+    found = simulate(
+        Constant(),
+        load,
+        alpha=0.5,
+        alpha_from={0: 0.0, 5: 1.0},
+        num_draft_tokens=3,
+        trace=trace,
+        warm_up=0.0,
+    )
+    # The prompt's pass and four more give a token each, the next one gives four.
+    assert found.duration_s == pytest.approx(0.06)
+
+
+@dataclass(frozen=True)
+class PerToken(Constant):
+    """A pass costs what its tokens do."""
+
+    def pass_s(self, num_tokens: int, context: float, num_sequences: int) -> float:
+        return num_tokens / 100
+
+
+def test_the_last_token_is_never_a_draft() -> None:
+    load = Load(rate=1, prompt_tokens=1, output_tokens=3)
+    trace = [Arrival(0.0, 1, 3)]
+    found = simulate(PerToken(), load, alpha=1.0, num_draft_tokens=3, trace=trace, warm_up=0.0)
+    assert found.duration_s == pytest.approx(0.01 + 0.02)
+
+
 @dataclass(frozen=True)
 class Reading(Constant):
     """As above, but the drafter reads prompts."""
