@@ -35,6 +35,7 @@ from outrider.contracts import (
     TreeLimits,
 )
 from outrider.cuda.eagle import CudaEagle3
+from outrider.errors import ConfigError
 from outrider.model.head_layers import KeyValue
 from outrider.model.heads import Eagle3Head
 from outrider.model.heads_native import NativeEagle3
@@ -51,22 +52,25 @@ from outrider.proposers._options import read_options
 from outrider.proposers._trees import ROOT, BestFirst, check_limits, path_tokens, submit
 from outrider.sampling import RowParams, true_vocabulary
 
+_CHILDREN = 4  # of a tree's nodes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config:
     """A tree takes at most `passes` passes of the head, so many tokens deep; `width` nodes are
     expanded in each and `children` tokens considered after each of those. `children` 1 makes a
-    chain, for rules that judge no trees; where our GPU kernels run, coupled drafts are chains, too:
-    one graph drafts them. `head` is the folder of the head, where it is not the draft model."""
+    chain, for rules that judge no trees; our GPU kernels draft nothing else, in one graph. `head`
+    is the folder of the head, where it is not the draft model."""
 
     passes: int = 4
     width: int = 2
-    children: int = 4
+    children: int | None = None  # None: 4, and 1 where our GPU kernels run
     head: str | None = None
     weights: str | None = None  # of the head; None: int8 where no torch module runs it
 
     def __post_init__(self) -> None:
-        check_limits("eagle3", self.passes, self.width, self.children)
+        children = 1 if self.children is None else self.children
+        check_limits("eagle3", self.passes, self.width, children)
 
 
 class _Draft:
@@ -116,13 +120,19 @@ class Eagle3Proposer(FeatureHeadProposer):
         self.config = config or Eagle3Config()
         head = native.head if native is not None else None
         self.device_head = head if isinstance(head, CudaEagle3) else None
-        self.trees = self.config.children > 1 and self.device_head is None
+        usual = _CHILDREN if self.device_head is None else 1
+        children = usual if self.config.children is None else self.config.children
+        if self.device_head is not None and children > 1:
+            raise ConfigError(
+                f"eagle3 drafts chains on this GPU: leave out children, or pass 1, not {children}"
+            )
+        self.trees = children > 1
         self._ahead: dict[int, list[int]] = {}  # of a sequence: its number there, steps taken
         self.needs = Needs(taps=loaded.head.taps)
         self._loaded = loaded
         self._head = loaded.head
         self._ids_W = loaded.head.target_ids
-        self._limits = TreeLimits(self.config.passes, self.config.width, self.config.children)
+        self._limits = TreeLimits(self.config.passes, self.config.width, children)
 
     @classmethod
     def build(cls, context: ProposerContext) -> Eagle3Proposer:
@@ -298,7 +308,7 @@ class Eagle3Proposer(FeatureHeadProposer):
         growths = [
             BestFirst(
                 budget,
-                num_children=config.children,
+                num_children=self._limits.children,
                 max_depth=config.passes,
                 width=config.width,
                 finish_ids=draft.view.finish_ids,
@@ -338,7 +348,7 @@ class Eagle3Proposer(FeatureHeadProposer):
                     draft.view.edits.apply(logits_RV[len(keys)], draft.view.tokens, path)
                 keys.append(draft_key(draft.view, len(path), 1 + node))
         rows = RowParams.of([draft.view.params for draft in drafts], list(map(len, nodes)))
-        tokens, scores = best_children(logits_RV, rows, keys, self.config.children)
+        tokens, scores = best_children(logits_RV, rows, keys, self._limits.children)
         answers = zip(tokens, scores, strict=True)
         for growth, wanted in zip(growths, nodes, strict=True):
             for node in wanted:

@@ -43,12 +43,13 @@ def engine_for(
     num_drafts: int = 4,
     weights: str = "float32",
     ahead: int = 1,
+    children: int | None = 1,
 ) -> Engine:
     config = EngineConfig(
         model=str(folder / "target"),
         draft_model=str(folder / "head"),
         proposer="eagle3",
-        proposer_options={"eagle3": {"children": 1, "weights": weights}},
+        proposer_options={"eagle3": {"children": children, "weights": weights}},
         num_draft_tokens=num_drafts,
         device=DEVICE.type,
         backend="torch",
@@ -121,6 +122,16 @@ def test_a_rounded_head_changes_no_token(folder: Path) -> None:
 def test_weights_that_the_kernels_do_not_have_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be 'int4'.* choose int8 or float32$"):
         engine_for(folder, weights="int4")
+
+
+def test_trees_that_the_kernels_do_not_draft_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"drafts chains on this GPU.* not 4"):
+        engine_for(folder, children=4)
+    usual, torch_module = (
+        engine_for(folder, kind, children=None).parts.proposers["eagle3"]
+        for kind in (CudaDecoder, TorchDecoder)
+    )
+    assert (usual.trees, torch_module.trees) == (False, True)
 
 
 def test_steps_that_nobody_took(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
