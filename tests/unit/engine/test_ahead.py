@@ -157,7 +157,7 @@ def test_up_to_the_end_of_both_contexts(make: Make, runs: Runs) -> None:
     assert runs.steps > runs.asked > 0
 
 
-def test_blocks_are_given_back_with_the_last_step(make: Make) -> None:
+def test_blocks_are_given_back_with_the_last_step(make: Make, runs: Runs) -> None:
     engine = make(8)
     request = engine.add(
         PROMPTS[0], SamplingParams(max_tokens=60, ignore_eos=True), speculation=PLAIN
