@@ -39,7 +39,9 @@ class Contestant:
         self.loads: dict[tuple[int, int], Load] = {}  # by streams and round
 
     def run(self, num_streams: int, round_: int, max_tokens: int) -> None:
-        asked = [body | self._more for body in bodies(num_streams, round_, max_tokens)]
+        # `auto` and `off` share a server: whoever comes second must not find the other's prefixes.
+        more = self._more | {"cache_salt": self.name}
+        asked = [body | more for body in bodies(num_streams, round_, max_tokens)]
         gc.collect()
         with awake(self._process):
             self.loads[num_streams, round_] = ask_all(self._url, asked)

@@ -56,7 +56,8 @@ FIRST_TRIAL, MOST_BETWEEN = 4, 32  # decisions between trials: one more each tim
 MOST_AT_ONCE = 64  # drafts of a step that are looked at, or four for each sequence
 TRIALS = (1, -1, 2, -2)  # drafts more or less
 MOST_TRYING = 4  # sequences: beyond, widths vary without it
-CLOSE = 1.4  # drafts that win by less are compared with plain decoding now and then
+CLOSE = 1.4  # drafts that win by less are compared with plain decoding at every other trial ...
+AT_LEAST = 8  # ... and others at every eighth: it may have been seen in a slow moment only
 IN_PASSING = 16  # tokens that a drafter reads besides; more take time of their own
 HORIZON = 128  # tokens to come of a sequence that count, at most
 
@@ -207,7 +208,7 @@ class AdaptiveController:
         elif num_tokens == len(views):  # beside prompts, what a trial costs could not be told
             is_off = not any(chosen)
             if not is_off:
-                chosen = self._try(step, chosen, most)
+                chosen = self._try(decision, step, chosen, most)
             if is_off or any(chosen):
                 self._probe(decision, step, own, chosen, most)
             if is_off and decision.probed is not None:
@@ -296,15 +297,21 @@ class AdaptiveController:
         chosen[order] = k
         decision.probed, decision.probe_s = track, extra_s
 
-    def _try(self, step: Step, chosen: list[int], most: list[int]) -> list[int]:
+    def _try(
+        self, decision: Decision, step: Step, chosen: list[int], most: list[int]
+    ) -> list[int]:
         """The decision; now and then its neighbours, or plain decoding."""
         self._until_trial -= 1
         if self._until_trial > 0:
             return chosen
         self._num_trials += 1
         self._until_trial = min(FIRST_TRIAL + self._num_trials, MOST_BETWEEN)
-        if self._num_trials % 2 == 0 and step.rate(chosen) < CLOSE * step.rate([0] * len(chosen)):
-            return [0] * len(chosen)
+        plain = [0] * len(chosen)
+        if self._num_trials % 2 == 0 and step.rate(chosen) < CLOSE * step.rate(plain):
+            return plain
+        if self._num_trials % AT_LEAST == 0:
+            decision.most_steps = PROBE_STEPS
+            return plain
         if len(chosen) > MOST_TRYING:
             return chosen
         offset = TRIALS[self._num_trials % len(TRIALS)]
@@ -392,7 +399,12 @@ class AdaptiveController:
             drafting = {track.source for _, track, k in now.asked if k}
             gain_s = saved_s - len(steps_s) * median(steps_s)  # a hiccup is nobody's fault
             for source in drafting:
-                source.credits[batch] += gain_s / len(drafting)
+                held_s = source.credits[batch]
+                left_s = held_s + gain_s / len(drafting)
+                if held_s > FIRST_CREDIT * now.plain_s:
+                    # A slow moment is no proof against drafts that have paid so far.
+                    left_s = max(left_s, held_s / 2)
+                source.credits[batch] = left_s
         for source in {track.source for _, track, _ in now.asked}:
             source.purses[batch] = min(source.purses[batch], MOST_PURSE * now.plain_s)
             source.credits[batch] = min(source.credits[batch], MOST_CREDIT * now.plain_s)
