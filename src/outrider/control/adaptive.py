@@ -15,8 +15,8 @@ Losses are bounded twice, per proposer and batch size, in seconds. Where drafts 
 sequence probes now and then, paid from a purse that `SHARE` of all time goes into: a drafter that
 is never right costs no more, and one that is good again earns its next probe. Where estimates say
 that drafts pay, the clock has to agree: there is a credit of a few plain steps, to which comes what
-plain decoding would have needed for the same tokens, and from which goes what the steps took.
-Without credit nothing is drafted until `SHARE` of the time has paid the debt.
+plain decoding would have needed for the same tokens, and from which goes what the steps took (who
+has won before loses half of it at most in one call: it may be the machine's slow moment). Without credit nothing is drafted until `SHARE` of the time has paid the debt.
 
 Now and then a decision is a trial: a token more or less, or none where drafts win by little; what
 is compared must have been paid lately.
@@ -297,9 +297,7 @@ class AdaptiveController:
         chosen[order] = k
         decision.probed, decision.probe_s = track, extra_s
 
-    def _try(
-        self, decision: Decision, step: Step, chosen: list[int], most: list[int]
-    ) -> list[int]:
+    def _try(self, decision: Decision, step: Step, chosen: list[int], most: list[int]) -> list[int]:
         """The decision; now and then its neighbours, or plain decoding."""
         self._until_trial -= 1
         if self._until_trial > 0:
@@ -390,9 +388,6 @@ class AdaptiveController:
         for num_tokens, took in pass_s.items():
             costs.verify.refresh(now.bucket, num_tokens, median(took), batch, num_steps=len(took))
         self._learn_drafts(news)
-        for source in {track.source for _, track, _ in now.asked}:
-            source.purses[batch] += SHARE * total_s
-            source.credits[batch] += SHARE * total_s
         if now.probed is not None:
             now.probed.source.purses[batch] += earned_s
         elif len(steps_s) >= LEAST_EVIDENCE:
@@ -405,9 +400,11 @@ class AdaptiveController:
                     # A slow moment is no proof against drafts that have paid so far.
                     left_s = max(left_s, held_s / 2)
                 source.credits[batch] = left_s
+        share_s = SHARE * total_s
         for source in {track.source for _, track, _ in now.asked}:
-            source.purses[batch] = min(source.purses[batch], MOST_PURSE * now.plain_s)
-            source.credits[batch] = min(source.credits[batch], MOST_CREDIT * now.plain_s)
+            purse_s, credit_s = source.purses[batch] + share_s, source.credits[batch] + share_s
+            source.purses[batch] = min(purse_s, MOST_PURSE * now.plain_s)
+            source.credits[batch] = min(credit_s, MOST_CREDIT * now.plain_s)
         for _, track, k in now.asked:
             if k:
                 track.idle = 0

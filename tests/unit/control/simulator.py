@@ -97,11 +97,13 @@ def run(
     fill: float = 1.0,
     tree: bool = False,
     ahead: int = 1,
+    slowness: Callable[[int], float] = lambda step: 1.0,
     seed: int = 0,
 ) -> Trace:
     """`length` tokens each, then the next request; `fill`: how often the proposer finds a draft.
 
     `ahead`: steps that are computed in one call, as long as the batch and the decision stand.
+    `slowness`: what everything takes at a step, on the clocks; the trace stays comparable.
     """
     random = Random(seed)
     trace = Trace()
@@ -139,7 +141,8 @@ def run(
         trace.budgets.append(budgets)
         for view, verdict in zip(views, verdicts, strict=True):
             view.num_tokens += len(verdict.path) + 1
-        controller.update(seen, proposals, verdicts, _read(timing, machine.noise, random))
+        read = _read(timing, machine.noise, slowness(step), random)
+        controller.update(seen, proposals, verdicts, read)
         for view in [v for v in views if v.num_tokens >= 100 + length]:
             controller.release(view.id)
             views.remove(view)
@@ -196,11 +199,11 @@ def _timing(machine: Machine, budgets: Sequence[int], drafted: Sequence[int]) ->
     )
 
 
-def _read(true: StepTiming, noise: float, random: Random) -> StepTiming:
+def _read(true: StepTiming, noise: float, slowness: float, random: Random) -> StepTiming:
     """What the clocks say."""
 
     def clock(seconds: float) -> float:
-        return seconds * max(0.5, random.gauss(1.0, noise))
+        return slowness * seconds * max(0.5, random.gauss(1.0, noise))
 
     return replace(
         true,

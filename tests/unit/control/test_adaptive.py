@@ -199,6 +199,26 @@ def test_where_prices_are_far_too_low_the_clock_stops_drafts(machine: Machine) -
     assert trace.rate(50) >= 0.95 * plain
 
 
+@pytest.mark.parametrize("num_slow", [8, 16, 24])
+def test_drafts_that_pay_survive_a_slow_moment_of_the_machine(num_slow: int) -> None:
+    def slowness(step: int) -> float:
+        return 4.0 if 304 <= step < 304 + num_slow else 1.0
+
+    options: dict[str, Any] = {"batch": lambda step: 4, "ahead": 16, "num_steps": 1000}
+    trace = run(NATIVE, constant(0.8), controller(NATIVE), slowness=slowness, **options)
+    on = mean(max(budgets) > 0 for budgets in trace.budgets[304:])
+    print(f"on in {on:.3f} of the steps from then on")
+    assert on > 0.85
+
+
+def test_plain_decoding_is_looked_at_again_even_where_drafts_win_by_far() -> None:
+    """It may have been seen in a slow moment only."""
+    trace = run(GPU, constant(0.9), controller(GPU), ahead=16, num_steps=6000)
+    off = [budgets == [0] for budgets in trace.budgets[100:]]
+    assert any(off)
+    assert mean(off) < 0.005
+
+
 def test_a_proposer_that_seldom_finds_anything_stays_on_when_it_is_cheap() -> None:
     options = {"num_steps": 1000, "fill": 0.1}
     trace = run(FREE_DRAFTS, constant(0.8), controller(FREE_DRAFTS), **options)  # type: ignore[arg-type]
