@@ -16,7 +16,8 @@ sequence probes now and then, paid from a purse that `SHARE` of all time goes in
 is never right costs no more, and one that is good again earns its next probe. Where estimates say
 that drafts pay, the clock has to agree: there is a credit of a few plain steps, to which comes what
 plain decoding would have needed for the same tokens, and from which goes what the steps took (who
-has won before loses half of it at most in one call: it may be the machine's slow moment). Without credit nothing is drafted until `SHARE` of the time has paid the debt.
+has won before loses half of it at most in one call: it may be a slow moment of the machine).
+Without credit nothing is drafted until `SHARE` of the time has paid the debt.
 
 Now and then a decision is a trial: a token more or less, or none where drafts win by little; what
 is compared must have been paid lately.
