@@ -41,7 +41,10 @@ RECIPES: dict[str, tuple[list[str], list[str]]] = {
          "--title", "A drafter that is never right, K = auto"],
         ["-n", "2", "-m", "32", "-r", "1"],
     ),
-    "efficiency": (["benchmarks/efficiency.py"], ["--prompts", "1", "--tokens", "48"]),
+    "efficiency": (
+        ["benchmarks/efficiency.py"],
+        ["--prompts", "1", "--tokens", "48", "--turns", "5"],
+    ),
     "speedup-by-k": (
         [*SWEEP, "--axis", "k", "-k", "1,2,3,4,6,8,12,auto", "-n", "6", "-m", "64", "-r", "4",
          "--title", "Speedup by draft length"],

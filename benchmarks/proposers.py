@@ -7,7 +7,11 @@ tokens of the same prompt are decoded plainly, and the run counts against these:
 change their speed from one second to the next. Only decoding is timed: from the first step's end,
 and a step counts as at most twice the median of its run. A prompt's figure is the median of its
 rounds, a workload's the time that all its prompts would take. Every output is compared with plain
-decoding's, token by token. About eight minutes.
+decoding's, token by token.
+
+Then hybrid meets the two best others of each workload, run beside run: which of several is best is
+chance where they are close, and a ratio of neighbours in time is surer than one of two ratios.
+About ten minutes.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from outrider.engine.request import Speculation
 from outrider.sampling import SamplingParams
 
 PLAIN = "plain"
+HYBRID = "hybrid"
 NUM_REFERENCE = 24  # tokens of plain decoding between two runs
 # What each is asked for: nodes of a tree, places of a block, or the length of a chain. Look-ups
 # cost nothing to ask for much; a model's chain pays for every token.
@@ -48,7 +53,7 @@ BUDGETS = {
     "suffix": 16,
     "prediction": 16,
     "lookahead": 8,
-    "hybrid": 16,
+    HYBRID: 16,
 }
 
 
@@ -157,9 +162,42 @@ def measure(
     return rows
 
 
+def duels(
+    engine: Engine, workload: Workload, table: list[dict[str, Any]], rounds: int
+) -> list[dict[str, Any]]:
+    """Hybrid against the best of the table."""
+    others = [row for row in table if row["proposer"] not in (PLAIN, HYBRID)]
+    others.sort(key=lambda row: -float(row["against plain"]))
+    names = [HYBRID, *(row["proposer"] for row in others[:2])]
+    indices = range(len(workload.prompts))
+    seconds: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for round_ in range(rounds):
+        for index in indices:
+            turn = (round_ + index) % len(names)
+            for name in names[turn:] + names[:turn]:
+                salt = f"{workload.name} duel {round_} {index} {name}"
+                seconds[name][index].append(decode(engine, name, workload, index, salt).seconds)
+    rows = []
+    for name in names[1:]:
+        prompts = [
+            statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
+            for ours, theirs in ((seconds[HYBRID][i], seconds[name][i]) for i in indices)
+        ]
+        rows.append(
+            {
+                "workload": workload.name,
+                "against": name,
+                "hybrid over it": statistics.harmonic_mean(prompts),
+                "by prompt": " ".join(f"{ratio:.2f}" for ratio in sorted(prompts)),
+            }
+        )
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--duel-rounds", type=int, default=12)
     parser.add_argument("--only", help="proposers, by name")
     parser.add_argument("--workloads", help="workloads, by name")
     options = parser.parse_args()
@@ -171,8 +209,14 @@ def main() -> None:
     for name in names:  # loads what it needs, and touches its memory for the first time
         decode(engine, name, chosen[0], 0, "first")
     tables = {w.name: measure(engine, w, names, options.rounds) for w in chosen}
+    met = [
+        row
+        for w in chosen
+        if HYBRID in names and len(names) > 2
+        for row in duels(engine, w, tables[w.name], options.duel_rounds)
+    ]
     if options.only or options.workloads:
-        for rows in tables.values():
+        for rows in (*tables.values(), met):
             for row in rows:
                 print(
                     " ".join(
@@ -193,6 +237,16 @@ def main() -> None:
         "acceptance length counts the correction or bonus token; K is the "
         "budget of nodes; drafting and verifying are shares of the time. Outputs were equal to "
         "plain decoding's in every run.",
+    )
+    report.write(
+        "hybrid",
+        "Hybrid against the best single proposers",
+        {"hybrid's speed over theirs": met},
+        f"The bundled models, one request at a time: {options.duel_rounds} rounds in which hybrid "
+        "and the two proposers that were best in `proposers` decode the same prompts beside each "
+        "other, in changing order. A prompt's figure is the median of the rounds' ratios, a "
+        "workload's the time for all prompts. From one prompt to the next nothing is learnt of the "
+        "outputs; what costs and drafts are worth stays known.",
     )
 
 

@@ -164,7 +164,7 @@ def rivals(stack: ExitStack, python: Path) -> list[Contestant]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--vllm", type=Path, help="the Python of an environment with vLLM")
     parser.add_argument("--vllm-streams", type=int, nargs="+", default=[1, 4, 16])
@@ -182,7 +182,7 @@ def main() -> None:
         warm_up(run.contestants)
         for _ in range(asked.rounds):
             run.play(asked.streams)
-        run.costs = serve_overhead.rows(8, asked.rounds + 1, 2 * asked.max_tokens)
+        run.costs = serve_overhead.rows(8, asked.rounds, 2 * asked.max_tokens)
         run.publish()
         if asked.vllm is not None:
             run.contestants += rivals(stack, asked.vllm)

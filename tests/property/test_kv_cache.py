@@ -207,7 +207,7 @@ class KVCacheMachine(RuleBasedStateMachine):
             list(cache._pool._free),
             list(cache._pool._cached),
             list(cache._pool._refs),
-            dict(cache._prefixes._blocks),
+            {digest: list(blocks) for digest, blocks in cache._prefixes._blocks.items()},
             {i: (list(s.blocks), s.view.tolist(), s.digest) for i, s in cache._sequences.items()},
         )
 
@@ -215,6 +215,20 @@ class KVCacheMachine(RuleBasedStateMachine):
 def _common(a: list[int], b: list[int]) -> int:
     differences = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
     return next(differences, min(len(a), len(b)))
+
+
+def test_a_prefix_that_somebody_holds_outlives_its_first_owner() -> None:
+    """Two computed it side by side; the one who was first is gone, and its blocks are needed."""
+    cache = KVCache(3, 1)
+    for sequence_id in (0, 1):
+        assert cache.match(sequence_id, [7, 8]) == 0
+    for sequence_id in (0, 1):
+        assert cache.reserve(sequence_id, 1)
+        cache.commit(sequence_id, [7, 8], 1)
+    cache.free(0)
+    assert cache.reserve(2, 2)  # takes all the room there is
+    assert cache.match(3, [7, 9]) == 1
+    cache.check()
 
 
 TestKVCache = KVCacheMachine.TestCase

@@ -20,8 +20,9 @@ from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.statistics import SpeculationStats
 
-BATCHES = (1, 4, 16)
-COUNTS = {1: (1, 3, 5, 8, 12), 4: (1, 3, 6), 16: (1, 4)}  # draft lengths that are timed, by batch
+# Draft lengths that are timed, by batch.
+COUNTS = {1: (1, 3, 5, 8, 12), 2: (1, 3, 5, 8), 4: (1, 3, 6), 16: (1, 4)}
+LEAST_JOBS = 4  # that are timed for a batch
 ROUNDS = 3
 TIMED_TOKENS = 32
 SURVIVAL_TOKENS = 96
@@ -98,7 +99,7 @@ def measure_curves(
     engine: Engine, jobs: Sequence[Job], proposers: Sequence[str], tell: Tell
 ) -> Curves:
     verify: defaultdict[int, list[float]] = defaultdict(list)
-    passes: dict[int, defaultdict[int, list[float]]] = {n: defaultdict(list) for n in BATCHES}
+    passes: dict[int, defaultdict[int, list[float]]] = {n: defaultdict(list) for n in COUNTS}
     overhead: defaultdict[int, list[float]] = defaultdict(list)
     draft: dict[str, defaultdict[tuple[int, int], list[float]]] = {
         name: defaultdict(list) for name in proposers
@@ -109,9 +110,10 @@ def measure_curves(
         worth[name] = _worth(engine, jobs, name)
     for turn in range(ROUNDS + 1):
         tell(f"costs, round {turn} of {ROUNDS}")
-        for batch in BATCHES:
-            group = [_timed(jobs[i % len(jobs)], i) for i in range(max(batch, min(3, len(jobs))))]
-            kinds = [("", 0), *((n, k) for n in proposers for k in COUNTS[batch])]
+        for batch, counts in COUNTS.items():
+            num_jobs = max(batch, min(LEAST_JOBS, len(jobs)))
+            group = [_timed(jobs[i % len(jobs)], i) for i in range(num_jobs)]
+            kinds = [("", 0), *((n, k) for n in proposers for k in counts)]
             for (name, count), drafted_s, verify_s, other_s, num_tokens in _steps(
                 engine, group, batch, kinds
             ):

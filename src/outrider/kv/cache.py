@@ -168,7 +168,8 @@ class KVCache:
         return self._sequences[sequence_id].view
 
     def free(self, sequence_id: int, *, keep: bool = True) -> None:
-        """Closes a sequence. Its shareable blocks stay cached until the room is needed.
+        """Closes a sequence. Its shareable blocks stay cached until the room is needed, unless
+        others hold the same.
 
         `keep=False` forgets what nobody else holds: the content is not to be trusted. Unknown ids
         are fine.
@@ -178,7 +179,8 @@ class KVCache:
             return
         # Last block first: eviction then shortens a cached prefix from its end.
         for block in reversed(sequence.blocks):
-            if not keep and block in self._prefixes and self._pool.refs(block) == 1:
+            goes = block in self._prefixes and self._pool.refs(block) == 1
+            if goes and (not keep or self._prefixes.has_twin(block)):
                 self._prefixes.forget(block)
             self._pool.release(block, keep=block in self._prefixes)
 

@@ -31,10 +31,10 @@ def next_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 
 class PrefixIndex:
-    """A one-to-one map between digests and the blocks that hold what they name."""
+    """Which blocks hold what a digest names: several, where sequences computed it side by side."""
 
     def __init__(self) -> None:
-        self._blocks: dict[bytes, int] = {}
+        self._blocks: dict[bytes, list[int]] = {}
         self._digests: dict[int, bytes] = {}
 
     def __len__(self) -> int:
@@ -44,14 +44,21 @@ class PrefixIndex:
         return block in self._digests
 
     def get(self, digest: bytes) -> int | None:
-        return self._blocks.get(digest)
+        blocks = self._blocks.get(digest)
+        return None if blocks is None else blocks[0]
+
+    def has_twin(self, block: int) -> bool:
+        """Whether another block holds the same. It must be in the index."""
+        return len(self._blocks[self._digests[block]]) > 1
 
     def insert(self, digest: bytes, block: int) -> None:
-        """Names `block`, unless another block already holds the same prefix: first come."""
-        if digest not in self._blocks:
-            self._blocks[digest] = block
-            self._digests[block] = digest
+        self._blocks.setdefault(digest, []).append(block)
+        self._digests[block] = digest
 
     def forget(self, block: int) -> None:
         """The block is about to hold something else. It must be in the index."""
-        del self._blocks[self._digests.pop(block)]
+        digest = self._digests.pop(block)
+        blocks = self._blocks[digest]
+        blocks.remove(block)
+        if not blocks:
+            del self._blocks[digest]

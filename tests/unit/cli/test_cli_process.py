@@ -59,8 +59,10 @@ def test_a_reader_that_leaves(pair: list[str]) -> None:
 
 
 # Each step takes so long that an interrupt finds the command at work, however fast the machine.
+# What a shell runs in the background ignores interrupts, and so would its grandchildren.
 SLOW = """
-import time
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from outrider.engine.engine import Engine
 step = Engine.step
 def slow(self):
