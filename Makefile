@@ -29,7 +29,7 @@ LIBRARY := src/outrider/native/_outrider.so
 NATIVE_SOURCES := $(wildcard src/outrider/native/*.cpp src/outrider/native/*.h \
 	src/outrider/native/build.py)
 
-.PHONY: demo test lint typecheck unit figures soak load clients vllm vllm-test docs docs-test demo-picture live-picture reference clean distclean sanitize
+.PHONY: demo test lint typecheck unit figures soak load clients vllm vllm-test docs docs-test demo-picture live-picture reference clean distclean sanitize explore
 
 demo: $(NATIVE)
 	@$(BIN)/outrider demo
@@ -39,6 +39,12 @@ test: $(NATIVE)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+# Examples that no run has tried before: minutes.
+explore: $(NATIVE)
+	@OUTRIDER_EXPLORE=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 \
+		tests/property tests/exactness/test_same_decision.py tests/unit/test_noise.py \
+		tests/unit/test_sampling.py tests/unit/theory tests/unit/model/test_tokenizer.py
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .
