@@ -5,9 +5,11 @@ from __future__ import annotations
 from outrider.contracts import LookedUp, Proposal
 
 _START = 0.7  # acceptance of a looked-up token nobody has seen yet, at temperature 0
-_PRIOR_WEIGHT = 4.0  # what all sequences together are worth beside this one, in drafts
-_OWN_DECAY = 0.95
-_SHARED_DECAY = 0.99
+_PRIOR_WEIGHT = 4.0  # what smaller drafts are worth beside those of a size, in drafts
+_DECAY = 0.97
+_OWN_DECAY = 0.95  # of what one text did
+_OWN_WEIGHT = 3.0  # accepted tokens that speak for its being as all others
+_MOST = 0.99  # probability
 
 Rates = tuple[float, float]
 
@@ -19,46 +21,68 @@ class Worth:
     Larger drafts come from longer matches: a size that was hardly seen leans on smaller ones.
     """
 
-    def __init__(self, shared: Worth | None = None, temperature: float = 0.0) -> None:
-        """`shared`: what is known from everybody; None: this one is. Hot text repeats less."""
-        self._shared = shared
+    def __init__(self, temperature: float = 0.0) -> None:
+        """Hot text repeats less."""
         self._start = _START / (1.0 + temperature)
-        self._decay = _SHARED_DECAY if shared is None else _OWN_DECAY
         # size -> decayed numbers of first tokens, of those accepted, and the same of further ones
         self._seen: dict[int, tuple[float, float, float, float]] = {}
 
     def rates(self, most: int) -> list[Rates]:
         """For sizes 0..most."""
-        if self._shared is not None:
-            known = self._shared.rates(most)
-            return [self._lean(size, rates) for size, rates in enumerate(known)]
-        all_rates = [(self._start, self._start)]
+        rates = (self._start, self._start)
+        found = [rates]
         for size in range(1, most + 1):
-            all_rates.append(self._lean(size, all_rates[-1]))
-        return all_rates
-
-    def _lean(self, size: int, rates: Rates) -> Rates:
-        if size not in self._seen:
-            return rates
-        first, first_good, further, good = self._seen[size]
-        weight = _PRIOR_WEIGHT
-        return (
-            (first_good + weight * rates[0]) / (first + weight),
-            (good + weight * rates[1]) / (further + weight),
-        )
+            if size in self._seen:
+                first, first_good, further, good = self._seen[size]
+                rates = (
+                    (first_good + _PRIOR_WEIGHT * rates[0]) / (first + _PRIOR_WEIGHT),
+                    (good + _PRIOR_WEIGHT * rates[1]) / (further + _PRIOR_WEIGHT),
+                )
+            found.append(rates)
+        return found
 
     def learn(self, size: int, num_accepted: int, is_refused: bool) -> None:
         """From a draft of which so many tokens were right, and then the text left it, or not."""
-        if self._shared is not None:
-            self._shared.learn(size, num_accepted, is_refused)
         first, first_good, further, good = self._seen.get(size, (0.0, 0.0, 0.0, 0.0))
-        decay = self._decay
         self._seen[size] = (
-            decay * first + 1,
-            decay * first_good + (num_accepted > 0),
-            decay * further + max(0, num_accepted - 1 + is_refused),
-            decay * good + max(0, num_accepted - 1),
+            _DECAY * first + 1,
+            _DECAY * first_good + (num_accepted > 0),
+            _DECAY * further + max(0, num_accepted - 1 + is_refused),
+            _DECAY * good + max(0, num_accepted - 1),
         )
+
+
+class OwnWorth:
+    """The same for one text, which is short: how much more or less often than usual its drafts are
+    accepted, whatever their size."""
+
+    def __init__(self, shared: Worth) -> None:
+        self._shared = shared
+        # Accepted and expected, decayed: first tokens and further ones.
+        self._first = self._further = (0.0, 0.0)
+
+    def rates(self, most: int) -> list[Rates]:
+        """For sizes 0..most."""
+        first, further = _factor(*self._first), _factor(*self._further)
+        return [
+            (min(_MOST, first * a), min(_MOST, further * b)) for a, b in self._shared.rates(most)
+        ]
+
+    def learn(self, size: int, num_accepted: int, is_refused: bool) -> None:
+        first, further = self._shared.rates(size)[size]
+        good, expected = self._first
+        self._first = _OWN_DECAY * good + (num_accepted > 0), _OWN_DECAY * expected + first
+        num_further = max(0, num_accepted - 1 + is_refused)
+        good, expected = self._further
+        self._further = (
+            _OWN_DECAY * good + max(0, num_accepted - 1),
+            _OWN_DECAY * expected + num_further * further,
+        )
+        self._shared.learn(size, num_accepted, is_refused)
+
+
+def _factor(accepted: float, expected: float) -> float:
+    return (accepted + _OWN_WEIGHT) / (expected + _OWN_WEIGHT)
 
 
 def follow(proposal: Proposal | LookedUp, tokens: list[int], start: int) -> tuple[int, bool | None]:

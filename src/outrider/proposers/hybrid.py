@@ -63,7 +63,7 @@ from outrider.errors import ConfigError
 from outrider.proposers._lookup import TextProposer
 from outrider.proposers._options import read_options
 from outrider.proposers._times import Times
-from outrider.proposers._worth import Worth, first_nodes, follow
+from outrider.proposers._worth import OwnWorth, Worth, first_nodes, follow
 
 _LEARN_EVERY = 8  # steps; after every second ...
 _FIRST_STEPS = 64  # ... of the first
@@ -72,7 +72,7 @@ _RATE_DECAY = 0.95
 _SPEED = 0.2  # of a change that a lesson puts down to the machine; the rest, to the widths
 _HORIZON = 128  # tokens to come that count, at most
 _MARGIN = 0.01  # tokens that a drafter must promise more than a look-up, whose price is surer
-_TRUST = 0.4  # tokens that cutting a look-up short must gain
+_TRUST = 0.6  # tokens that cutting a look-up short must gain
 _UNSURE = 4.0  # steps without a loss that speak against reading a long text
 _SURPLUS = 1.0  # tokens a step that a drafter gains over look-ups, until anything is known, ...
 _LATELY = 0.02  # ... and the weight of a step beside those before it
@@ -124,7 +124,7 @@ class _Track:
     """One sequence: what each source is worth to it, and what was not learnt from yet."""
 
     view: SequenceView
-    lookups: dict[str, Worth]
+    lookups: dict[str, OwnWorth]
     drafters: dict[str, Survival]
     # Kept until the next lesson: what to take of look-ups, by size, and of drafters.
     found: dict[str, list[_Choice]] = field(default_factory=dict)
@@ -337,7 +337,7 @@ class HybridProposer:
         }
         track = self._tracks[view.id] = _Track(
             view,
-            {name: Worth(shared) for name, shared in worth.items()},
+            {name: OwnWorth(shared) for name, shared in worth.items()},
             {name: Survival(source.prior(temperature)) for name, source in self._sources.items()},
         )
         return track

@@ -26,7 +26,7 @@ from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError
-from outrider.proposers._worth import Worth, follow
+from outrider.proposers._worth import OwnWorth, Worth, follow
 from outrider.proposers.hybrid import HybridConfig, HybridProposer
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
@@ -246,8 +246,8 @@ def test_a_draft_is_followed_until_the_text_leaves_it() -> None:
 def test_worth_leans_on_others_and_on_smaller_sizes_until_it_knows() -> None:
     shared = Worth()
     for _ in range(200):
-        Worth(shared).learn(4, 0, True)
-    own = Worth(shared)
+        OwnWorth(shared).learn(4, 0, True)
+    own = OwnWorth(shared)
     assert shared.rates(2)[2] == (0.7, 0.7)
     for size in (4, 9):
         assert own.rates(9)[size][0] < 0.1
@@ -255,8 +255,20 @@ def test_worth_leans_on_others_and_on_smaller_sizes_until_it_knows() -> None:
     for accepted in [9] * 60 + [1]:
         own.learn(9, accepted, accepted < 9)
     assert min(own.rates(9)[9]) > 0.9
-    assert own.rates(9)[4][0] < 0.1
-    assert min(Worth(shared).rates(20)[20]) > 0.8
+    assert OwnWorth(shared).rates(9)[4][0] < 0.1
+    assert min(OwnWorth(shared).rates(20)[20]) > 0.8
+
+
+def test_a_few_refusals_of_any_size_speak_against_all_of_this_text_alone() -> None:
+    shared = Worth()
+    for size in range(1, 9):
+        for _ in range(30):
+            shared.learn(size, size, False)
+    own = OwnWorth(shared)
+    for size in (1, 3, 5, 8):
+        own.learn(size, 0, True)
+    assert own.rates(8)[2][0] < 0.6
+    assert OwnWorth(shared).rates(8)[2][0] > 0.8
 
 
 def test_of_a_long_lookup_only_what_pays_is_taken() -> None:
