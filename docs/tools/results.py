@@ -216,16 +216,14 @@ def gpu_figures() -> list[str]:
         text = f"{row['parts over cycle']:.1%} of it is its drafts and its verifying pass"
         rows.append((f"a cycle of K = 4, draft of {row['draft']}", text))
     loops = {row["loop"]: row for row in tables.get(f"transformers, {ONE}, greedy", [])}
-    rounded = load("gpu-int8")["tables"][f"Decoding, {ONE}"]
-    rounded = [row for row in rounded if row["draft"] == "int8" and row["runners-up"] in (0, 2)]
-    for row in tables.get(f"Decoding, {ONE}", []) + rounded:
-        if row["K"] in (0, 4):
+    for row in tables.get(f"Decoding, {ONE}", []):
+        if row["K"] in (0, 4) and row["runners-up"] in (0, 2):
             what = f"K = {row['K']}" if row["K"] else "plain"
-            what += ", int8 draft" if row.get("draft") == "int8" else ""
-            what += ", runners-up" if row.get("runners-up") else ""
+            what += ", int8 draft" if row["draft"] == "int8" else ""
+            what += ", runners-up" if row["runners-up"] else ""
             text = f"{row['tokens_per_s']:.0f} tokens/s"
             peer = loops.get("assisted" if row["K"] else "generate")
-            if peer and not row["temperature"] and row not in rounded:  # of the same run alone
+            if peer and not row["temperature"]:
                 text += f", {row['tokens_per_s'] / peer['tokens_per_s']:.1f} times transformers'"
                 text += " assisted generation" if row["K"] else " `generate`"
             rows.append((f"{what}, temperature {row['temperature']:g}, by `Cycle` below", text))
