@@ -19,9 +19,10 @@ from outrider.control import MAX_AUTO_DRAFT_TOKENS
 
 START = 0.7  # acceptance of a proposer nobody has seen yet: worth trying
 NEXT_NODE = 0.9  # a tree's unseen node in terms of the one before it
-PRIOR_WEIGHT = 5.0  # of the prior, in drafts
+PRIOR_WEIGHT = 5.0  # of the prior about the first node, in drafts; ...
+DEEPER_WEIGHT = 16.0  # ... about the others, of which less is seen, and they differ less
 OWN_DECAY = 0.97  # a request's memory: about 33 drafts
-SHARED_DECAY = 0.995  # a proposer's: about 200
+SHARED_DECAY = 0.99  # a proposer's: about 100
 LEAST_EVIDENCE = 12.0  # what a request remembers of its own, however long ago
 
 
@@ -81,6 +82,7 @@ class Prior(_Evidence):
         lean, weight, rates, judged = START, PRIOR_WEIGHT, self.rates, self._judged
         for j, kept in enumerate(self._kept):
             rate = rates[j] = (kept + weight * lean) / (judged[j] + weight)
+            weight = DEEPER_WEIGHT
             lean = NEXT_NODE * min(lean, rate) if self.is_tree else rate
 
 
@@ -127,3 +129,4 @@ class Survival(_Evidence):
         for j, kept in enumerate(self._kept):
             survival *= (kept + weight * rates[j]) / (judged[j] + weight)
             curve[j] = survival
+            weight = DEEPER_WEIGHT
