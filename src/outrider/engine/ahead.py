@@ -115,7 +115,9 @@ class Ahead:
         most_steps = min(self.most_steps, parts.controller.standing())
         target = parts.runs_ahead if any(budgets) else parts.runs_ahead or parts.plain_loop
         # One step alone, too: what trials cost must compare with what is done for long.
-        if self.most_steps < 2 or target is None or parts.scheduler.waiting:
+        if self.most_steps < 2 or target is None:
+            return None
+        if parts.scheduler.waiting and not parts.scheduler.is_full:
             return None
         for line in lines:
             if not _needs_draws_alone(parts, line):

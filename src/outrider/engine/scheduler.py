@@ -51,6 +51,11 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
+    @property
+    def is_full(self) -> bool:
+        """Nobody is admitted before somebody ends."""
+        return len(self.running) >= self.config.max_sequences
+
     def plan(self) -> tuple[list[Scheduled], list[Sequence]]:
         """This step's lines, KV reserved for each, and the sequences preempted to make room."""
         preempted: list[Sequence] = []
@@ -82,7 +87,7 @@ class Scheduler:
 
     def _admit(self, free_tokens: int) -> Scheduled | None:
         sequence = self.waiting[0]
-        if len(self.running) >= self.config.max_sequences or self._awaits_sibling(sequence):
+        if self.is_full or self._awaits_sibling(sequence):
             return None
         if not sequence.scores_prompt:  # which needs the logits of every token: none may be skipped
             sequence.num_computed = self._kv.match(sequence.id, sequence.tokens, sequence.salt)

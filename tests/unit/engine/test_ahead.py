@@ -206,6 +206,30 @@ def test_a_request_that_ends_or_begins_in_between(
     assert engine.parts.kv.num_free_blocks == engine.parts.kv.num_blocks
 
 
+def test_who_cannot_be_admitted_holds_up_nobody(make: Make, runs: Runs) -> None:
+    """A full batch goes on by several steps a call, and somebody's end lets the next one in."""
+    lengths = (30, 17, 9, 12)
+
+    def add_all(engine: Engine) -> list[str]:
+        return [
+            engine.add(prompt, SamplingParams(max_tokens=n, ignore_eos=True), speculation=PLAIN)
+            for prompt, n in zip(PROMPTS, lengths, strict=True)
+        ]
+
+    one_by_one, engine = make(1), make(8, max_sequences=2)
+    expected = finish(one_by_one, add_all(one_by_one))
+    runs.asked = runs.steps = 0
+    requests = add_all(engine)
+    num_while_waiting = 0
+    scheduler = engine.parts.scheduler
+    for _ in engine.run(requests):
+        num_while_waiting += bool(scheduler.waiting) and not engine.parts.ahead.is_empty
+        assert scheduler.is_full or not scheduler.waiting or engine.parts.ahead.is_empty
+    assert [engine.collect(r).tokens for r in requests] == [r.tokens for r in expected]
+    assert num_while_waiting > 4
+    assert runs.steps > 2 * runs.asked
+
+
 @pytest.mark.parametrize(
     "params",
     [
