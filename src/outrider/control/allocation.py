@@ -153,10 +153,10 @@ class Step:
         ranked = self._ranked(most)
         for source in self.sources:
             source.deepest = 0
-        for count, (survival, minus_depth, order) in enumerate(ranked, 1):
+        for count, (_, minus_depth, order) in enumerate(ranked, 1):
             track = self.tracks[order]
-            source, fill = track.source, track.survival.fill
-            tokens += fill * survival
+            source, fill, totals = track.source, track.survival.fill, track.survival.totals
+            tokens += fill * (totals[-minus_depth] - totals[-minus_depth - 1])
             n += 1
             spent_s += fill * scale * (row[n] - row[n - 1])
             if -minus_depth > source.deepest:  # drafted in step: the first to go deeper pays
@@ -196,7 +196,7 @@ class Step:
         for track, k in zip(self.tracks, budgets, strict=True):
             if k:
                 fill = track.survival.fill
-                tokens += fill * sum(track.survival.curve[:k])
+                tokens += fill * track.survival.totals[k]
                 spent_s += fill * self.scale * (self.row[n + k] - self.row[n])
                 n += k
                 track.source.deepest = max(track.source.deepest, k)

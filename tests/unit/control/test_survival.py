@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from outrider.control.survival import LEAST_EVIDENCE, START, Prior, Survival
+from outrider.control.survival import LEAST_EVIDENCE, START, Prior, Survival, accepted
 
 
 def watch(survival: Survival, alpha: float, budget: int, num_drafts: int, seed: int = 0) -> None:
@@ -23,6 +23,54 @@ def curve(survival: Survival) -> list[float]:
     survival.prior.refresh()
     survival.refresh()
     return survival.curve
+
+
+class Runs:
+    """A text in which agreement comes in runs: the longer one is, the likelier it goes on."""
+
+    def __init__(self, rates: list[float], seed: int = 0) -> None:
+        self.rates = rates
+        self.random = Random(seed)
+        self.age = 0
+
+    def draft(self, k: int) -> int:
+        """How many of the next k hold."""
+        for held in range(k):
+            if self.random.random() >= self.rates[min(self.age, len(self.rates) - 1)]:
+                self.age = 0
+                return held
+            self.age += 1
+        self.age += 1  # the target's own token
+        return k
+
+
+RUNS = [0.3, 0.6, 0.8, 0.9]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 0.9, 1.0])
+def test_without_runs_a_draft_is_worth_its_survival(alpha: float) -> None:
+    for in_run in (False, True):
+        found = accepted([alpha] * 5, 8, in_run)
+        assert found == pytest.approx(
+            [sum(alpha**i for i in range(1, k + 1)) for k in range(9)], abs=1e-6
+        )
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 8, 16])
+def test_what_drafts_of_each_length_are_worth_in_runs(k: int) -> None:
+    runs = Runs(RUNS)
+    mean = sum(runs.draft(k) for _ in range(40_000)) / 40_000
+    assert accepted(RUNS, 16)[k] == pytest.approx(mean, rel=0.03)
+
+
+def test_long_drafts_tell_what_short_ones_are_worth() -> None:
+    """By place in the draft, the first would hold in three of ten, whatever follows."""
+    survival, runs = Survival(Prior()), Runs(RUNS)
+    for _ in range(2000):
+        survival.observe(12, 12, list(range(runs.draft(12))), is_tree=False)
+    curve(survival)
+    assert survival.totals[2] == pytest.approx(accepted(RUNS, 2)[2], rel=0.2)
+    assert survival.totals[2] > 1.3 * (0.3 + 0.3 * 0.6)
 
 
 def test_an_unknown_proposer_is_worth_trying() -> None:
@@ -79,7 +127,7 @@ def test_old_evidence_fades_but_is_never_forgotten() -> None:
     watch(survival, 0.0, 2, 100)
     for _ in range(50):
         survival.fade(0.5)
-    assert survival._judged[0] == pytest.approx(LEAST_EVIDENCE)
+    assert survival._judged[0] / survival.unit == pytest.approx(LEAST_EVIDENCE)
     watch(survival, 1.0, 2, 8)
     assert curve(survival)[0] > 0.3
 
