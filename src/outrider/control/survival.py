@@ -124,12 +124,12 @@ class _Evidence:
 class Prior(_Evidence):
     """What a proposer achieved lately, over all requests. `rates` are per node, as counted."""
 
-    __slots__ = ("curve", "rates", "totals")
+    __slots__ = ("_worth", "rates")
 
     def __init__(self, size: int = MAX_AUTO_DRAFT_TOKENS) -> None:
         super().__init__(size, SHARED_DECAY, fill=1.0, is_tree=False)
         self.rates = [START] * size
-        self.totals, self.curve = _worth(self.rates[:NUM_AGES], size)  # of a request to come
+        self._worth: tuple[list[float], list[float]] | None = None
 
     def refresh(self) -> None:
         """Brings `rates` up to date.
@@ -146,8 +146,14 @@ class Prior(_Evidence):
             rate = rates[j] = (kept + weight * lean) / (judged[j] + weight)
             weight = DEEPER_WEIGHT * unit
             lean = NEXT_NODE * min(lean, rate) if self.is_tree else rate
-        if not self.is_tree:
-            self.totals, self.curve = _worth(rates[:NUM_AGES], len(rates))
+        self._worth = None
+
+    @property
+    def worth(self) -> tuple[list[float], list[float]]:
+        """What a chain of a request is that has shown nothing yet."""
+        if self._worth is None:
+            self._worth = _worth(self.rates[:NUM_AGES], len(self.rates))
+        return self._worth
 
 
 class Survival(_Evidence):
@@ -160,7 +166,7 @@ class Survival(_Evidence):
     def __init__(self, prior: Prior) -> None:
         super().__init__(len(prior.rates), OWN_DECAY, prior.fill, prior.is_tree)
         self.prior = prior
-        self.totals, self.curve = prior.totals, prior.curve
+        self.totals, self.curve = prior.worth
         self.age = 0
 
     def observe(self, budget: int, num_drafted: int, path: Sequence[int], is_tree: bool) -> None:
@@ -186,7 +192,7 @@ class Survival(_Evidence):
             return
         self._drawn = now
         if self.version == 1 and not self.is_tree:  # nothing of its own: as everybody
-            self.totals, self.curve = self.prior.totals, self.prior.curve
+            self.totals, self.curve = self.prior.worth
             return
         rates, judged, kept = self.prior.rates, self._judged, self._kept
         weight, size = PRIOR_WEIGHT * self.unit, len(rates)
