@@ -4,40 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 import sys
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from outrider.bench import report as bench_report
 
 RESULTS = Path(__file__).parent / "results"
 
 
-def provenance() -> dict[str, Any]:
-    def git(*command: str) -> str:
-        return subprocess.run(
-            ["git", *command], capture_output=True, text=True, cwd=RESULTS.parent, check=False
-        ).stdout.strip()
-
-    cpu = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "-s", "src") else ""),
-        "command": " ".join(["python", *map(_anywhere, sys.argv)]),
-        "machine": f"{cpu}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "transformers", "numpy")},
-    }
+def provenance() -> dict[str, str]:
+    return bench_report.provenance() | {"command": " ".join(["python", *map(_anywhere, sys.argv)])}
 
 
 def _anywhere(argument: str) -> str:

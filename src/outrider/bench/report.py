@@ -28,12 +28,35 @@ def provenance() -> dict[str, str]:
         "machine": f"{_cpu()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
     }
+    if stolen := _stolen():
+        about["stolen"] = stolen
     for name in ("outrider", "torch", "transformers", "numpy"):
         try:
             about[name] = version(name)
         except PackageNotFoundError:
             continue
     return about
+
+
+def _processor_s() -> tuple[float, float] | None:
+    """What the host has given to others while somebody here was to run, and all time; in ticks."""
+    try:
+        ticks = [float(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    return (ticks[7], sum(ticks)) if len(ticks) == 8 else None
+
+
+_STARTED = _processor_s()
+
+
+def _stolen() -> str:
+    """Of the run so far; "" where it cannot be told. Beyond a percent or two, times say little."""
+    now = _processor_s()
+    if _STARTED is None or now is None or now[1] <= _STARTED[1]:
+        return ""
+    share = (now[0] - _STARTED[0]) / (now[1] - _STARTED[1])
+    return f"{share:.1%} of the processors' time, by others on the host"
 
 
 def _commit() -> str:

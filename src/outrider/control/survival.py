@@ -23,7 +23,7 @@ from outrider.control import MAX_AUTO_DRAFT_TOKENS
 
 START = 0.7  # acceptance of a proposer nobody has seen yet: worth trying
 NEXT_NODE = 0.9  # a tree's unseen node in terms of the one before it
-RARE = 0.02  # beginnings that are left out
+RARE = 0.02  # what is less likely is not followed further: beginnings, and the end of a run
 NUM_AGES = 5  # of a run, that are told apart
 HORIZON = 10.0  # steps that an estimate is about, as many as a decision stands for
 PRIOR_WEIGHT = 5.0  # of the prior about the first node, in drafts; ...
