@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from statistics import mean, median
 
 from outrider.bench.contenders import Job, Ours, fit_together, take_turns
 from outrider.bench.measure import Tell
 from outrider.control.cost import between, rising
 from outrider.control.fixed import FixedController
-from outrider.control.survival import accepted
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.statistics import SpeculationStats
@@ -37,8 +35,7 @@ Kind = tuple[str, int]  # proposer and draft length; ("", 0) is plain decoding
 class Worth:
     """How far a proposer's drafts survive, and how much of its budget it uses."""
 
-    survival: list[float]  # S_1..S_DEEPEST, of the longest drafts
-    accepted: list[float]  # [k]: tokens that drafts of k add to a step
+    survival: list[float]  # S_1..S_DEEPEST
     drafted: list[float]  # [k]: drafts of a step with a budget of k; a look-up may find fewer
 
     @property
@@ -94,7 +91,7 @@ class Curves:
         """Over plain decoding, as the formula says it from these curves."""
         if num_drafts == 0:
             return 1.0
-        tokens = 1.0 + self.worth[proposer].accepted[num_drafts]
+        tokens = 1.0 + sum(self.worth[proposer].survival[:num_drafts])
         return tokens * self.plain_s(batch) / self.step_s(proposer, batch, num_drafts)
 
 
@@ -201,11 +198,7 @@ def _worth(engine: Engine, jobs: Sequence[Job], proposer: str) -> Worth:
     for request_id in ids:
         stats.merge(engine.collect(request_id).stats)
     share = stats.num_proposals / max(1, stats.num_steps)
-    reached = stats.unconditional_acceptance[:DEEPEST]
+    reached = [share * s for s in stats.unconditional_acceptance[:DEEPEST]]
     reached += [0.0] * (DEEPEST - len(reached))
-    # Shorter drafts begin in the middle of what a longer one takes at once: not where it began.
-    rates = [b / a if a else 0.0 for a, b in pairwise([1.0, *reached])]
     drafted = [mean([min(size, k) for size in sizes]) for k in range(DEEPEST + 1)]
-    return Worth(
-        [share * s for s in reached], [share * n for n in accepted(rates, DEEPEST)], drafted
-    )
+    return Worth(reached, drafted)
