@@ -38,8 +38,8 @@ def provenance() -> dict[str, str]:
     return about
 
 
-def _processor_s() -> tuple[float, float] | None:
-    """What the host has given to others while somebody here was to run, and all time; in ticks."""
+def _processor_ticks() -> tuple[float, float] | None:
+    """What the host has given to others while somebody here was to run, and all time."""
     try:
         ticks = [float(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
@@ -47,12 +47,12 @@ def _processor_s() -> tuple[float, float] | None:
     return (ticks[7], sum(ticks)) if len(ticks) == 8 else None
 
 
-_STARTED = _processor_s()
+_STARTED = _processor_ticks()
 
 
 def _stolen() -> str:
     """Of the run so far; "" where it cannot be told. Beyond a percent or two, times say little."""
-    now = _processor_s()
+    now = _processor_ticks()
     if _STARTED is None or now is None or now[1] <= _STARTED[1]:
         return ""
     share = (now[0] - _STARTED[0]) / (now[1] - _STARTED[1])
