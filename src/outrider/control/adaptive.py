@@ -63,9 +63,7 @@ IN_PASSING = 16  # tokens that a drafter reads besides; more take time of their 
 HORIZON = 128  # tokens to come of a sequence that count, at most
 
 
-# What became of one step: its time, how many sequences it had, and our drafts in it.
-Draft = tuple[Track, int, int, list[int], bool]  # budget, nodes drafted and accepted, is a tree
-News = tuple[StepTiming, int, list[Draft]]
+News = tuple[StepTiming, Seq[Proposal], Seq[Verdict]]  # what became of one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +80,7 @@ class Choice:
 class Decision:
     """What stands, and for whom."""
 
+    views: Seq[ControlledView]
     ids: list[int]
     num_tokens: int  # of the pass before any draft
     asked: list[tuple[int, Track, int]]  # (index of the view, track, budget)
@@ -115,7 +114,7 @@ class AdaptiveController:
         self.evenly = evenly
         self._sources: dict[str, Source] = {}
         self._tracks: dict[int, Track] = {}
-        self._now = Decision([], 0, [], sys.maxsize)
+        self._now = Decision([], [], 0, [], sys.maxsize)
         self._news: list[News] = []  # steps of this decision that are not learnt from yet
         self._until_trial = FIRST_TRIAL
         self._num_trials = 0
@@ -190,7 +189,7 @@ class AdaptiveController:
             return self._now
         mine = [i for i, view in enumerate(views) if view.adaptive and limits[i] > 0]
         if not mine:
-            return Decision(ids, num_tokens, [], sys.maxsize)
+            return Decision([], ids, num_tokens, [], sys.maxsize)
         own = [views[i] for i in mine]
         tracks = [self._track(view) for view in own]
         most = [min(limits[i], self.evenly or MAX_AUTO_DRAFT_TOKENS) for i in mine]
@@ -203,7 +202,7 @@ class AdaptiveController:
         chosen = self._best(step, own, most)
         for track, k in zip(tracks, chosen, strict=True):
             track.budget = k
-        decision = Decision(ids, num_tokens, [], MOST_STEPS, step.bucket, step.plain_s)
+        decision = Decision(list(views), ids, num_tokens, [], MOST_STEPS, step.bucket, step.plain_s)
         if self.costs.verify.is_guess:
             chosen = [0] * len(tracks)
         elif num_tokens == len(views):  # beside prompts, what a trial costs could not be told
@@ -215,9 +214,10 @@ class AdaptiveController:
             if is_off and decision.probed is not None:
                 decision.most_steps = PROBE_STEPS
         decision.asked = list(zip(mine, tracks, chosen, strict=True))
-        decision.behind = sum(
-            [_behind(v, t) for v, t, k in zip(own, tracks, chosen, strict=True) if k]
-        )
+        for view, track, k in zip(own, tracks, chosen, strict=True):
+            if k:
+                decision.behind += _behind(view, track)
+                decision.is_first = decision.is_first or not _num_emitted(view)
         return decision
 
     def _best(self, step: Step, own: Seq[ControlledView], most: list[int]) -> list[int]:
@@ -344,19 +344,8 @@ class AdaptiveController:
         timing: StepTiming,
     ) -> None:
         """Only notes what happened: between two passes every line of code is cold."""
-        asked = self._now.asked
-        if asked:
-            drafts = [
-                (track, k, len(proposals[i]), verdicts[i].path, proposals[i].parents is not None)
-                for i, track, k in asked
-                if k
-            ]
-            for i, track, k in asked:
-                if k and _num_emitted(views[i]) > len(verdicts[i].path) + 1:
-                    track.num_read = len(views[i].tokens)
-                elif k:  # in the pass over the prompt, which nobody reads to draft there
-                    self._now.is_first = True
-            self._news.append((timing, len(views), drafts))
+        if self._now.asked:
+            self._news.append((timing, proposals, verdicts))
 
     def _learn(self) -> None:
         """From the decision's steps since the last time."""
@@ -364,43 +353,47 @@ class AdaptiveController:
         if not news:
             return
         now, costs = self._now, self.costs
+        drafting = [(i, track, k) for i, track, k in now.asked if k]
+        num_sequences = len(now.ids)
         other_s = sum([timing.other_s for timing, _, _ in news]) / len(news)
         pass_s: dict[int, list[float]] = {}  # of steps that held sequences and our drafts alone
-        total_s = earned_s = saved_s = 0.0
+        total_s = saved_s = 0.0
         steps_s: list[float] = []  # of these, the ones with drafts
-        for timing, num_sequences, drafts in news:
+        for timing, proposals, verdicts in news:
             step_s = timing.draft_s + timing.verify_s + timing.other_s
             total_s += step_s
-            num_nodes, num_emitted = timing.num_tokens - num_sequences, num_sequences
-            for track, k, num_drafted, path, is_tree in drafts:
-                track.survival.observe(k, num_drafted, path, is_tree)
-                num_nodes -= num_drafted
-                num_emitted += len(path)
-                if track is now.probed:
-                    earned_s += len(path) * now.plain_s / num_sequences
-                    earned_s -= min(now.probe_s, max(STARTING * now.plain_s, step_s - now.plain_s))
-            if num_nodes == 0:
-                took_s = timing.verify_s + other_s + (0.0 if drafts else timing.draft_s)
-                pass_s.setdefault(timing.num_tokens, []).append(took_s)
-                if drafts:
+            num_tokens = num_emitted = num_sequences
+            for i, _, _ in drafting:
+                num_tokens += len(proposals[i].tokens)
+                num_emitted += len(verdicts[i].path)
+            if num_tokens == timing.num_tokens:
+                took_s = timing.verify_s + other_s + (0.0 if drafting else timing.draft_s)
+                pass_s.setdefault(num_tokens, []).append(took_s)
+                if drafting:
                     steps_s.append(step_s)
                     saved_s += num_emitted * now.plain_s / num_sequences
-        batch = batch_bucket(len(now.ids))
+        batch = batch_bucket(num_sequences)
         for num_tokens, took in pass_s.items():
             costs.verify.refresh(now.bucket, num_tokens, median(took), batch, num_steps=len(took))
         self._learn_drafts(news)
-        if now.probed is not None:
-            now.probed.source.purses[batch] += earned_s
-        elif len(steps_s) >= LEAST_EVIDENCE:
-            drafting = {track.source for _, track, k in now.asked if k}
+        if now.probed is None and len(steps_s) >= LEAST_EVIDENCE:
+            sources = {track.source for _, track, _ in drafting}
             gain_s = saved_s - len(steps_s) * median(steps_s)  # a hiccup is nobody's fault
-            for source in drafting:
+            for source in sources:
                 held_s = source.credits[batch]
-                left_s = held_s + gain_s / len(drafting)
+                left_s = held_s + gain_s / len(sources)
                 if held_s > FIRST_CREDIT * now.plain_s:
                     # A slow moment is no proof against drafts that have paid so far.
                     left_s = max(left_s, held_s / 2)
                 source.credits[batch] = left_s
+        for i, track, k in drafting:
+            if track is now.probed:
+                track.source.purses[batch] += self._earned_s(i, news)
+            track.survival.observe(
+                [(k, len(p[i]), v[i].path, p[i].parents is not None) for _, p, v in news]
+            )
+            if _num_emitted(now.views[i]) > len(news[-1][2][i].path) + 1:
+                track.num_read = len(now.views[i].tokens)  # no drafter reads in the prompt's pass
         share_s = SHARE * total_s
         for source in {track.source for _, track, _ in now.asked}:
             purse_s, credit_s = source.purses[batch] + share_s, source.credits[batch] + share_s
@@ -413,6 +406,15 @@ class AdaptiveController:
                 track.rested(len(news))
         now.behind = 0
 
+    def _earned_s(self, index: int, news: list[News]) -> float:
+        """What a probe has brought, less what it has cost."""
+        now, earned_s = self._now, 0.0
+        for timing, _, verdicts in news:
+            more_s = timing.draft_s + timing.verify_s + timing.other_s - now.plain_s
+            earned_s += len(verdicts[index].path) * now.plain_s / len(now.ids)
+            earned_s -= min(now.probe_s, max(STARTING * now.plain_s, more_s))
+        return earned_s
+
     def _learn_drafts(self, news: list[News]) -> None:
         """The table is about one proposer's drafts, of about one length."""
         now, costs = self._now, self.costs
@@ -424,9 +426,7 @@ class AdaptiveController:
         if len(sources) > 1 or 4 * sum([k for _, k in drafting]) < 3 * longest * len(drafting):
             return
         name, bucket = sources.pop().name, batch_bucket(len(drafting))
-        took = [timing.draft_s for timing, _, drafts in news if drafts]
-        if not took:
-            return
+        took = [timing.draft_s for timing, _, _ in news]
         usual_s = costs.draft_s(name, bucket, longest)
         if now.behind:
             # Reading is no slower than drafting; the first time it meets untouched memory, too.

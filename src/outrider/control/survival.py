@@ -16,7 +16,7 @@ budget made of them is fit for the ratio rules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
@@ -31,6 +31,8 @@ DEEPER_WEIGHT = 16.0  # ... about the others, of which less is seen, and they di
 OWN_DECAY = 0.97  # a request's memory: about 33 drafts
 SHARED_DECAY = 0.99  # a proposer's: about 100
 LEAST_EVIDENCE = 12.0  # what a request remembers of its own, however long ago
+
+Draft = tuple[int, int, Sequence[int], bool]  # nodes allowed, drafted and accepted; is it a tree
 
 
 def accepted(rates: Sequence[float], most: int, in_run: bool = False) -> list[float]:
@@ -94,31 +96,41 @@ class _Evidence:
         self.version = 1  # of the counts, ...
         self._drawn = (0, 0)  # ... and which one was last brought up to date, on which prior
 
-    def count(
-        self, budget: int, num_drafted: int, path: Sequence[int], is_tree: bool, age: int
-    ) -> None:
-        judged, kept, unit = self._judged, self._kept, self.unit
+    def count(self, drafts: Iterable[Draft], age: int) -> int:
+        """Returns how many tokens held in a row behind the last of `drafts`, `age` before them."""
+        judged, kept, unit, decay, fill = (
+            self._judged, self._kept, self.unit, self._decay, self.fill
+        )  # fmt: skip
+        size, oldest = len(judged), NUM_AGES - 1
         self.version += 1
-        self.fill += (1.0 - self._decay) * (num_drafted / budget - self.fill)
-        self.is_tree = self.is_tree or is_tree
-        num_drafted = min(num_drafted, len(judged))
-        if self.is_tree:
-            on_path = set(path)
-            for j in range(num_drafted):
-                judged[j] += unit
-                kept[j] += unit if j in on_path else 0.0
-        else:
+        for budget, num_drafted, path, is_tree in drafts:
             length = len(path)
-            for j in range(min(length + 1, num_drafted)):  # the first refusal ends the trial
-                place = min(age + j, NUM_AGES - 1)
-                judged[place] += unit
-                if j < length:
-                    kept[place] += unit
-        self.unit = unit = unit / self._decay
+            fill += (1.0 - decay) * (num_drafted / budget - fill)
+            if is_tree or self.is_tree:
+                self.is_tree = True
+                on_path = set(path)
+                for j in range(min(num_drafted, size)):
+                    judged[j] += unit
+                    kept[j] += unit if j in on_path else 0.0
+            else:
+                held, end = age + length, age + min(length + 1, num_drafted)  # ends at a refusal
+                place = age
+                while place < end and place < oldest:
+                    judged[place] += unit
+                    if place < held:
+                        kept[place] += unit
+                    place += 1
+                if place < end:
+                    judged[oldest] += unit * (end - place)
+                    kept[oldest] += unit * (held - place)
+            age = age + num_drafted + 1 if 0 < num_drafted == length else 0
+            unit /= decay
+        self.unit, self.fill = unit, fill
         if unit > 1e9:
             self._judged = [n / unit for n in judged]
             self._kept = [n / unit for n in kept]
             self.unit = 1.0
+        return age
 
 
 class Prior(_Evidence):
@@ -169,14 +181,13 @@ class Survival(_Evidence):
         self.totals, self.curve = prior.worth
         self.age = 0
 
-    def observe(self, budget: int, num_drafted: int, path: Sequence[int], is_tree: bool) -> None:
-        """What became of a draft of `num_drafted` nodes, `budget` allowed; `path` was accepted.
+    def observe(self, drafts: Sequence[Draft]) -> None:
+        """What became of drafts, in their order. Tells the prior too.
 
-        Tells the prior too. Only counts: `refresh` before the curve is read.
+        Only counts: `refresh` before the curve is read.
         """
-        self.prior.count(budget, num_drafted, path, is_tree, self.age)
-        self.count(budget, num_drafted, path, is_tree, self.age)
-        self.age = self.age + num_drafted + 1 if 0 < num_drafted == len(path) else 0
+        self.prior.count(drafts, self.age)
+        self.age = self.count(drafts, self.age)
 
     def fade(self, share: float) -> None:
         """Trusts old evidence less, so that a few new drafts can overrule it."""

@@ -569,7 +569,7 @@ class HybridProposer:
         if track.sizes:
             self._count_missed(track)
         for name, budget, tokens, is_tree, path in track.outcomes:
-            track.drafters[name].observe(budget, len(tokens), path, is_tree)
+            track.drafters[name].observe([(budget, len(tokens), path, is_tree)])
         if not track.outcomes:
             for survival in track.drafters.values():
                 survival.fade(OWN_DECAY ** min(track.idle, _LEARN_EVERY))

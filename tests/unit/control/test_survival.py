@@ -16,7 +16,7 @@ def watch(survival: Survival, alpha: float, budget: int, num_drafts: int, seed: 
         length = 0
         while length < budget and random.random() < alpha:
             length += 1
-        survival.observe(budget, budget, list(range(length)), is_tree=False)
+        survival.observe([(budget, budget, list(range(length)), False)])
 
 
 def curve(survival: Survival) -> list[float]:
@@ -67,7 +67,7 @@ def test_long_drafts_tell_what_short_ones_are_worth() -> None:
     """By place in the draft, the first would hold in three of ten, whatever follows."""
     survival, runs = Survival(Prior()), Runs(RUNS)
     for _ in range(2000):
-        survival.observe(12, 12, list(range(runs.draft(12))), is_tree=False)
+        survival.observe([(12, 12, list(range(runs.draft(12))), False)])
     curve(survival)
     assert survival.totals[2] == pytest.approx(accepted(RUNS, 2)[2], rel=0.2)
     assert survival.totals[2] > 1.3 * (0.3 + 0.3 * 0.6)
@@ -117,7 +117,7 @@ def test_the_estimate_follows_a_change() -> None:
 
 def test_a_draft_says_nothing_about_positions_behind_the_first_refusal() -> None:
     survival = Survival(Prior())
-    survival.observe(4, 4, [0], is_tree=False)
+    survival.observe([(4, 4, [0], False)])
     assert survival._judged[:4] == [1.0, 1.0, 0.0, 0.0]
     assert survival._kept[:4] == [1.0, 0.0, 0.0, 0.0]
 
@@ -139,13 +139,13 @@ def test_a_tree_counts_its_nodes_best_first() -> None:
     for _ in range(800):
         u = random.random()
         path = [2] if u < 0.6 else [0] if u < 0.8 else []
-        survival.observe(4, 3, path, is_tree=True)
+        survival.observe([(4, 3, path, True)])
     assert curve(survival)[:2] == pytest.approx([0.6, 0.2], abs=0.12)
 
 
 def test_fill_is_the_share_of_the_budget_that_was_used() -> None:
     survival = Survival(Prior())
     for i in range(400):
-        survival.observe(4, 4 if i % 4 == 0 else 0, [], is_tree=False)
+        survival.observe([(4, 4 if i % 4 == 0 else 0, [], False)])
     assert survival.fill == pytest.approx(0.25, abs=0.05)
     assert Survival(survival.prior).fill == pytest.approx(0.35, abs=0.1)
