@@ -80,11 +80,11 @@ class Choice:
 class Decision:
     """What stands, and for whom."""
 
-    views: Seq[ControlledView]
     ids: list[int]
     num_tokens: int  # of the pass before any draft
     asked: list[tuple[int, Track, int]]  # (index of the view, track, budget)
     most_steps: int
+    views: Seq[ControlledView] = ()
     bucket: int = 0  # of the context
     plain_s: float = 0.0
     behind: int = 0  # tokens that drafters have to read first
@@ -114,7 +114,7 @@ class AdaptiveController:
         self.evenly = evenly
         self._sources: dict[str, Source] = {}
         self._tracks: dict[int, Track] = {}
-        self._now = Decision([], [], 0, [], sys.maxsize)
+        self._now = Decision([], 0, [], sys.maxsize)
         self._news: list[News] = []  # steps of this decision that are not learnt from yet
         self._until_trial = FIRST_TRIAL
         self._num_trials = 0
@@ -189,7 +189,7 @@ class AdaptiveController:
             return self._now
         mine = [i for i, view in enumerate(views) if view.adaptive and limits[i] > 0]
         if not mine:
-            return Decision([], ids, num_tokens, [], sys.maxsize)
+            return Decision(ids, num_tokens, [], sys.maxsize)
         own = [views[i] for i in mine]
         tracks = [self._track(view) for view in own]
         most = [min(limits[i], self.evenly or MAX_AUTO_DRAFT_TOKENS) for i in mine]
@@ -202,7 +202,9 @@ class AdaptiveController:
         chosen = self._best(step, own, most)
         for track, k in zip(tracks, chosen, strict=True):
             track.budget = k
-        decision = Decision(list(views), ids, num_tokens, [], MOST_STEPS, step.bucket, step.plain_s)
+        decision = Decision(
+            ids, num_tokens, [], MOST_STEPS, list(views), step.bucket, step.plain_s
+        )
         if self.costs.verify.is_guess:
             chosen = [0] * len(tracks)
         elif num_tokens == len(views):  # beside prompts, what a trial costs could not be told
