@@ -323,7 +323,7 @@ class AheadLookup(NamedTuple):
 
     text: object  # native.lookup.NativeLookup, of the text up to now: it reads on
     num_tokens: int  # how many to ask for at most
-    take: Seq[int]  # [n]: how many to take of n that were found; 0: ask the drafter
+    take: Seq[int]  # [n]: how many to take of n that were found; -k: ask the drafter for k instead
 
 
 class LookedUp(NamedTuple):

@@ -168,8 +168,7 @@ class Ahead {
   int32_t draft() {
     bool asks = false;
     for (size_t i = 0; i < seqs_; ++i) {
-      look_up(i);
-      asked_[i] = sources_[i] == kFound ? 0 : at_most(i, most_drafts_[i]);
+      asked_[i] = at_most(i, look_up(i));
       if (asked_[i]) {
         sources_[i] = kDrafted;
         counts_[i] = asked_[i];
@@ -183,22 +182,23 @@ class Ahead {
     return OUTRIDER_OK;
   }
 
-  // Takes what is found if that is to be taken.
-  void look_up(size_t i) {
+  // Takes what is found if that is to be taken; returns how much the drafter is asked for.
+  int look_up(size_t i) {
     sources_[i] = kNobody;
     counts_[i] = 0;
     parents_[i] = nullptr;
     int32_t* out = found_.data() + i * (2 * width_ + 2);
     out[0] = out[1] = 0;
     const int most = at_most(i, most_found_[i]);
-    if (!a_.lookups || !a_.lookups[i] || !most) return;
-    a_.lookups[i]->draft(most, out);
+    if (!a_.lookups || !a_.lookups[i]) return most_drafts_[i];
+    if (most) a_.lookups[i]->draft(most, out);
     const int size = out[0], count = std::min(size, take_[i * (width_ + 1) + size_t(size)]);
-    if (!count) return;
+    if (count <= 0) return std::min(-count, most_drafts_[i]);
     sources_[i] = kFound;
     counts_[i] = count;
     std::copy(out + 2, out + 2 + count, drafts(i));
     if (out[1]) parents_[i] = out + 2 + size;
+    return 0;
   }
 
   // The drafter, or the target's own first layers, which have read all but the newest token.

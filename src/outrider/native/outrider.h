@@ -118,8 +118,8 @@ typedef struct OutriderLookup OutriderLookup;
 // tables [num_seqs][table_width], the drafter's [num_seqs][draft_table_width]; starts
 // [num_seqs + 1] and tokens that the drafter is to be fed first; starts [num_seqs + 1] and ids that
 // finish; with `lookups`, how much to take of what was found, by its size [num_seqs][width + 1]
-// (where that is nothing, the drafter is asked). Their parameters as for a draft. Stops where a
-// sequence finishes, has no slots left for a cycle, or `limit_s` is over.
+// (0 or less: the drafter is asked, for so many tokens). Their parameters as for a draft. Stops
+// where a sequence finishes, has no slots left for a cycle, or `limit_s` is over.
 //
 // Of each cycle and sequence `out` has: who drafted (0 nobody, 1 the look-up, 2 the drafter or the
 // script), how many tokens, how many were found, whether these are a tree; then, each with room for

@@ -93,6 +93,11 @@ class HybridConfig:
                 raise ConfigError(f"hybrid needs lists of other proposers' names, not {names!r}")
 
 
+# A drafter, and whether a look-up has found something as well: where texts repeat themselves a
+# drafter has it easy, too.
+Place = tuple[str, bool]
+
+
 class _Trial(NamedTuple):
     """A looked-up draft, and how long the text was then."""
 
@@ -116,6 +121,7 @@ class _Drafted(NamedTuple):
     budget: int
     tokens: list[int]
     is_tree: bool
+    beside: bool  # a look-up had found something, too
     path: Seq[int] = ()
 
 
@@ -125,10 +131,10 @@ class _Track:
 
     view: SequenceView
     lookups: dict[str, OwnWorth]
-    drafters: dict[str, Survival]
+    drafters: dict[Place, Survival]
     # Kept until the next lesson: what to take of look-ups, by size, and of drafters.
     found: dict[str, list[_Choice]] = field(default_factory=dict)
-    drafts: dict[str, _Choice] = field(default_factory=dict)
+    drafts: dict[Place, _Choice] = field(default_factory=dict)
     trials: list[_Trial] = field(default_factory=list)
     drafted: _Drafted | None = None  # in the step under way
     outcomes: list[_Drafted] = field(default_factory=list)
@@ -171,14 +177,18 @@ class HybridProposer:
         self.needs = Needs(taps=tuple(sorted(taps)), early=bool(self._lookups))
         self._worth: dict[tuple[str, int], Worth] = {}  # by look-up and heat
         self._surplus: dict[tuple[str, int], float] = {}  # of a drafter over look-ups, by heat
-        self._sources = {drafter.name: Source(drafter.name) for drafter in drafters}
+        self._sources: dict[Place, Source] = {
+            (drafter.name, beside): Source(drafter.name)
+            for drafter in drafters
+            for beside in (False, True)
+        }
         self._tracks: dict[int, _Track] = {}
         # Times are in terms of the machine's speed when they were taken: seconds of the pass that
         # counted as one.
         self._speed = 0.0
         self._passes: dict[int, Times] = {}  # by batch
         self._draft_times: dict[tuple[str, int], Times] = {}  # by drafter and batch
-        self._catch_up = dict.fromkeys(self._sources, 0.0)  # a token's, as far as known
+        self._catch_up = {drafter.name: 0.0 for drafter in drafters}  # a token's, as far as known
         self._step: _Step | None = None  # under way
         self._pass_began = 0.0
         self._ahead = _going_ahead(self._lookups, self._drafters)
@@ -211,19 +221,21 @@ class HybridProposer:
         tracks = [self._tracks.get(view.id) or self._begin(view) for view in views]
         proposals = [Proposal() for _ in views]
         values = [0.0] * len(views)
+        beside = [False] * len(views)
         for lookup in self._lookups:
             name = lookup.name
             for i, found in enumerate(lookup.propose(views, budgets)):
                 if found.tokens:
                     track, size = tracks[i], len(found.tokens)
+                    beside[i] = True
                     track.trials.append(_Trial(name, found, len(views[i].tokens)))
                     choice = self._choices(track, name, size)[size]
                     if choice.value > values[i]:
                         proposals[i] = first_nodes(found, choice.num_tokens)
                         values[i] = choice.value
-        drafter, members = self._choose(views, tracks, budgets, values)
+        drafter, members = self._choose(views, tracks, budgets, values, beside)
         if drafter is not None:
-            for i, draft in self._ask(drafter, members, views, tracks, budgets, step):
+            for i, draft in self._ask(drafter, members, views, tracks, budgets, beside, step):
                 if draft.tokens:
                     proposals[i] = draft
         if all(len(view.tokens) - view.num_computed == 1 for view in views):
@@ -276,17 +288,27 @@ class HybridProposer:
             if not budget:
                 continue
             track = self._tracks.get(view.id) or self._begin(view)
-            net, batch.num_drafts_S[i] = 0.0, 0
+            num_alone = num_beside = 0  # to ask the drafter for
+            least = 0.0
             if drafter is not None:
-                choice = self._draft_choice(track, drafter.name, budget)
-                if choice.net > 0.0 and self._reads(drafter.name, view, track):
-                    net, batch.num_drafts_S[i] = choice.net + _MARGIN, choice.num_tokens
+                alone, beside = (
+                    self._draft_choice(track, (drafter.name, found), budget)
+                    for found in (False, True)
+                )
+                if max(alone.net, beside.net) > 0.0 and self._reads(drafter.name, view, track):
+                    num_alone = alone.num_tokens if alone.net > 0.0 else 0
+                    if beside.net > 0.0:
+                        num_beside, least = beside.num_tokens, beside.net + _MARGIN
+            batch.num_drafts_S[i] = max(num_alone, num_beside)
             if lookup is not None:
                 index = lookup.ahead_of(view)
                 if index is None:
                     return False
-                choices = self._choices(track, lookup.name, budget)[: budget + 1]
-                take = [choice.num_tokens if choice.value > net else 0 for choice in choices]
+                take = [
+                    choice.num_tokens if choice.value > least else -num_beside
+                    for choice in self._choices(track, lookup.name, budget)[: budget + 1]
+                ]
+                take[0] = -num_alone
                 batch.lookups[i] = AheadLookup(index, budget, take)
         if lookup is None:
             batch.lookups = None
@@ -313,7 +335,8 @@ class HybridProposer:
             track.sizes.append(0)
         if drafter is None or not chain:
             return ""
-        self._note(mine, drafter.name, view, track, chain, False, len(chain))
+        beside = bool(step.looked_up is not None and step.looked_up[index].tokens)
+        self._note(mine, (drafter.name, beside), view, track, chain, False, len(chain))
         return drafter.drafted_ahead(view, step, index)
 
     def end_ahead(self, view: SequenceView) -> None:
@@ -338,7 +361,7 @@ class HybridProposer:
         track = self._tracks[view.id] = _Track(
             view,
             {name: OwnWorth(shared) for name, shared in worth.items()},
-            {name: Survival(source.prior(temperature)) for name, source in self._sources.items()},
+            {place: Survival(source.prior(temperature)) for place, source in self._sources.items()},
         )
         return track
 
@@ -394,15 +417,15 @@ class HybridProposer:
             ]
         return choices
 
-    def _draft_choice(self, track: _Track, name: str, budget: int) -> _Choice:
+    def _draft_choice(self, track: _Track, place: Place, budget: int) -> _Choice:
         """How much to ask a drafter for."""
-        choice = track.drafts.get(name)
+        choice = track.drafts.get(place)
         if choice is None or choice.num_tokens > budget:
-            survival = track.drafters[name]
+            survival = track.drafters[place]
             survival.prior.refresh()
             survival.refresh()
             chances = survival.curve[: min(self._draft_tokens, budget)]
-            choice = track.drafts[name] = self._best_length(chances, name)
+            choice = track.drafts[place] = self._best_length(chances, place[0])
         return choice
 
     def _choose(
@@ -411,8 +434,9 @@ class HybridProposer:
         tracks: list[_Track],
         budgets: Seq[int],
         values: list[float],
+        beside: list[bool],
     ) -> tuple[Proposer | None, list[int]]:
-        """Whom to ask, for which sequences; `values` are those of what was looked up."""
+        """Whom to ask, for which sequences; `values` are those of what was looked up, if it was."""
         best: Proposer | None = None
         best_members: list[int] = []
         best_surplus = 0.0
@@ -422,7 +446,7 @@ class HybridProposer:
             for i, track in enumerate(tracks):
                 if len(views[i].tokens) == views[i].num_prompt_tokens:
                     continue  # the first token does not wait for a drafter
-                choice = self._draft_choice(track, name, budgets[i])
+                choice = self._draft_choice(track, (name, beside[i]), budgets[i])
                 if choice.value > values[i] + _MARGIN:
                     members.append(i)
                     surplus += choice.value - values[i]
@@ -467,22 +491,26 @@ class HybridProposer:
         views: Seq[SequenceView],
         tracks: list[_Track],
         budgets: Seq[int],
+        beside: list[bool],
         step: _Step,
     ) -> list[tuple[int, Proposal]]:
-        name = drafter.name
-        asked = [min(tracks[i].drafts[name].num_tokens, budgets[i]) for i in members]
+        places = [(drafter.name, beside[i]) for i in members]
+        asked = [
+            min(tracks[i].drafts[place].num_tokens, budgets[i])
+            for i, place in zip(members, places, strict=True)
+        ]
         started = perf_counter()
         drafts = drafter.propose([views[i] for i in members], asked)
         step.draft_s = perf_counter() - started
-        for i, budget, draft in zip(members, asked, drafts, strict=True):
+        for i, place, budget, draft in zip(members, places, asked, drafts, strict=True):
             is_tree = draft.parents is not None
-            self._note(step, name, views[i], tracks[i], draft.tokens, is_tree, budget)
+            self._note(step, place, views[i], tracks[i], draft.tokens, is_tree, budget)
         return list(zip(members, drafts, strict=True))
 
     @staticmethod
     def _note(
         step: _Step,
-        name: str,
+        place: Place,
         view: SequenceView,
         track: _Track,
         tokens: list[int],
@@ -490,8 +518,8 @@ class HybridProposer:
         budget: int,
     ) -> None:
         """A drafter that was asked for `budget` tokens has answered."""
-        num_tokens = len(view.tokens)
-        track.drafted = _Drafted(name, budget, tokens, is_tree)
+        num_tokens, (name, beside) = len(view.tokens), place
+        track.drafted = _Drafted(name, budget, tokens, is_tree, beside)
         step.drafter = name
         step.num_members += 1
         step.num_drafts = max(step.num_drafts, budget)
@@ -568,8 +596,8 @@ class HybridProposer:
         """What became of a sequence's drafts; its values are to be found anew."""
         if track.sizes:
             self._count_missed(track)
-        for name, budget, tokens, is_tree, path in track.outcomes:
-            track.drafters[name].observe([(budget, len(tokens), path, is_tree)])
+        for name, budget, tokens, is_tree, beside, path in track.outcomes:
+            track.drafters[name, beside].observe([(budget, len(tokens), path, is_tree)])
         if not track.outcomes:
             for survival in track.drafters.values():
                 survival.fade(OWN_DECAY ** min(track.idle, _LEARN_EVERY))
@@ -594,13 +622,14 @@ class HybridProposer:
         if drafter is None:
             return
         name, view = drafter.name, track.view
-        choice, values = track.drafts.get(name), [0.0]
+        values = [0.0]
         if lookup is not None:
             values = [found.value for found in self._choices(track, lookup.name, max(sizes))]
         place = (name, heat(view.params.temperature))
         known = self._surplus.get(place, _SURPLUS)
         is_behind = len(view.tokens) - track.num_fed.get(name, 0) > _BEHIND
         for size in sizes:
+            choice = track.drafts.get((name, size > 0))
             gained = max(0.0, choice.net - values[size]) if choice is not None else 0.0
             known += _LATELY * (gained - known)
             if is_behind:
