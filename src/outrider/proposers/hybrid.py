@@ -2,23 +2,17 @@
 
 Look-ups (ngram, suffix, prediction) take microseconds and either find something or not; a drafter
 (a model, a head) always has an answer and always costs a pass of its own. So look-ups are asked
-first, at every step, and a drafter only where it is expected to gain more than its time costs:
+first, at every step, and a drafter only where it is expected to gain more than its time costs.
 
-    value = expected accepted tokens - rate * (t_draft + what the drafts add to the target's pass)
-
-is compared for what was looked up, for each drafter at its best number of tokens, and for nothing,
-which is worth 0. `rate`, what time is worth, are the tokens that it brought lately: the choice
-with the largest value at every step is the one with the highest rate in the long run, and the
-highest rate of a single step is not. (Where copying goes fast, a token that has to be written in
-between is not worth a drafter's time: the next one is copied again.) A drafter's time is shared by
-all sequences of the batch that ask it.
+What was looked up, each drafter at its best number of tokens, and nothing are compared by their
+value in tokens (`_economy`).
 
 What to expect is learnt from this sequence lately and from all others about as hot: per position
 for drafters, per size of the draft for look-ups, which are judged when they were not used as well:
-whatever the text became, it says how far they would have come. What things cost is learnt from the
-clock, in terms of how fast the machine is at the moment. Between two passes every line of code is
-cold and takes several times as long as usual, so a step only notes what happened; several are
-learnt from at once, and values are kept until then.
+whatever the text became, it says how far they would have come. A drafter is judged apart where a
+look-up has found something as well: where texts repeat themselves it has it easy, too. Between two
+passes every line of code is cold and takes several times as long as usual, so a step only notes
+what happened; several are learnt from at once, and values are kept until then.
 
 In the pass over the prompt look-ups alone are asked: the first token does not wait for a drafter.
 One that was not asked for long has to read what it missed, a whole prompt perhaps. That is
@@ -37,7 +31,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from statistics import median
 from time import perf_counter
 from typing import NamedTuple, Protocol, cast
 
@@ -57,26 +50,21 @@ from outrider.contracts import (
 )
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.control.allocation import Source, heat
-from outrider.control.cost import batch_bucket
 from outrider.control.survival import OWN_DECAY, Survival
 from outrider.errors import ConfigError
+from outrider.proposers._economy import BEHIND, Choice, Done, Economy
 from outrider.proposers._lookup import TextProposer
 from outrider.proposers._options import read_options
-from outrider.proposers._times import Times
 from outrider.proposers._worth import OwnWorth, Worth, first_nodes, follow
 
 _LEARN_EVERY = 8  # steps; after every second ...
 _FIRST_STEPS = 64  # ... of the first
 _LEARN_AHEAD = 16  # where they are computed ahead; there the first are as above
-_RATE_DECAY = 0.95
-_SPEED = 0.2  # of a change that a lesson puts down to the machine; the rest, to the widths
 _HORIZON = 128  # tokens to come that count, at most
 _MARGIN = 0.01  # tokens that a drafter must promise more than a look-up, whose price is surer
-_TRUST = 0.6  # tokens that cutting a look-up short must gain
 _UNSURE = 4.0  # steps without a loss that speak against reading a long text
 _SURPLUS = 1.0  # tokens a step that a drafter gains over look-ups, until anything is known, ...
 _LATELY = 0.02  # ... and the weight of a step beside those before it
-_BEHIND = 16  # tokens that a drafter reads in passing; more take time of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +81,7 @@ class HybridConfig:
                 raise ConfigError(f"hybrid needs lists of other proposers' names, not {names!r}")
 
 
-# A drafter, and whether a look-up has found something as well: where texts repeat themselves a
-# drafter has it easy, too.
-Place = tuple[str, bool]
+Place = tuple[str, bool]  # a drafter, and whether a look-up has found something as well
 
 
 class _Trial(NamedTuple):
@@ -104,14 +90,6 @@ class _Trial(NamedTuple):
     lookup: str
     found: Proposal | LookedUp
     start: int
-
-
-class _Choice(NamedTuple):
-    """The best number of tokens to take of a look-up, or to ask a drafter for."""
-
-    num_tokens: int
-    value: float  # if drafting took no time
-    net: float  # if all sequences shared that time
 
 
 class _Drafted(NamedTuple):
@@ -133,8 +111,8 @@ class _Track:
     lookups: dict[str, OwnWorth]
     drafters: dict[Place, Survival]
     # Kept until the next lesson: what to take of look-ups, by size, and of drafters.
-    found: dict[str, list[_Choice]] = field(default_factory=dict)
-    drafts: dict[Place, _Choice] = field(default_factory=dict)
+    found: dict[str, list[Choice]] = field(default_factory=dict)
+    drafts: dict[Place, Choice] = field(default_factory=dict)
     trials: list[_Trial] = field(default_factory=list)
     drafted: _Drafted | None = None  # in the step under way
     outcomes: list[_Drafted] = field(default_factory=list)
@@ -143,20 +121,6 @@ class _Track:
     num_fed: dict[str, int] = field(default_factory=dict)  # tokens that a drafter has read
     missed: dict[str, float] = field(default_factory=dict)  # lost by not asking, in tokens
     sizes: list[int] = field(default_factory=list)  # of what was looked up in steps gone ahead
-
-
-@dataclass(slots=True)
-class _Step:
-    """What a step did, and how long it took."""
-
-    drafter: str | None = None
-    num_members: int = 0  # sequences that it drafted for, ...
-    num_drafts: int = 0  # ... how many tokens each at most, ...
-    behind: int = 0  # ... and how many it had to read first
-    draft_s: float = 0.0
-    width: int = 0  # of the target's pass; 0: prompts are read in it, too
-    pass_s: float = 0.0
-    num_tokens: int = 0  # that it brought
 
 
 class HybridProposer:
@@ -183,23 +147,12 @@ class HybridProposer:
             for beside in (False, True)
         }
         self._tracks: dict[int, _Track] = {}
-        # Times are in terms of the machine's speed when they were taken: seconds of the pass that
-        # counted as one.
-        self._speed = 0.0
-        self._passes: dict[int, Times] = {}  # by batch
-        self._draft_times: dict[tuple[str, int], Times] = {}  # by drafter and batch
-        self._catch_up = {drafter.name: 0.0 for drafter in drafters}  # a token's, as far as known
-        self._step: _Step | None = None  # under way
+        self._economy = Economy([drafter.name for drafter in drafters])
+        self._step: Done | None = None  # under way
         self._pass_began = 0.0
         self._ahead = _going_ahead(self._lookups, self._drafters)
-        self._news: list[_Step] = []  # steps not learnt from yet
+        self._news: list[Done] = []  # steps not learnt from yet
         self._num_steps = 0
-        self._tokens = self._time = 0.0  # of lately
-        # As of the last lesson: what such a second is worth, how many sequences there are, and how
-        # many tokens of a pass are not of the sequence that is looked at.
-        self._rate = 0.0
-        self._num_sequences = self._rest = 0
-        self._price: list[float] = []  # of drafts in the target's pass, in tokens
 
     @classmethod
     def build(cls, context: ProposerContext) -> HybridProposer:
@@ -214,9 +167,9 @@ class HybridProposer:
         )
 
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
-        step = self._step = _Step()
+        step = self._step = Done()
         every = _LEARN_EVERY if self._num_steps >= _FIRST_STEPS else 2
-        if len(self._news) >= every or len(views) != self._num_sequences:
+        if len(self._news) >= every or len(views) != self._economy.num_sequences:
             self._learn(views)
         tracks = [self._tracks.get(view.id) or self._begin(view) for view in views]
         proposals = [Proposal() for _ in views]
@@ -279,7 +232,7 @@ class HybridProposer:
         lookup, drafter = self._ahead
         drafting = [view for view, n in zip(views, batch.num_drafts_S, strict=True) if n]
         every = _LEARN_AHEAD if self._num_steps >= _FIRST_STEPS else _LEARN_EVERY
-        if len(self._news) >= every or len(drafting) != self._num_sequences:
+        if len(self._news) >= every or len(drafting) != self._economy.num_sequences:
             self._learn(drafting)
         batch.lookups = []
         for i, view in enumerate(views):
@@ -323,7 +276,7 @@ class HybridProposer:
         mine = self._step
         if mine is None:
             width = sum(map(len, step.chains)) + len(step.chains)
-            mine = self._step = _Step(width=width, draft_s=step.draft_s, pass_s=step.verify_s)
+            mine = self._step = Done(width=width, draft_s=step.draft_s, pass_s=step.verify_s)
         if lookup is not None and step.looked_up is not None:
             found = step.looked_up[index]
             track.sizes.append(len(found.tokens))
@@ -367,57 +320,18 @@ class HybridProposer:
 
     # --- what to do ---------------------------------------------------------------------------
 
-    def _prices(self, most: int) -> list[float]:
-        """What one sequence's drafts add to the target's pass, in tokens: 0..most at least."""
-        if len(self._price) <= most:
-            width = self._rest + 1
-            row = self._pass_times().row(width + max(most, MAX_AUTO_DRAFT_TOKENS))
-            self._price = [self._rate * (time - row[width]) for time in row[width:]]
-        return self._price
-
-    def _draft_row(self, name: str, num_sequences: int, most: int) -> list[float]:
-        """What drafting 0..most tokens takes. One that nobody has asked yet is worth a try."""
-        times = self._draft_times.get((name, batch_bucket(num_sequences)))
-        return times.row(most) if times else [0.0] * (most + 1)
-
-    def _pass_times(self) -> Times:
-        return self._passes.setdefault(batch_bucket(self._num_sequences), Times(_pass_shape))
-
-    def _best_length(self, chances: Seq[float], drafter: str | None = None) -> _Choice:
-        """How many drafts to take if the k-th is accepted with `chances[k]`.
-
-        A drafter's time is shared by all sequences here.
-        """
-        num_sequences, most = self._num_sequences, len(chances)
-        prices = self._prices(most)
-        draft_s = [0.0] * (most + 1)
-        if drafter is not None:
-            draft_s = self._draft_row(drafter, num_sequences, most)
-        share = self._rate / max(1, num_sequences)
-        best_k, best_value, best_net = 0, 0.0, 0.0
-        expected = value = net = 0.0
-        for k, chance in enumerate(chances, 1):
-            expected += chance
-            value = expected - prices[k]
-            net = value - share * draft_s[k]
-            if net > best_net or k == 1:
-                best_k, best_value, best_net = k, value, net
-        if drafter is None and net > best_net - _TRUST:  # a look-up has reasons for its length
-            return _Choice(most, value, net)
-        return _Choice(best_k, best_value, best_net)
-
-    def _choices(self, track: _Track, name: str, most: int) -> list[_Choice]:
+    def _choices(self, track: _Track, name: str, most: int) -> list[Choice]:
         """What to take of a look-up, by the size of what was found: 0..most at least."""
         choices = track.found.get(name)
         if choices is None or len(choices) <= most:
             rates = track.lookups[name].rates(max(most, MAX_AUTO_DRAFT_TOKENS))
             choices = track.found[name] = [
-                self._best_length([first * further**k for k in range(size)])
+                self._economy.best_length([first * further**k for k in range(size)])
                 for size, (first, further) in enumerate(rates)
             ]
         return choices
 
-    def _draft_choice(self, track: _Track, place: Place, budget: int) -> _Choice:
+    def _draft_choice(self, track: _Track, place: Place, budget: int) -> Choice:
         """How much to ask a drafter for."""
         choice = track.drafts.get(place)
         if choice is None or choice.num_tokens > budget:
@@ -425,7 +339,7 @@ class HybridProposer:
             survival.prior.refresh()
             survival.refresh()
             chances = survival.curve[: min(self._draft_tokens, budget)]
-            choice = track.drafts[place] = self._best_length(chances, place[0])
+            choice = track.drafts[place] = self._economy.best_length(chances, place[0])
         return choice
 
     def _choose(
@@ -452,7 +366,7 @@ class HybridProposer:
                     surplus += choice.value - values[i]
                     longest = max(longest, choice.num_tokens)
             if members:
-                surplus -= self._rate * self._draft_row(name, len(members), longest)[longest]
+                surplus -= self._economy.drafting(name, len(members), longest)
                 if surplus > best_surplus:
                     share = surplus / len(members)
                     members = [
@@ -465,14 +379,14 @@ class HybridProposer:
     def _may_read(self, name: str, view: SequenceView, track: _Track, gained: float) -> bool:
         """Whether a drafter may read what it missed, which gains so many tokens in this step; if
         not, the loss is noted."""
-        if len(view.tokens) - track.num_fed.get(name, 0) > _BEHIND:
+        if len(view.tokens) - track.num_fed.get(name, 0) > BEHIND:
             track.missed[name] = track.missed.get(name, 0.0) + gained
         return self._reads(name, view, track)
 
     def _reads(self, name: str, view: SequenceView, track: _Track) -> bool:
         """Whether it pays that a drafter reads what it missed."""
         behind = len(view.tokens) - track.num_fed.get(name, 0)
-        if behind <= _BEHIND:
+        if behind <= BEHIND:
             return True
         missed = track.missed.get(name)
         if missed is None:
@@ -481,7 +395,7 @@ class HybridProposer:
         to_come = min(view.params.max_tokens - num_tokens, _HORIZON)
         # As many steps for these as there were for what has been written.
         num_steps = to_come * (track.num_steps + 1) / (num_tokens + 1)
-        price = self._rate * self._catch_up[name] * behind
+        price = self._economy.reading(name, behind)
         return missed / (track.num_steps + _UNSURE) * num_steps >= price
 
     def _ask(
@@ -492,7 +406,7 @@ class HybridProposer:
         tracks: list[_Track],
         budgets: Seq[int],
         beside: list[bool],
-        step: _Step,
+        step: Done,
     ) -> list[tuple[int, Proposal]]:
         places = [(drafter.name, beside[i]) for i in members]
         asked = [
@@ -509,7 +423,7 @@ class HybridProposer:
 
     @staticmethod
     def _note(
-        step: _Step,
+        step: Done,
         place: Place,
         view: SequenceView,
         track: _Track,
@@ -532,65 +446,9 @@ class HybridProposer:
         """From the steps since the last time. `views`: whom the next ones are for."""
         news, self._news = self._news, []
         self._num_steps += len(news)
-        num_drafts = 0.0  # of a sequence and step
-        for step in news:
-            num_drafts += max(0, step.width - self._num_sequences) / len(news)
-        self._learn_times(news)
-        self._learn_rate(news)
-        for times in (*self._passes.values(), *self._draft_times.values()):
-            times.end_lesson()
-        num_sequences = len(views)
-        self._rest = round((num_sequences - 1) * (1 + num_drafts / max(1, self._num_sequences)))
-        self._num_sequences = num_sequences
-        self._price = []
-        self._rate = self._tokens / self._time if self._time else 0.0
+        self._economy.learn(news, len(views))
         for track in self._tracks.values():
             self._judge(track)
-
-    def _learn_times(self, news: list[_Step]) -> None:
-        passes = self._pass_times()
-        known = passes.row(max([step.width for step in news], default=0))
-        widths = [step for step in news if step.width]
-        if widths:
-            if not passes:
-                known = [_pass_shape(n) for n in range(len(known))]
-            now = median([step.pass_s / known[step.width] for step in widths])
-            if not self._speed:
-                self._speed = now
-            elif passes:
-                self._speed *= (now / self._speed) ** _SPEED
-        if not self._speed:
-            return
-        for step in widths:
-            passes.learn(step.width, step.pass_s / self._speed)
-        for step in news:
-            name, time = step.drafter, step.draft_s / self._speed
-            if name is None or not time:
-                continue
-            place = (name, batch_bucket(step.num_members))
-            times = self._draft_times.setdefault(place, Times(float))
-            if step.behind <= _BEHIND:
-                times.learn(step.num_drafts, time)
-            else:
-                extra = max(0.0, time - times.row(step.num_drafts)[step.num_drafts]) / step.behind
-                before = self._catch_up[name]
-                self._catch_up[name] = extra if not before else before + 0.2 * (extra - before)
-
-    def _learn_rate(self, news: list[_Step]) -> None:
-        """In the same units as the prices."""
-        passes = self._pass_times().row(max([step.width for step in news], default=0))
-        drafting: dict[tuple[str, int], list[float]] = {}
-        for step in news:
-            if not step.width:
-                continue
-            time = passes[step.width]
-            if step.drafter is not None:
-                place = (step.drafter, step.num_members)
-                if place not in drafting:
-                    drafting[place] = self._draft_row(*place, MAX_AUTO_DRAFT_TOKENS)
-                time += drafting[place][step.num_drafts]
-            self._tokens = _RATE_DECAY * self._tokens + step.num_tokens
-            self._time = _RATE_DECAY * self._time + time
 
     def _judge(self, track: _Track) -> None:
         """What became of a sequence's drafts; its values are to be found anew."""
@@ -627,7 +485,7 @@ class HybridProposer:
             values = [found.value for found in self._choices(track, lookup.name, max(sizes))]
         place = (name, heat(view.params.temperature))
         known = self._surplus.get(place, _SURPLUS)
-        is_behind = len(view.tokens) - track.num_fed.get(name, 0) > _BEHIND
+        is_behind = len(view.tokens) - track.num_fed.get(name, 0) > BEHIND
         for size in sizes:
             choice = track.drafts.get((name, size > 0))
             gained = max(0.0, choice.net - values[size]) if choice is not None else 0.0
@@ -652,11 +510,6 @@ def _going_ahead(lookups: list[Proposer], drafters: list[Proposer]) -> Ahead | N
     if not isinstance(lookup, TextProposer | None) or not isinstance(drafter, DraftsAhead | None):
         return None
     return lookup, cast("_Drafter | None", drafter)
-
-
-def _pass_shape(num_tokens: int) -> float:
-    """A pass is nearly free of its width, until something else is known."""
-    return 1.0 + 0.03 * num_tokens
 
 
 def common_draws(parts: Seq[Proposer]) -> frozenset[Draw]:

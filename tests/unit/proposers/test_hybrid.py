@@ -14,6 +14,7 @@ import pytest
 
 from native_models import needs_native
 from outrider.contracts import (
+    AheadStep,
     Draw,
     Needs,
     Observation,
@@ -26,6 +27,7 @@ from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError
+from outrider.proposers._economy import Choice
 from outrider.proposers._worth import OwnWorth, Worth, follow
 from outrider.proposers.hybrid import HybridConfig, HybridProposer
 from outrider.sampling import SamplingParams
@@ -140,6 +142,26 @@ def test_the_drafter_steps_in_where_lookups_fail() -> None:
     views = [view_of([0])]
     sources = [step(hybrid, views)[0] for _ in range(12)]
     assert sources[-6:] == ["model"] * 6
+
+
+def test_a_drafter_is_judged_apart_where_something_was_found() -> None:
+    """It is right there and wrong elsewhere; half the time, it would not pay anywhere."""
+
+    def some(view: SequenceView) -> list[int]:
+        return [] if len(view.tokens) % 2 else [len(view.tokens), -1]
+
+    def easy(view: SequenceView) -> list[int]:
+        return wrong(view) if len(view.tokens) % 2 else truth(view)
+
+    drafter = Part("model", easy, cost_s=4.0)
+    hybrid = HybridProposer([Part("lookup", some)], [drafter])
+    views = [view_of([0])]
+    sources: dict[bool, list[str]] = {False: [], True: []}
+    for _ in range(80):
+        found = len(views[0].tokens) % 2 == 0
+        sources[found] += step(hybrid, views)
+    assert sources[True][-10:] == ["model"] * 10
+    assert sources[False][-10:] == [""] * 10
 
 
 def test_a_drafter_that_costs_too_much_is_left_alone() -> None:
@@ -323,6 +345,70 @@ def test_a_drafter_that_was_skipped_catches_up(
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
+def going_ahead(folder: Path) -> Engine:
+    """A model that drafts for itself, and what its text repeats."""
+    model = str(write_tiny_llama(folder, max_positions=256))
+    return build(
+        EngineConfig(
+            model=model,
+            draft_model=model,
+            proposer="hybrid",
+            proposer_options={"draft-model": {"dtype": "float32"}},
+            num_draft_tokens=6,
+            backend="native",
+        )
+    )
+
+
+@needs_native
+def test_ahead_too_it_is_asked_for_as_much_as_pays_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = going_ahead(tmp_path)
+    asked = {(False, 2), (True, 5)}
+
+    def choice(self: HybridProposer, track: Any, place: tuple[str, bool], budget: int) -> Choice:
+        chosen = track.drafts[place] = Choice(5 if place[1] else 2, 99.0, 99.0)
+        return chosen
+
+    seen = set()
+    drafted_ahead = HybridProposer.drafted_ahead
+
+    def noting(self: HybridProposer, view: SequenceView, step: AheadStep, index: int) -> str:
+        assert step.looked_up is not None
+        if view.params.max_tokens - len(view.tokens) > 20:  # near the end there are fewer
+            seen.add((bool(step.looked_up[index].tokens), len(step.chains[index])))
+        return drafted_ahead(self, view, step, index)
+
+    monkeypatch.setattr(HybridProposer, "_draft_choice", choice)
+    monkeypatch.setattr(HybridProposer, "drafted_ahead", noting)
+    params = SamplingParams(max_tokens=200, temperature=0.4, seed=3, ignore_eos=True)
+    drafted = engine.add([5, 9, 2, 7], params)
+    plain = engine.add([5, 9, 2, 7], params, speculation=Speculation(proposer=None))
+    for request in (drafted, plain):
+        for _ in engine.run([request]):
+            pass
+    assert seen == asked
+    assert engine.collect(drafted).tokens == engine.collect(plain).tokens
+
+
+@needs_native
+def test_what_an_unread_drafter_would_gain_is_counted_ahead_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody would ever read a long text again, once it did not pay."""
+    engine = going_ahead(tmp_path)
+    monkeypatch.setattr(HybridProposer, "_reads", lambda *_: False)
+    params = SamplingParams(max_tokens=200, temperature=0.9, seed=3, ignore_eos=True)
+    request = engine.add(list(range(2, 42)), params)
+    hybrid = cast(HybridProposer, engine.parts.proposers["hybrid"])
+    most = 0.0
+    for _ in engine.run([request]):
+        for track in hybrid._tracks.values():
+            most = max(most, track.missed.get("draft-model", 0.0))
+    assert most > 20.0
+
+
 @needs_native
 @pytest.mark.parametrize("parts", [{"lookups": []}, {"drafters": []}])
 def test_one_side_goes_ahead_alone_where_the_other_never_wins(
@@ -375,7 +461,7 @@ def test_a_long_text_is_read_where_that_pays_before_the_end() -> None:
     first = [view_of(list(range(200)))]
     for _ in range(20):
         step(hybrid, first)
-    assert hybrid._catch_up["model"] > 0.01  # known from the first time it read
+    assert hybrid._economy.reading("model", 100) > 0.1  # known from the first time it read
     reader.num_read = 0
     short = [view_of(list(range(2000)), 1)]
     short[0].params = SamplingParams(max_tokens=60)
@@ -390,11 +476,11 @@ def test_a_first_batch_of_another_size_says_nothing_about_the_machine_s_speed() 
     hybrid = HybridProposer([Part("lookup", nothing)], [])
     for _ in range(40):
         step(hybrid, [view_of([0])])
-    speed = hybrid._speed
+    speed = hybrid._economy.speed
     views = [view_of([0], number) for number in range(1, 5)]
     for _ in range(40):
         step(hybrid, views, pass_s=30.0)
-    assert hybrid._speed == pytest.approx(speed)
+    assert hybrid._economy.speed == pytest.approx(speed)
 
 
 def test_in_the_pass_over_the_prompt_lookups_alone_are_asked() -> None:
