@@ -53,9 +53,10 @@ LEAST_EVIDENCE = 4  # steps that tell whether drafts gain
 STARTING = 0.1  # of a plain step: what one of a probe costs at least, with what surrounds it
 GOOD = 0.8  # acceptance; where it would not pay, nothing is probed ...
 PRICE_CHECKS = 12  # ... once a proposer's price has been checked this often
-FIRST_TRIAL, MOST_BETWEEN = 12, 64  # decisions between trials: one more each time
+FIRST_TRIAL, MOST_BETWEEN = 32, 64  # decisions between trials: one more each time
 MOST_AT_ONCE = 64  # drafts of a step that are looked at, or four for each sequence
-TRIALS = (1, -1, 2, -2)  # drafts more or less
+TRIALS = (1, -1, 2, -2)  # drafts more or less ...
+TRIAL_STEPS = 6  # ... for so many steps
 MOST_TRYING = 4  # sequences: beyond, widths vary without it
 CLOSE = 1.4  # drafts that win by less are compared with plain decoding at every other trial ...
 AT_LEAST = 8  # ... and others at every eighth: it may have been seen in a slow moment only
@@ -119,6 +120,7 @@ class AdaptiveController:
         self._until_trial = FIRST_TRIAL
         self._num_trials = 0
         self._read_s: float | None = None  # what a token takes that a drafter has to read
+        self._other_s: dict[int, float] = {}  # of a step, outside the models, by batch bucket
 
     def prepare(self, proposer: str) -> None:
         """Measures now rather than at the first request."""
@@ -202,9 +204,7 @@ class AdaptiveController:
         chosen = self._best(step, own, most)
         for track, k in zip(tracks, chosen, strict=True):
             track.budget = k
-        decision = Decision(
-            ids, num_tokens, [], MOST_STEPS, list(views), step.bucket, step.plain_s
-        )
+        decision = Decision(ids, num_tokens, [], MOST_STEPS, list(views), step.bucket, step.plain_s)
         if self.costs.verify.is_guess:
             chosen = [0] * len(tracks)
         elif num_tokens == len(views):  # beside prompts, what a trial costs could not be told
@@ -308,13 +308,13 @@ class AdaptiveController:
         self._num_trials += 1
         self._until_trial = min(FIRST_TRIAL + self._num_trials, MOST_BETWEEN)
         plain = [0] * len(chosen)
-        if self._num_trials % 2 == 0 and step.rate(chosen) < CLOSE * step.rate(plain):
-            return plain
-        if self._num_trials % AT_LEAST == 0:
-            decision.most_steps = PROBE_STEPS
+        is_close = step.rate(chosen) < CLOSE * step.rate(plain)
+        if self._num_trials % (2 if is_close else AT_LEAST) == 0:
+            decision.most_steps = TRIAL_STEPS
             return plain
         if len(chosen) > MOST_TRYING:
             return chosen
+        decision.most_steps = TRIAL_STEPS
         offset = TRIALS[self._num_trials % len(TRIALS)]
         return [
             max(1, min(k + offset * (1 + k // 8), limit)) if k else 0
@@ -357,7 +357,7 @@ class AdaptiveController:
         now, costs = self._now, self.costs
         drafting = [(i, track, k) for i, track, k in now.asked if k]
         num_sequences = len(now.ids)
-        other_s = sum([timing.other_s for timing, _, _ in news]) / len(news)
+        other_s = self._usual_other_s(news)
         pass_s: dict[int, list[float]] = {}  # of steps that held sequences and our drafts alone
         total_s = saved_s = 0.0
         steps_s: list[float] = []  # of these, the ones with drafts
@@ -407,6 +407,16 @@ class AdaptiveController:
             else:
                 track.rested(len(news))
         now.behind = 0
+
+    def _usual_other_s(self, news: list[News]) -> float:
+        """What a step takes besides. Some of it comes once a call, and calls at the end of a text,
+        where drafts are short, have few steps: that is not what short drafts cost."""
+        other_s = sum([timing.other_s for timing, _, _ in news]) / len(news)
+        batch = batch_bucket(len(self._now.ids))
+        if len(news) < LEAST_EVIDENCE:
+            return min(other_s, self._other_s.get(batch, other_s))
+        self._other_s[batch] = other_s
+        return other_s
 
     def _earned_s(self, index: int, news: list[News]) -> float:
         """What a probe has brought, less what it has cost."""

@@ -6,12 +6,14 @@ import math
 from dataclasses import replace
 from statistics import mean
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from outrider.contracts import ControlledView, Proposal, Verdict
-from outrider.control.adaptive import AdaptiveController
+from outrider.control.adaptive import AdaptiveController, Decision
+from outrider.control.allocation import Source, Track
 from outrider.control.cost import Costs, CostTable
 from outrider.events import StepTiming
 from outrider.sampling import SamplingParams
@@ -209,6 +211,30 @@ def test_drafts_that_pay_survive_a_slow_moment_of_the_machine(num_slow: int) -> 
     on = mean(max(budgets) > 0 for budgets in trace.budgets[304:])
     print(f"on in {on:.3f} of the steps from then on")
     assert on > 0.85
+
+
+def test_the_last_call_of_a_text_does_not_make_short_drafts_dear() -> None:
+    """A call of one step bears all that comes once a call."""
+    auto = controller(NATIVE)
+    view = cast(ControlledView, SimpleNamespace(tokens=[0] * 40, num_prompt_tokens=8))
+    track = Track(Source("draft-model"))
+    track.source.purses[0] = track.source.credits[0] = 0.0
+
+    def learn(k: int, num_steps: int) -> None:
+        pass_s = auto.costs.verify.seconds(0, 1 + k)
+        auto._now = Decision([1], 1, [(0, track, k)], 16, [view], plain_s=pass_s)
+        once_s, each_s = 0.4 * pass_s, 0.01 * pass_s
+        for step in range(num_steps):
+            other_s = each_s + (0.0 if step else once_s)
+            timing = StepTiming(1e-4, pass_s, other_s, 1, 1 + k)
+            auto.update([view], [Proposal([7] * k)], [Verdict([], 7)], timing)
+        auto._learn()
+
+    before_s = auto.costs.verify.seconds(0, 2)
+    learn(4, 12)
+    for _ in range(20):
+        learn(1, 1)
+    assert auto.costs.verify.seconds(0, 2) < 1.15 * before_s
 
 
 def test_plain_decoding_is_looked_at_again_even_where_drafts_win_by_far() -> None:
