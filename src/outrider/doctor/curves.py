@@ -8,8 +8,9 @@ and medians are kept.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from statistics import mean, median
 
 from outrider.bench.contenders import Job, Ours, fit_together, take_turns
@@ -29,14 +30,16 @@ SURVIVAL_TOKENS = 96
 DEEPEST = 12
 
 Kind = tuple[str, int]  # proposer and draft length; ("", 0) is plain decoding
+Drafted = tuple[int, int]  # tokens of a draft, and how many of them held
 
 
 @dataclass(slots=True)
 class Worth:
     """How far a proposer's drafts survive, and how much of its budget it uses."""
 
-    survival: list[float]  # S_1..S_DEEPEST
-    drafted: list[float]  # [k]: drafts of a step with a budget of k; a look-up may find fewer
+    survival: list[float]  # S_1..S_DEEPEST, of drafts as long as that
+    accepted: list[float]  # [k]: of a step's drafts with a budget of k
+    drafted: list[float]  # [k]: as many are drafted then; a look-up may find fewer
 
     @property
     def fill(self) -> float:
@@ -46,7 +49,7 @@ class Worth:
     @property
     def alpha(self) -> float:
         """Acceptance per draft that gives the same expected tokens for four drafts."""
-        wanted, low, high = sum(self.survival[:4]), 0.0, 1.0
+        wanted, low, high = self.accepted[4], 0.0, 1.0
         while high - low > 1e-6:
             middle = (low + high) / 2
             below = sum(middle**k for k in range(1, 5)) < wanted
@@ -91,7 +94,7 @@ class Curves:
         """Over plain decoding, as the formula says it from these curves."""
         if num_drafts == 0:
             return 1.0
-        tokens = 1.0 + sum(self.worth[proposer].survival[:num_drafts])
+        tokens = 1.0 + self.worth[proposer].accepted[num_drafts]
         return tokens * self.plain_s(batch) / self.step_s(proposer, batch, num_drafts)
 
 
@@ -194,11 +197,48 @@ def _worth(engine: Engine, jobs: Sequence[Job], proposer: str) -> Worth:
         )
         for job in jobs
     ]
-    sizes = [len(event.draft_tokens) for report in engine.run(ids) for event in report.events]
+    texts: dict[str, list[Drafted]] = {request_id: [] for request_id in ids}
+    is_tree = False
+    for report in engine.run(ids):
+        for event in report.events:
+            texts[event.request_id].append((len(event.draft_tokens), len(event.path)))
+            is_tree = is_tree or event.draft_parents is not None
     for request_id in ids:
         stats.merge(engine.collect(request_id).stats)
     share = stats.num_proposals / max(1, stats.num_steps)
     reached = [share * s for s in stats.unconditional_acceptance[:DEEPEST]]
     reached += [0.0] * (DEEPEST - len(reached))
-    drafted = [mean([min(size, k) for size in sizes]) for k in range(DEEPEST + 1)]
-    return Worth(reached, drafted)
+    if is_tree:  # its first nodes are the best, whatever the budget
+        sizes = [num_drafted for text in texts.values() for num_drafted, _ in text]
+        drafted = [mean([min(size, k) for size in sizes]) for k in range(DEEPEST + 1)]
+        return Worth(reached, [0.0, *accumulate(reached)], drafted)
+    both = [shorter(texts.values(), k) for k in range(DEEPEST + 1)]
+    return Worth(reached, [accepted for _, accepted in both], [drafted for drafted, _ in both])
+
+
+def shorter(texts: Iterable[Sequence[Drafted]], budget: int) -> tuple[float, float]:
+    """What steps with a smaller budget would have drafted in these texts, and what was accepted.
+
+    A draft that goes along with a text is the same wherever it begins. So a shorter one that held
+    is followed by the rest of the longer, and begins in the middle of a run; counted by places of
+    the longer drafts, which mostly begin behind a refusal, short ones would look worse than they
+    are.
+    """
+    num_steps = num_drafted = num_accepted = 0
+    for text in texts:
+        at: list[Drafted] = []  # what a draft that begins there has, and how much of it holds
+        for i, (size, held) in enumerate(text):
+            is_full = size == DEEPEST  # and would have been longer
+            further = 0
+            if is_full and held == size:  # so would what held: over the target's token, and on
+                further = 1 + (text[i + 1][1] if i + 1 < len(text) else 0)
+            for k in range(held + 1):
+                at.append((DEEPEST if is_full else size - k, held - k + further))
+        place = 0
+        while place < len(at):
+            drafted = min(budget, at[place][0])
+            accepted = min(drafted, at[place][1], len(at) - 1 - place)
+            num_steps, num_drafted = num_steps + 1, num_drafted + drafted
+            num_accepted += accepted
+            place += accepted + 1
+    return num_drafted / max(1, num_steps), num_accepted / max(1, num_steps)
