@@ -126,9 +126,9 @@ def measure_curves(
                 passes[batch][num_tokens].append(verify_s)
                 if count == 0:
                     overhead[batch].append(drafted_s + other_s)
-                else:
-                    planning = median(overhead[batch]) - other_s if overhead[batch] else 0.0
-                    draft[name][batch, count].append(max(0.0, drafted_s - max(0.0, planning)))
+                else:  # what surrounds a draft costs as well
+                    usual_s = median(overhead[batch]) if overhead[batch] else 0.0
+                    draft[name][batch, count].append(max(0.0, drafted_s + other_s - usual_s))
     return Curves(
         _typical(verify),
         {batch: typical for batch, found in passes.items() if (typical := _typical(found))},
