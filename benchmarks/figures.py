@@ -26,7 +26,7 @@ KINDS = "mixed,code,prose,edit,json,summary,hot,long"
 # name -> command, and what makes it short
 RECIPES: dict[str, tuple[list[str], list[str]]] = {
     "auto-by-workload": (
-        [*DECODE, "-w", KINDS, "-k", "2,3,4,6,8,auto", "-n", "7", "-m", "64", "-r", "6",
+        [*DECODE, "-w", KINDS, "-k", "2,3,4,6,8,auto", "-n", "7", "-m", "64", "-r", "10",
          "--title", "K = auto against every fixed K"],
         ["-w", "mixed,code", "-n", "2", "-m", "32", "-r", "1"],
     ),

@@ -146,8 +146,7 @@ def show(
     console.print(checks, soft_wrap=False)
     costs = _table("proposer", "acceptance", "draft of 4, ms", "pass of 1", "of 5", "of 9", "of 17")
     for name, worth in curves.worth.items():
-        draft = curves.step_s(name, 1, 4) - curves.step_s(name, 1, 0)
-        draft -= curves.pass_s(1, 1 + worth.drafted[4]) - curves.pass_s(1, 1)
+        draft = curves.draft_s(name, 1, 4)
         passes = (f"{1e3 * curves.pass_s(1, n):.2f}" for n in (1, 5, 9, 17))
         costs.add_row(name, f"{worth.alpha:.2f}", f"{1e3 * draft:.2f}", *passes)
     console.print(costs, soft_wrap=False)

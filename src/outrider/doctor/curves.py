@@ -7,11 +7,11 @@ and medians are kept.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from statistics import mean, median
+from statistics import median
 
 from outrider.bench.contenders import Job, Ours, fit_together, take_turns
 from outrider.bench.measure import Tell
@@ -31,6 +31,7 @@ DEEPEST = 12
 
 Kind = tuple[str, int]  # proposer and draft length; ("", 0) is plain decoding
 Drafted = tuple[int, int]  # tokens of a draft, and how many of them held
+Sizes = dict[int, float]  # tokens of a draft -> share of the steps
 
 
 @dataclass(slots=True)
@@ -39,12 +40,22 @@ class Worth:
 
     survival: list[float]  # S_1..S_DEEPEST, of drafts as long as that
     accepted: list[float]  # [k]: of a step's drafts with a budget of k
-    drafted: list[float]  # [k]: as many are drafted then; a look-up may find fewer
+    sizes: list[Sizes]  # [k]: how often how many are drafted then; a look-up may find fewer
 
     @property
     def fill(self) -> float:
         """Of the largest budget."""
-        return self.drafted[-1] / (len(self.drafted) - 1)
+        return self.drafted(DEEPEST) / DEEPEST
+
+    def drafted(self, budget: int) -> float:
+        """Tokens of a step, on average."""
+        return sum([share * size for size, share in self.sizes[budget].items()])
+
+    def spread(self, budget: int, batch: int) -> Iterator[tuple[float, float]]:
+        """(tokens of each sequence, share of the steps): in a batch, sizes even out."""
+        usual = self.drafted(budget)
+        for size, share in self.sizes[budget].items():
+            yield usual + (size - usual) / batch**0.5, share
 
     @property
     def alpha(self) -> float:
@@ -81,14 +92,20 @@ class Curves:
         """A step without drafts."""
         return self.pass_s(batch, 1) + between(self.overhead, batch)
 
-    def step_s(self, proposer: str, batch: int, num_drafts: int) -> float:
-        """A step in which every sequence of the batch drafts that much."""
+    def draft_s(self, proposer: str, batch: int, num_drafts: int) -> float:
         by_batch = {
             size: between({0: 0.0, **costs}, num_drafts)
             for size, costs in self.draft[proposer].items()
         }
-        passed = self.pass_s(batch, 1 + self.worth[proposer].drafted[num_drafts])
-        return passed + between(by_batch, batch) + between(self.overhead, batch)
+        return between(by_batch, batch)
+
+    def step_s(self, proposer: str, batch: int, num_drafts: int) -> float:
+        """A step in which every sequence of the batch drafts that much."""
+        # Not the pass of the usual width: what wide ones take more, narrow ones do not take less.
+        spread = self.worth[proposer].spread(num_drafts, batch)
+        passed = sum([share * self.pass_s(batch, 1 + size) for size, share in spread])
+        draft_s = self.draft_s(proposer, batch, num_drafts)
+        return passed + draft_s + between(self.overhead, batch)
 
     def speedup(self, proposer: str, batch: int, num_drafts: int) -> float:
         """Over plain decoding, as the formula says it from these curves."""
@@ -209,22 +226,26 @@ def _worth(engine: Engine, jobs: Sequence[Job], proposer: str) -> Worth:
     reached = [share * s for s in stats.unconditional_acceptance[:DEEPEST]]
     reached += [0.0] * (DEEPEST - len(reached))
     if is_tree:  # its first nodes are the best, whatever the budget
-        sizes = [num_drafted for text in texts.values() for num_drafted, _ in text]
-        drafted = [mean([min(size, k) for size in sizes]) for k in range(DEEPEST + 1)]
-        return Worth(reached, [0.0, *accumulate(reached)], drafted)
+        found = [num_drafted for text in texts.values() for num_drafted, _ in text]
+        sizes = [_shares(Counter(min(size, k) for size in found)) for k in range(DEEPEST + 1)]
+        return Worth(reached, [0.0, *accumulate(reached)], sizes)
     both = [shorter(texts.values(), k) for k in range(DEEPEST + 1)]
-    return Worth(reached, [accepted for _, accepted in both], [drafted for drafted, _ in both])
+    return Worth(reached, [accepted for accepted, _ in both], [sizes for _, sizes in both])
 
 
-def shorter(texts: Iterable[Sequence[Drafted]], budget: int) -> tuple[float, float]:
-    """What steps with a smaller budget would have drafted in these texts, and what was accepted.
+def _shares(counts: Counter[int]) -> Sizes:
+    return {size: number / counts.total() for size, number in sorted(counts.items())} or {0: 1.0}
+
+
+def shorter(texts: Iterable[Sequence[Drafted]], budget: int) -> tuple[float, Sizes]:
+    """What would have been accepted of a step's drafts with a smaller budget, and their sizes.
 
     A draft that goes along with a text is the same wherever it begins. So a shorter one that held
     is followed by the rest of the longer, and begins in the middle of a run; counted by places of
     the longer drafts, which mostly begin behind a refusal, short ones would look worse than they
     are.
     """
-    num_steps = num_drafted = num_accepted = 0
+    num_accepted, sizes = 0, Counter[int]()
     for text in texts:
         at: list[Drafted] = []  # what a draft that begins there has, and how much of it holds
         for i, (size, held) in enumerate(text):
@@ -238,7 +259,7 @@ def shorter(texts: Iterable[Sequence[Drafted]], budget: int) -> tuple[float, flo
         while place < len(at):
             drafted = min(budget, at[place][0])
             accepted = min(drafted, at[place][1], len(at) - 1 - place)
-            num_steps, num_drafted = num_steps + 1, num_drafted + drafted
+            sizes[drafted] += 1
             num_accepted += accepted
             place += accepted + 1
-    return num_drafted / max(1, num_steps), num_accepted / max(1, num_steps)
+    return num_accepted / max(1, sizes.total()), _shares(sizes)
