@@ -250,7 +250,7 @@ class HybridProposer:
                 )
                 if max(alone.net, beside.net) > 0.0 and self._reads(drafter.name, view, track):
                     num_alone = alone.num_tokens if alone.net > 0.0 else 0
-                    if beside.net > 0.0:
+                    if beside.net > 0.0 and lookup is not None:
                         num_beside, least = beside.num_tokens, beside.net + _MARGIN
             batch.num_drafts_S[i] = max(num_alone, num_beside)
             if lookup is not None:

@@ -345,7 +345,7 @@ def test_a_drafter_that_was_skipped_catches_up(
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-def going_ahead(folder: Path) -> Engine:
+def going_ahead(folder: Path, **options: object) -> Engine:
     """A model that drafts for itself, and what its text repeats."""
     model = str(write_tiny_llama(folder, max_positions=256))
     return build(
@@ -353,7 +353,7 @@ def going_ahead(folder: Path) -> Engine:
             model=model,
             draft_model=model,
             proposer="hybrid",
-            proposer_options={"draft-model": {"dtype": "float32"}},
+            proposer_options={"hybrid": options, "draft-model": {"dtype": "float32"}},
             num_draft_tokens=6,
             backend="native",
         )
@@ -390,6 +390,21 @@ def test_ahead_too_it_is_asked_for_as_much_as_pays_there(
             pass
     assert seen == asked
     assert engine.collect(drafted).tokens == engine.collect(plain).tokens
+
+
+@needs_native
+def test_without_a_lookup_nothing_is_asked_for_where_one_would_have_found_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = going_ahead(tmp_path, lookups=[])
+
+    def choice(self: HybridProposer, track: Any, place: tuple[str, bool], budget: int) -> Choice:
+        return Choice(5, 9.0, 9.0) if place[1] else Choice(1, -9.0, -9.0)
+
+    monkeypatch.setattr(HybridProposer, "_draft_choice", choice)
+    request = engine.add([5, 9, 2, 7], SamplingParams(max_tokens=40, ignore_eos=True))
+    reports = list(engine.run([request]))
+    assert not any(event.draft_tokens for report in reports for event in report.events)
 
 
 @needs_native
