@@ -59,7 +59,7 @@ from outrider.proposers._worth import OwnWorth, Worth, first_nodes, follow
 
 _LEARN_EVERY = 8  # steps; after every second ...
 _FIRST_STEPS = 64  # ... of the first
-_LEARN_AHEAD = 16  # where they are computed ahead; there the first are as above
+_LEARN_AHEAD = 4  # where they are computed ahead: before nearly every call
 _HORIZON = 128  # tokens to come that count, at most
 _MARGIN = 0.01  # tokens that a drafter must promise more than a look-up, whose price is surer
 _UNSURE = 4.0  # steps without a loss that speak against reading a long text
@@ -231,8 +231,7 @@ class HybridProposer:
         assert self._ahead is not None
         lookup, drafter = self._ahead
         drafting = [view for view, n in zip(views, batch.num_drafts_S, strict=True) if n]
-        every = _LEARN_AHEAD if self._num_steps >= _FIRST_STEPS else _LEARN_EVERY
-        if len(self._news) >= every or len(drafting) != self._economy.num_sequences:
+        if len(self._news) >= _LEARN_AHEAD or len(drafting) != self._economy.num_sequences:
             self._learn(drafting)
         batch.lookups = []
         for i, view in enumerate(views):
