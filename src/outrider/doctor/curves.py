@@ -240,10 +240,11 @@ def _shares(counts: Counter[int]) -> Sizes:
 def shorter(texts: Iterable[Sequence[Drafted]], budget: int) -> tuple[float, Sizes]:
     """What would have been accepted of a step's drafts with a smaller budget, and their sizes.
 
-    A draft that goes along with a text is the same wherever it begins. So a shorter one that held
-    is followed by the rest of the longer, and begins in the middle of a run; counted by places of
-    the longer drafts, which mostly begin behind a refusal, short ones would look worse than they
-    are.
+    A model's draft that goes along with a text is the same wherever it begins, a look-up's mostly.
+    So a shorter one that held is followed by the rest of the longer, and begins in the middle of a
+    run; counted by places of the longer drafts, which mostly begin behind a refusal, short ones
+    would look worse than they are. Only whether the target's own token behind a whole draft would
+    have been drafted is not known: it is taken for drafted.
     """
     num_accepted, sizes = 0, Counter[int]()
     for text in texts:

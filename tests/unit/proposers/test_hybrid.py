@@ -429,16 +429,7 @@ def test_what_an_unread_drafter_would_gain_is_counted_ahead_too(
 def test_one_side_goes_ahead_alone_where_the_other_never_wins(
     parts: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = str(write_tiny_llama(tmp_path, max_positions=256))
-    config = EngineConfig(
-        model=folder,
-        draft_model=folder,
-        proposer="hybrid",
-        proposer_options={"hybrid": parts, "draft-model": {"dtype": "float32"}},
-        num_draft_tokens=4,
-        backend="native",
-    )
-    engine = build(config)
+    engine = going_ahead(tmp_path, **parts)
     begun = []
     begin = HybridProposer.begin_ahead
 
