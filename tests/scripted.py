@@ -1,10 +1,19 @@
-"""A proposer for tests of the engine."""
+"""A proposer and a controller for tests of the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from outrider.contracts import Draw, Needs, Observation, Proposal, SequenceView
+from outrider.contracts import (
+    NUM_LEVELS,
+    Caution,
+    Draw,
+    Needs,
+    Observation,
+    Proposal,
+    SequenceView,
+)
+from outrider.control.fixed import FixedController
 
 
 class Drafter:
@@ -31,3 +40,11 @@ class Drafter:
 
     def release(self, sequence_id: int) -> None:
         self.released.append(sequence_id)
+
+
+class Cautious(FixedController):
+    """Lets drafters stop as they would on a machine where rows are dear."""
+
+    def caution(self, index: int) -> Caution | None:
+        sure = [min(1.0, 0.3 + 0.1 * level + 0.01 * index) for level in range(NUM_LEVELS)]
+        return Caution(sure, [0.2, 0.3, 0.35, 0.4], toll=0.1)

@@ -58,6 +58,29 @@ class Begun(NamedTuple):
     states_NH: torch.Tensor  # as a tap gives them; one row more than there are drafts
 
 
+@dataclass(frozen=True, slots=True)
+class Caution:
+    """When a drafter stops by itself, for one sequence.
+
+    A draft's *level* says by how much its score beats the runner-up's, the noise of its draw
+    included; `chances[level]` is how often such a draft holds, and along a chain they multiply.
+    Where the product falls below `floors[n]`, n drafts of the whole pass being taken by then, the
+    draft is left out and the chain ends. It also ends behind a draft that is above its floor, but
+    not by `toll` divided by the number of sequences still drafting. No floors: nothing is left out.
+    All sequences of a pass have the same floors and toll.
+
+    For draws that sample-match judges only: under a ratio rule, leaving out a token that was drawn
+    is a bias.
+    """
+
+    chances: Seq[float]  # NUM_LEVELS of them
+    floors: Seq[float] = ()
+    toll: float = 0.0
+
+
+NUM_LEVELS, LEVEL_STEP = 25, 0.25  # the last level has all margins from its own on
+
+
 @dataclass(slots=True)
 class Proposal:
     """A tree of drafted tokens for one sequence; a chain is the tree with one child each.
@@ -65,6 +88,8 @@ class Proposal:
     `parents[i] < i` is the node that node i continues, -1 the root (the last committed token);
     `parents is None` means a chain. Siblings stand in the order they were drawn. `q` is the law
     that was really drawn from, one row per node, and is None exactly where no rule needs it.
+    `levels` of a cautious drafter (see `Caution`): one per node, and of one more token that was
+    left out.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -73,6 +98,7 @@ class Proposal:
     q: torch.Tensor | None = None  # [N, V] float32
     source: str = ""
     begun: Begun | None = None
+    levels: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -117,6 +143,11 @@ class SequenceView(Protocol):
     finish_ids: frozenset[int]  # ids that end the sequence: nothing is drafted past them
     prediction: list[int]  # the caller's guess of the output, tokenised; often empty
     salt: str  # tenants with different salts share nothing
+
+    @property
+    def caution(self) -> Caution | None:
+        """In this step's draft, where its proposer heeds such a thing."""
+        ...
 
     @property
     def edits(self) -> Edits | None:
@@ -256,6 +287,23 @@ class DraftsInOneCall(Protocol):
 
 
 @runtime_checkable
+class DraftsCautiously(Protocol):
+    """A model that can also stop where it is not sure."""
+
+    def draft_cautiously(
+        self,
+        batch: StepBatch,
+        num_tokens_S: IntArray,
+        rows: RowParams,
+        key_S: npt.NDArray[np.uint64],
+        cautions: Seq[Caution],
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """`DraftsInOneCall.draft_chain` of at most so many tokens, and the levels of all that were
+        drawn."""
+        ...
+
+
+@runtime_checkable
 class PrefersThinPasses(Protocol):
     """A model that prepares every kind of pass when it first meets it, and only so wide ones."""
 
@@ -305,6 +353,7 @@ class AheadBatch:
     heads: AheadHeads | None = None  # of a drafter that reads the target's states
     # Asked first where given; not every model that runs ahead can.
     lookups: list[AheadLookup | None] | None = None
+    cautions: list[Caution | None] | None = None  # of the drafter; None where nothing is drafted
     stop: ctypes.c_int32 | None = None  # not 0 any more: another thread wants no further step
 
 
@@ -346,6 +395,7 @@ class AheadStep(NamedTuple):
     verify_s: float
     looked_up: list[LookedUp] | None = None  # per sequence, where there were look-ups
     num_own: list[int] | None = None  # how many of each chain the drafter fed or drew; None: all
+    levels: list[list[int]] | None = None  # of each drafter's draws, where it was cautious
 
 
 @runtime_checkable
@@ -420,6 +470,7 @@ class Needs:
     # the first token does not wait for that.
     early: bool = False
     every_step: bool = True  # False: of steps in which nobody drafted it hears nothing
+    caution: bool = False  # it heeds `SequenceView.caution`
 
 
 @dataclass(slots=True)
@@ -534,6 +585,10 @@ class Controller(Protocol):
 
     def budget(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> list[int]:
         """A budget for each view, at most its limit; `num_tokens` has the pass without drafts."""
+        ...
+
+    def caution(self, index: int) -> Caution | None:
+        """How cautious view `index` of the last `budget` had better be; None: not at all."""
         ...
 
     def standing(self) -> int:

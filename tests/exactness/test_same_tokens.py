@@ -18,6 +18,7 @@ from outrider.engine.engine import Engine, Result
 from outrider.engine.request import Speculation
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
+from scripted import Cautious
 
 DRAFTS = [
     *itertools.product(["draft-model", "ngram", "prediction"], [1, 2, 4, 8]),
@@ -172,6 +173,28 @@ def test_speculation_is_invisible(
     assert num_accepted > 50, "hardly anything was accepted: this run proved little"
     assert num_preemptions > 0, "the small cache was meant to force preemption"
     assert num_cached > 0, "prompts seen before were meant to be found in the prefix cache"
+
+
+def test_drafters_that_stop_by_themselves_are_invisible(
+    pair: tuple[Path, Path], plain: dict[str, list[Result]], backend: str
+) -> None:
+    auto = Speculation(proposer="draft-model", num_draft_tokens="auto")
+    sizes: set[int] = set()
+    for step_tokens, kv_tokens in [(8, 160), (512, 2048)]:
+        engine = engine_for(
+            pair, k=4, backend=backend, max_step_tokens=step_tokens, kv_tokens=kv_tokens
+        )
+        engine.parts.controller = Cautious()
+        engine.observers.append(
+            lambda report: sizes.update(len(event.draft_tokens) for event in report.events)
+        )
+        for batch, (name, params) in itertools.product([1, 8], PARAMS.items()):
+            results = run(engine, prompts()[:batch], params, auto)
+            label = f"cautious batch={batch} step={step_tokens} kv={kv_tokens} {name}"
+            expected = plain[name][:batch]
+            assert_same(engine, results, expected, params, label, bitwise=backend == "native")
+            assert engine.parts.kv.usage == 0, f"{label}: KV blocks leaked"
+    assert {0, 1, 2, 3} < sizes
 
 
 def test_every_request_chooses_for_itself(

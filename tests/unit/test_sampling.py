@@ -42,6 +42,7 @@ class View:
     num_computed: int = 0
     finish_ids: frozenset[int] = frozenset({0})
     edits: LogitEdits | None = None
+    caution: None = None
 
     def __post_init__(self) -> None:
         if self.params.edits_logits:

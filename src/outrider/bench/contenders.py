@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain, cycle
 from time import perf_counter
 from typing import Protocol
 
@@ -36,11 +37,12 @@ class Job:
 
 @dataclass(slots=True)
 class Run:
-    """One timed decoding of a group of prompts, all at once.
+    """One timed decoding of some prompts, so many at once.
 
-    The clock starts when every prompt has been read, by the target and by who drafts for it, a step
-    behind the first token: what is measured is decoding. Until then at most one token is drafted,
-    so that the output is not there already.
+    What is measured is decoding: the clock stands still while a prompt is read, by the target and
+    by who drafts for it, up to a step behind the first token. Until then at most one token is
+    drafted, so that the output is not there already. And it is decoding of a whole batch: ours puts
+    the next prompt in the place of an output that ends, in the end one that it has had before.
     """
 
     outputs: list[list[int]]
@@ -54,7 +56,7 @@ class Contender(Protocol):
     name: str
     reference: str | None  # whose output it must reproduce; None: nobody's
 
-    def run(self, jobs: Sequence[Job]) -> Run: ...
+    def run(self, jobs: Sequence[Job], batch: int = 1) -> Run: ...
 
 
 class Ours:
@@ -77,12 +79,12 @@ class Ours:
         exact = speculation.verifier == "coupled"
         self.reference = PLAIN if exact and speculation.proposer is not None else None
 
-    def start(self, jobs: Sequence[Job]) -> Lane:
-        """Decodes until every prompt has been read; the rest is for the caller to drive."""
-        return Lane(self, jobs)
+    def start(self, jobs: Sequence[Job], batch: int = 1) -> Lane:
+        """Reads the prompts of the first batch; the rest is for the caller to drive."""
+        return Lane(self, jobs, batch)
 
-    def run(self, jobs: Sequence[Job]) -> Run:
-        return race([self.start(jobs)])[0]
+    def run(self, jobs: Sequence[Job], batch: int = 1) -> Run:
+        return race([self.start(jobs, batch)])[0]
 
 
 class Reading(FixedController):
@@ -95,45 +97,69 @@ class Reading(FixedController):
 
 
 class Lane:
-    """A group of requests that moves when it is told to; meanwhile the engine serves other lanes.
+    """Some requests that move when they are told to; meanwhile the engine serves other lanes.
 
-    Its sequences keep their place in the KV cache, but are scheduled in its own steps only.
+    `batch` of them decode at any time. Its sequences keep their place in the KV cache, but are
+    scheduled in its own steps only.
     """
 
-    def __init__(self, contender: Ours, jobs: Sequence[Job]) -> None:
-        self._engine = engine = contender.engine
-        self._controller: Controller = (reading := Reading())
+    def __init__(self, contender: Ours, jobs: Sequence[Job], batch: int = 1) -> None:
+        self._engine = contender.engine
+        self._speculation = contender.speculation
+        self._batch = batch
         self._running: list[Sequence_] = []
         self._waiting: deque[Sequence_] = deque()
         self._stats = SpeculationStats()
         self.steps: list[tuple[int, float]] = []  # (tokens of the pass, seconds)
-        self._ahead = Ahead()  # nothing that is timed later may be computed before
         self._reports: deque[tuple[StepReport, float]] = deque()
         self._most_tokens = sum(job.params.max_tokens for job in jobs)
-        with self._on_stage():
-            self._ids = [
-                engine.add(
-                    job.prompt,
-                    job.params,
-                    speculation=contender.speculation,
-                    prediction=job.prediction,
-                )
-                for job in jobs
-            ]
-        waiting = set(self._ids)
-        while waiting:
-            report, _ = self._step()
-            waiting -= {event.request_id for event in report.events}
-        if self._running:
-            reading.most = 1
-            self._step()  # draft models read the prompt behind its first token
-        self._num_before = sum(len(s.output) for s in self._running)
-        self._controller = contender.controller
-        self._ahead = Ahead(engine.parts.ahead.most_steps)
+        self._num_before = 0
+        self._next = chain(jobs, cycle(jobs))
+        self._num_jobs = len(jobs)
+        self._ids: list[str] = []  # the first are the jobs', the others only fill the batch
+        self._controller: Controller = contender.controller
+        self._ahead = Ahead(self._engine.parts.ahead.most_steps)
+        self._fill_up()
+
+    def _fill_up(self) -> None:
+        """Reads prompts until the batch is whole; nobody else moves meanwhile."""
+        while not self._is_done and len(self._running) < self._batch:
+            others, controller, ahead = self._running, self._controller, self._ahead
+            self._running, self._controller = [], (reading := Reading())
+            self._ahead = Ahead()  # nothing that is timed later may be computed before
+            with self._on_stage():
+                waiting = {self._add() for _ in range(self._batch - len(others))}
+            while waiting:
+                report, _ = self._step()
+                waiting -= {event.request_id for event in report.events}
+            if self._running:
+                reading.most = 1
+                self._step()  # draft models read the prompt behind its first token
+            self._num_before += sum(len(s.output) for s in self._running)
+            self._running = others + self._running
+            self._controller, self._ahead = controller, ahead
+
+    def _add(self) -> str:
+        job = next(self._next)
+        self._ids.append(
+            self._engine.add(
+                job.prompt,
+                job.params,
+                speculation=self._speculation,
+                prediction=job.prediction,
+            )
+        )
+        return self._ids[-1]
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether all jobs are."""
+        ids = self._ids[: self._num_jobs]
+        return len(ids) == self._num_jobs and all(map(self._engine.is_finished, ids))
 
     @property
     def is_finished(self) -> bool:
-        return not self._running and not self._waiting and not self._reports
+        return not self._reports and self._is_done
 
     @property
     def progress(self) -> float:
@@ -148,13 +174,18 @@ class Lane:
                 found.append(self._step())
             mean_s = sum(took for _, took in found) / len(found)
             self._reports.extend((report, mean_s) for report, _ in found)
+            self._fill_up()
         report, took = self._reports.popleft()
         self._stats.add_report(report)
         self.steps.append((report.timing.num_tokens, took))
         return report
 
     def finish(self) -> Run:
-        outputs = [self._engine.collect(request_id).tokens for request_id in self._ids]
+        with self._on_stage():
+            for request_id in self._ids[self._num_jobs :]:
+                self._engine.cancel(request_id)
+        results = [self._engine.collect(request_id) for request_id in self._ids]
+        outputs = [result.tokens for result in results[: self._num_jobs]]
         seconds = sum(took for _, took in self.steps)
         return Run(outputs, seconds, self._stats.num_tokens, self._stats, self.steps)
 
@@ -200,18 +231,18 @@ def race(lanes: Sequence[Lane]) -> list[Run]:
     return [lane.finish() for lane in lanes]
 
 
-def fit_together(contenders: Sequence[Contender], jobs: Sequence[Job]) -> bool:
-    """Whether all can decode these jobs at once: one engine, and room for everybody's K/V."""
+def fit_together(contenders: Sequence[Contender], jobs: Sequence[Job], batch: int = 1) -> bool:
+    """Whether all can decode so many of these at once: one engine, room for everybody's K/V."""
     engines = {id(c.engine) if isinstance(c, Ours) else None for c in contenders}
     if len(engines) != 1 or None in engines:
         return False
     [engine] = {id(c.engine): c.engine for c in contenders if isinstance(c, Ours)}.values()
     kv = engine.parts.kv
-    num_blocks = sum(
+    sizes = sorted(
         2 + (len(job.prompt) + job.params.max_tokens + MAX_AUTO_DRAFT_TOKENS) // kv.block_size
         for job in jobs
     )
-    return num_blocks * len(contenders) <= kv.num_blocks
+    return sum(sizes[-batch:]) * len(contenders) <= kv.num_blocks
 
 
 def plain(engine: Engine) -> Ours:

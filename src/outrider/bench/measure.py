@@ -74,22 +74,19 @@ def measure(
     repeats: int = 5,
     tell: Tell = lambda what: None,
 ) -> dict[str, Record]:
-    """Everybody decodes every group of `batch` jobs, `repeats` times, the order turning.
+    """Everybody decodes all jobs, `batch` at once, `repeats` times, the order turning.
 
     Contenders of one engine do so at the same time, step by step: see `race`.
 
     A first round that is not counted warms up caches, threads and what adapts itself.
     """
-    groups = [jobs[i : i + batch] for i in range(0, len(jobs), batch)]
     records = {contender.name: Record(contender) for contender in contenders}
     for repeat in range(-1, repeats):
         turn = repeat % len(contenders)
         order = [*contenders[turn:], *contenders[:turn]]
-        runs: dict[str, list[Run]] = {contender.name: [] for contender in contenders}
-        for number, group in enumerate(groups):
-            tell(f"round {repeat + 1}, group {number + 1} of {len(groups)}")
-            for contender, run in zip(order, _run(order, group), strict=True):
-                runs[contender.name].append(run)
+        tell(f"round {repeat + 1} of {repeats}")
+        found = decode(order, jobs, batch)
+        runs = {contender.name: run for contender, run in zip(order, found, strict=True)}
         if repeat >= 0:
             for record in records.values():
                 _count(record, runs[record.contender.name])
@@ -97,11 +94,11 @@ def measure(
     return records
 
 
-def _run(contenders: Sequence[Contender], jobs: Sequence[Job]) -> list[Run]:
+def decode(contenders: Sequence[Contender], jobs: Sequence[Job], batch: int) -> list[Run]:
     """All at once, step by step in turns, where that is possible; else one after the other."""
-    if fit_together(contenders, jobs):
-        return race([c.start(jobs) for c in contenders if isinstance(c, Ours)])
-    return [contender.run(jobs) for contender in contenders]
+    if fit_together(contenders, jobs, batch):
+        return race([c.start(jobs, batch) for c in contenders if isinstance(c, Ours)])
+    return [contender.run(jobs, batch) for contender in contenders]
 
 
 def _sum(a: SpeculationStats | None, b: SpeculationStats | None) -> SpeculationStats | None:
@@ -111,22 +108,21 @@ def _sum(a: SpeculationStats | None, b: SpeculationStats | None) -> SpeculationS
     return a
 
 
-def _count(record: Record, runs: list[Run]) -> None:
-    record.seconds.append(sum(run.seconds for run in runs))
-    record.num_tokens.append(sum(run.num_tokens for run in runs))
-    for run in runs:
-        record.stats = _sum(record.stats, run.stats)
-        record.steps += run.steps
+def _count(record: Record, run: Run) -> None:
+    record.seconds.append(run.seconds)
+    record.num_tokens.append(run.num_tokens)
+    record.stats = _sum(record.stats, run.stats)
+    record.steps += run.steps
 
 
-def _compare(records: dict[str, Record], runs: dict[str, list[Run]], jobs: Sequence[Job]) -> None:
+def _compare(records: dict[str, Record], runs: dict[str, Run], jobs: Sequence[Job]) -> None:
     """Counts whose outputs are its reference's; a near-tie of floating point is told apart."""
     for record in records.values():
         reference = records.get(record.contender.reference or "")
         if reference is None:
             continue
-        mine = [output for run in runs[record.contender.name] for output in run.outputs]
-        theirs = [output for run in runs[reference.contender.name] for output in run.outputs]
+        mine = runs[record.contender.name].outputs
+        theirs = runs[reference.contender.name].outputs
         for job, got, expected in zip(jobs, mine, theirs, strict=True):
             record.num_outputs += 1
             if got == expected:

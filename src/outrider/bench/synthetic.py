@@ -20,6 +20,7 @@ from typing import Any, cast
 from outrider.contracts import (
     AheadBatch,
     AheadStep,
+    Caution,
     DraftsAhead,
     Draw,
     IntArray,
@@ -143,6 +144,7 @@ class _Shadow:
         self._view = view
         self.tokens = list(view.tokens)
         self.draft = Proposal()
+        self.caution: Caution | None = None  # its own drafts are not what is accepted
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)

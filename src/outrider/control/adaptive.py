@@ -31,10 +31,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
-from outrider.contracts import ControlledView, Proposal, Verdict
+from outrider.contracts import Caution, ControlledView, Proposal, Verdict
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.control.allocation import Source, Step, Track
 from outrider.control.cost import Costs, batch_bucket, context_bucket
@@ -44,6 +44,7 @@ TURNING = 0.02  # what turning on or off must win by
 ANOTHER_K = 0.005  # the same of another K
 LEAST_STEPS = 8  # that a decision about an unchanged batch stands for ...
 MOST_STEPS = 16  # ... and as many may be computed at once
+SURE_STEPS = 48  # both where drafters stop by themselves: there is less to decide
 MOST_RESTS = 3  # times that one to draft nothing stands on
 SHARE = 0.01  # of all time that may be lost
 MOST_PURSE = 6  # plain steps that may be saved up
@@ -61,6 +62,7 @@ MOST_TRYING = 4  # sequences: beyond, widths vary without it
 CLOSE = 1.4  # drafts that win by less are compared with plain decoding at every other trial ...
 AT_LEAST = 8  # ... and others at every eighth: it may have been seen in a slow moment only
 IN_PASSING = 16  # tokens that a drafter reads besides; more take time of their own
+MOST_WIDTHS = 4  # of a decision's passes, the most common ones, that prices are learnt from
 HORIZON = 128  # tokens to come of a sequence that count, at most
 
 
@@ -91,10 +93,12 @@ class Decision:
     behind: int = 0  # tokens that drafters have to read first
     probed: Track | None = None
     probe_s: float = 0.0  # what it adds to a step
+    least_steps: int = LEAST_STEPS
     num_steps: int = 1  # that it has stood for, the one under way included
     missing: tuple[Source, int, float] | None = None  # whose purse lacks what for a probe
     num_rests: int = 0  # how often it was left standing for that
     is_first: bool = False  # somebody drafted in the pass over its prompt
+    cautions: dict[int, Caution | None] = field(default_factory=dict)  # by index of the view
 
 
 class AdaptiveController:
@@ -139,7 +143,8 @@ class AdaptiveController:
         most = len(track.survival.curve)
         step = Step(self.costs, [view], [track], 1, most)
         rates = [1.0 / step.plain_s, *(step.rate([k]) for k in range(1, most + 1))]
-        return Choice(track.budget, asked, list(track.survival.curve), rates)
+        survival = track.sureness.survival if track.is_sure else track.survival.curve
+        return Choice(track.budget, asked, list(survival), rates)
 
     def plain_step_s(self, view: ControlledView) -> float | None:
         """What a pass without drafts takes for this sequence alone; None until it is known."""
@@ -152,7 +157,7 @@ class AdaptiveController:
     def budget(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> list[int]:
         now, ids = self._now, [view.id for view in views]
         if (
-            now.num_steps < min(LEAST_STEPS, now.most_steps)
+            now.num_steps < min(now.least_steps, now.most_steps)
             and ids == now.ids
             and num_tokens == now.num_tokens
         ):
@@ -163,6 +168,9 @@ class AdaptiveController:
         for i, _, k in now.asked:
             budgets[i] = min(k, limits[i])
         return budgets
+
+    def caution(self, index: int) -> Caution | None:
+        return self._now.cautions.get(index)
 
     def _rests(self, ids: list[int], num_tokens: int) -> bool:
         """Whether a decision to draft nothing stands for some steps more, since there is nothing
@@ -216,6 +224,12 @@ class AdaptiveController:
             if is_off and decision.probed is not None:
                 decision.most_steps = PROBE_STEPS
         decision.asked = list(zip(mine, tracks, chosen, strict=True))
+        if any(chosen):
+            decision.cautions = dict(zip(mine, step.cautions(chosen), strict=True))
+            if decision.most_steps == MOST_STEPS and all(
+                track.is_sure for track, k in zip(tracks, chosen, strict=True) if k
+            ):
+                decision.least_steps = decision.most_steps = SURE_STEPS
         for view, track, k in zip(own, tracks, chosen, strict=True):
             if k:
                 decision.behind += _behind(view, track)
@@ -282,6 +296,10 @@ class AdaptiveController:
             return
         order = max(off, key=lambda o: step.tracks[o].idle)
         track, k = step.tracks[order], min(PROBE_TOKENS, most[order])
+        num_tried: float = k
+        if track.is_sure:
+            k = most[order]
+            num_tried = track.sureness.taken[k]
         source, least_s = track.source, STARTING * step.plain_s
         extra_s = step.extra_s(chosen, order, k) + least_s
         read_s = (self._read_s or 0.0) * _behind(own[order], track)
@@ -292,7 +310,7 @@ class AdaptiveController:
                 decision.missing = source, step.batch, price_s
             return
         # The price may be wrong, so what is too dear is tried a few times all the same.
-        if GOOD * k * step.plain_s <= extra_s * step.num_sequences:
+        if GOOD * num_tried * step.plain_s <= extra_s * step.num_sequences:
             if source.num_checks >= PRICE_CHECKS:
                 return
             source.num_checks += 1
@@ -312,8 +330,8 @@ class AdaptiveController:
         if self._num_trials % (2 if is_close else AT_LEAST) == 0:
             decision.most_steps = TRIAL_STEPS
             return plain
-        if len(chosen) > MOST_TRYING:
-            return chosen
+        if len(chosen) > MOST_TRYING or any(track.is_sure for track in step.tracks):
+            return chosen  # widths vary without it
         decision.most_steps = TRIAL_STEPS
         offset = TRIALS[self._num_trials % len(TRIALS)]
         return [
@@ -325,7 +343,8 @@ class AdaptiveController:
         track = self._tracks.get(view.id)
         if track is None:
             source = self._source(view.proposer or "")
-            track = self._tracks[view.id] = Track(source, view.params.temperature)
+            kind = (view.draw, view.edits is None)
+            track = self._tracks[view.id] = Track(source, view.params.temperature, kind)
         return track
 
     def _source(self, name: str) -> Source:
@@ -375,7 +394,8 @@ class AdaptiveController:
                     steps_s.append(step_s)
                     saved_s += num_emitted * now.plain_s / num_sequences
         batch = batch_bucket(num_sequences)
-        for num_tokens, took in pass_s.items():
+        common = sorted(pass_s.items(), key=lambda found: -len(found[1]))[:MOST_WIDTHS]
+        for num_tokens, took in common:
             costs.verify.refresh(now.bucket, num_tokens, median(took), batch, num_steps=len(took))
         self._learn_drafts(news)
         if now.probed is None and len(steps_s) >= LEAST_EVIDENCE:
@@ -391,9 +411,7 @@ class AdaptiveController:
         for i, track, k in drafting:
             if track is now.probed:
                 track.source.purses[batch] += self._earned_s(i, news)
-            track.survival.observe(
-                [(k, len(p[i]), v[i].path, p[i].parents is not None) for _, p, v in news]
-            )
+            self._judge(track, i, k, news)
             if _num_emitted(now.views[i]) > len(news[-1][2][i].path) + 1:
                 track.num_read = len(now.views[i].tokens)  # no drafter reads in the prompt's pass
         share_s = SHARE * total_s
@@ -407,6 +425,22 @@ class AdaptiveController:
             else:
                 track.rested(len(news))
         now.behind = 0
+
+    def _judge(self, track: Track, index: int, k: int, news: list[News]) -> None:
+        """What became of a sequence's drafts."""
+        drafts = [(p[index], v[index].path) for _, p, v in news]
+        outcomes = [
+            (proposal.levels, len(proposal), len(path))
+            for proposal, path in drafts
+            if proposal.levels is not None
+        ]
+        if outcomes:
+            caution = self._now.cautions.get(index)
+            track.source.sure.add(track.kind)
+            track.sureness.observe(outcomes, caution is not None and len(caution.floors) > 0)
+        elif any(proposal.tokens for proposal, _ in drafts) or not track.is_sure:
+            track.source.sure.discard(track.kind)
+            track.survival.observe([(k, len(p), path, p.parents is not None) for p, path in drafts])
 
     def _usual_other_s(self, news: list[News]) -> float:
         """What a step takes besides. Some of it comes once a call, and calls at the end of a text,
@@ -435,7 +469,11 @@ class AdaptiveController:
             return
         sources = {track.source for track, _ in drafting}
         longest = max([k for _, k in drafting])
-        if len(sources) > 1 or 4 * sum([k for _, k in drafting]) < 3 * longest * len(drafting):
+        if all(track.is_sure for track, _ in drafting):
+            longest = self._usual_depth(news)
+        elif 4 * sum([k for _, k in drafting]) < 3 * longest * len(drafting):
+            return
+        if len(sources) > 1 or not longest:
             return
         name, bucket = sources.pop().name, batch_bucket(len(drafting))
         took = [timing.draft_s for timing, _, _ in news]
@@ -451,6 +489,16 @@ class AdaptiveController:
             took = took[1:] or [seconds for seconds in took if seconds < usual_s]
         if took:
             costs.learn_draft(name, bucket, longest, median(took), len(took))
+
+    def _usual_depth(self, news: list[News]) -> int:
+        """Rounds of drafting of a step, as `Sureness.drawn` has them: the mean of sequences."""
+        drawn = [
+            len(proposals[i].levels or ())
+            for _, proposals, _ in news
+            for i, _, k in self._now.asked
+            if k
+        ]
+        return round(sum(drawn) / len(drawn))
 
 
 def _behind(view: ControlledView, track: Track) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from outrider.contracts import ControlledView
+from outrider.contracts import Caution, ControlledView, Draw
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
+from outrider.control.caution import TOLL, Shared, Sureness, floors
 from outrider.control.cost import Costs, batch_bucket, context_bucket
 from outrider.control.survival import OWN_DECAY, Prior, Survival
 
@@ -21,6 +22,9 @@ def heat(temperature: float) -> int:
     return 0 if temperature == 0.0 else 1 + min(3, int(2.0 * temperature))
 
 
+Kind = tuple[Draw, bool]  # of a request: how it is drawn, and whether its logits are left alone
+
+
 class Source:
     """One proposer: what its drafts are worth in general. The rest is scratch of one step.
 
@@ -29,6 +33,7 @@ class Source:
 
     __slots__ = (
         "_priors",
+        "_shared",
         "credits",
         "deepest",
         "name",
@@ -37,17 +42,20 @@ class Source:
         "purses",
         "row",
         "scale",
+        "sure",
     )
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._priors: dict[int, Prior] = {}
+        self._shared: dict[int, Shared] = {}
+        self.sure: set[Kind] = set()  # requests for which it has said how sure it is
         # Seconds by batch bucket: for probes, and what may be lost before drafts are stopped.
         self.purses: dict[int, float] = {}
         self.credits: dict[int, float] = {}
         self.num_checks = 0  # probes although no acceptance would have paid
         self.num_sequences = 0
-        self.deepest = 0
+        self.deepest = 0.0
         self.row: list[float] = []
         self.scale = 1.0
 
@@ -55,25 +63,37 @@ class Source:
         """What requests about as hot achieved lately."""
         return self._priors.setdefault(heat(temperature), Prior())
 
+    def shared(self, temperature: float) -> Shared:
+        return self._shared.setdefault(heat(temperature), Shared())
+
 
 class Track:
     """One sequence."""
 
-    __slots__ = ("budget", "idle", "num_read", "source", "survival")
+    __slots__ = ("budget", "idle", "kind", "num_read", "source", "sureness", "survival")
 
-    def __init__(self, source: Source, temperature: float = 0.0) -> None:
+    def __init__(
+        self, source: Source, temperature: float = 0.0, kind: Kind = (Draw.COUPLED, True)
+    ) -> None:
         self.source = source
+        self.kind = kind
         self.survival = Survival(source.prior(temperature))
+        self.sureness = Sureness(source.shared(temperature))
         self.budget = -1  # the last choice; -1: none yet
         self.idle = 1  # steps since its last draft: its drafter has to catch up
         self.num_read = 0  # tokens that it has read
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether its drafter stops by itself: how much it drafts is not to be chosen then."""
+        return self.kind in self.source.sure
 
     def rested(self, num_steps: int) -> None:
         """Steps without a draft: old evidence fades, and the prior counts for more."""
         before = self.idle // FADE_STEPS
         self.idle += num_steps
         for _ in range(self.idle // FADE_STEPS - before):
-            self.survival.fade(OWN_DECAY**FADE_STEPS)
+            (self.sureness if self.is_sure else self.survival).fade(OWN_DECAY**FADE_STEPS)
 
 
 class Step:
@@ -121,9 +141,6 @@ class Step:
         if len(views) > 1:
             context = sum([len(view.tokens) for view in views]) // len(views)
         self.bucket = context_bucket(context)
-        self.row = costs.verify.row(self.bucket, num_tokens + most + extra, self.batch)
-        self.scale = costs.verify.scale
-        self.plain_s = self.scale * self.row[len(views)]
         self.sources: list[Source] = []
         priors: list[Prior] = []
         for track in tracks:
@@ -131,11 +148,19 @@ class Step:
             if source not in self.sources:
                 self.sources.append(source)
                 source.num_sequences = 0
+            if track.is_sure:
+                source.num_sequences += 1
+                track.sureness.refresh()
+                continue
             if prior not in priors:
                 priors.append(prior)
                 prior.refresh()
             source.num_sequences += 1
             track.survival.refresh()
+        most += sum([int(track.sureness.taken[-1]) + 1 for track in tracks if track.is_sure])
+        self.row = costs.verify.row(self.bucket, num_tokens + most + extra, self.batch)
+        self.scale = costs.verify.scale
+        self.plain_s = self.scale * self.row[len(views)]
         for source in self.sources:
             table = costs.draft(source.name)
             source.row = table.row(batch_bucket(source.num_sequences), MAX_AUTO_DRAFT_TOKENS)
@@ -152,7 +177,7 @@ class Step:
         best, best_rate = 0, self.doubt * tokens / spent_s
         ranked = self._ranked(most)
         for source in self.sources:
-            source.deepest = 0
+            source.deepest = 0.0
         for count, (_, minus_depth, order) in enumerate(ranked, 1):
             track = self.tracks[order]
             source, fill, totals = track.source, track.survival.fill, track.survival.totals
@@ -168,12 +193,45 @@ class Step:
         chosen = [0] * len(self.tracks)
         for _, _, order in ranked[:best]:
             chosen[order] += 1
+        return self._with_sure(chosen, best_rate, most)
+
+    def _with_sure(
+        self, chosen: list[int], best_rate: float, most: list[int]
+    ) -> tuple[list[int], float]:
+        """The same with whoever of the sure had better draft, too: as much as they may."""
+        sure = [order for order, track in enumerate(self.tracks) if track.is_sure and most[order]]
+        if not sure:
+            return chosen, best_rate
+        tokens, spent_s = self.worth(chosen)
+        width = float(self.start + sum(chosen))
+        sure.sort(key=lambda o: -self._sureness(o).kept[most[o]] / self._sureness(o).taken[most[o]])
+        best = 0
+        for count, order in enumerate(sure, 1):
+            source, sureness, k = self.tracks[order].source, self._sureness(order), most[order]
+            tokens += sureness.kept[k]
+            spent_s += self.scale * (
+                _at(self.row, width + sureness.taken[k]) - _at(self.row, width)
+            )
+            width += sureness.taken[k]
+            if sureness.drawn[k] > source.deepest:
+                deeper_s = _at(source.row, sureness.drawn[k]) - _at(source.row, source.deepest)
+                spent_s += source.scale * deeper_s
+                source.deepest = sureness.drawn[k]
+            if tokens > best_rate * spent_s:
+                best, best_rate = count, tokens / spent_s
+        for order in sure[:best]:
+            chosen[order] = most[order]
         return chosen, best_rate
+
+    def _sureness(self, order: int) -> Sureness:
+        return self.tracks[order].sureness
 
     def _ranked(self, most: list[int]) -> list[tuple[float, int, int]]:
         """(survival, -depth, order of the track), best first; a node stands behind its parents."""
         ranked = []
         for order, (track, limit) in enumerate(zip(self.tracks, most, strict=True)):
+            if track.is_sure:
+                continue
             for k, survival in enumerate(track.survival.curve[:limit], 1):
                 if survival < LEAST_SURVIVAL:
                     break
@@ -189,25 +247,50 @@ class Step:
 
     def worth(self, budgets: list[int]) -> tuple[float, float]:
         """The tokens that are expected of an allocation, and the seconds."""
-        n, spent_s = self.start, self.plain_s
+        n, spent_s = float(self.start), self.plain_s
         tokens = float(self.num_sequences)
         for source in self.sources:
-            source.deepest = 0
+            source.deepest = 0.0
         for track, k in zip(self.tracks, budgets, strict=True):
             if k:
-                fill = track.survival.fill
-                tokens += fill * track.survival.totals[k]
-                spent_s += fill * self.scale * (self.row[n + k] - self.row[n])
-                n += k
-                track.source.deepest = max(track.source.deepest, k)
+                source, sureness, depth, width = track.source, track.sureness, float(k), float(k)
+                fill, added = track.survival.fill, track.survival.totals[k]
+                if track.is_sure:
+                    fill, added = 1.0, sureness.kept[k]
+                    width, depth = sureness.taken[k], sureness.drawn[k]
+                tokens += fill * added
+                spent_s += fill * self.scale * (_at(self.row, n + width) - _at(self.row, n))
+                n += width
+                source.deepest = max(source.deepest, depth)
         for source in self.sources:
-            spent_s += source.scale * source.row[source.deepest]
+            spent_s += source.scale * _at(source.row, source.deepest)
         return tokens, spent_s
 
     def extra_s(self, budgets: list[int], order: int, k: int) -> float:
         """What `k` drafts of one more sequence add."""
-        source = self.tracks[order].source
-        already = [b for b, t in zip(budgets, self.tracks, strict=True) if t.source is source]
-        n = self.start + sum(budgets)
-        drafts = source.row[max(k, *already)] - source.row[max(already)]
-        return self.scale * (self.row[n + k] - self.row[n]) + source.scale * drafts
+        _, before_s = self.worth(budgets)
+        _, after_s = self.worth([k if i == order else b for i, b in enumerate(budgets)])
+        return after_s - before_s
+
+    def cautions(self, budgets: list[int]) -> list[Caution | None]:
+        """For whoever drafts: at the prices of this step."""
+        rate = self.rate(budgets)
+        prices = floors(self.row, self.start, rate * self.scale)
+        found: list[Caution | None] = []
+        for track, k in zip(self.tracks, budgets, strict=True):
+            caution = None
+            if k and track.is_sure:
+                source = track.source
+                round_s = source.scale * (source.row[-1] - source.row[1]) / (len(source.row) - 2)
+                caution = Caution(track.sureness.chances, prices, TOLL * rate * round_s)
+            elif k:
+                caution = Caution(track.sureness.chances)
+            found.append(caution)
+        return found
+
+
+def _at(row: Seq[float], x: float) -> float:
+    """Between two cells; none is asked for beyond the last but one."""
+    left = int(x)
+    share = x - left
+    return row[left] if not share else row[left] + share * (row[left + 1] - row[left])

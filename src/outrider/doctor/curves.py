@@ -177,29 +177,24 @@ def _steps(
     engine: Engine, jobs: Sequence[Job], batch: int, kinds: Sequence[Kind]
 ) -> Iterator[tuple[Kind, float, float, float, int]]:
     """(kind, draft, verify, other, tokens) of the steps in which a whole batch decoded."""
-    for start in range(0, len(jobs) - batch + 1, batch):
-        group = jobs[start : start + batch]
-        contenders = [
-            Ours(
-                f"{name} {count}",
-                engine,
-                Speculation(proposer=name or None, num_draft_tokens=count),
-                FixedController(),
-            )
-            for name, count in kinds
-        ]
-        together = fit_together(contenders, group)
-        everybody = range(len(kinds))
-        for some in [everybody] if together else [[i] for i in everybody]:
-            lanes = {contenders[i].start(group): kinds[i] for i in some}
-            for lane, report in take_turns(list(lanes)):
-                t = report.timing
-                drafted = sum(len(event.draft_tokens) for event in report.events)
-                whole = len(report.events) == batch and t.num_tokens == batch + drafted
-                if whole and all(event.step > 2 for event in report.events):
-                    yield lanes[lane], t.draft_s, t.verify_s, t.other_s, t.num_tokens
-            for lane in lanes:
-                lane.finish()
+    contenders = [
+        Ours(
+            f"{name} {count}",
+            engine,
+            Speculation(proposer=name or None, num_draft_tokens=count),
+            FixedController(),
+        )
+        for name, count in kinds
+    ]
+    together = fit_together(contenders, jobs, batch)
+    everybody = range(len(kinds))
+    for some in [everybody] if together else [[i] for i in everybody]:
+        lanes = {contenders[i].start(jobs, batch): kinds[i] for i in some}
+        for lane, report in take_turns(list(lanes)):
+            t = report.timing
+            yield lanes[lane], t.draft_s, t.verify_s, t.other_s, t.num_tokens
+        for lane in lanes:
+            lane.finish()
 
 
 def _worth(engine: Engine, jobs: Sequence[Job], proposer: str) -> Worth:

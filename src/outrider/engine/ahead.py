@@ -173,6 +173,9 @@ class Ahead:
             Proposal(chain, _parents(step, i), draw=sequence.draw) if chain else Proposal()
             for i, (sequence, chain) in enumerate(zip(self._sequences, step.chains, strict=True))
         ]
+        if step.levels is not None:
+            for proposal, levels in zip(proposals, step.levels, strict=True):
+                proposal.levels = levels
         if self._proposer is not None:
             drafting = [i for i, drafts in enumerate(self._drafts) if drafts]
             try:

@@ -38,6 +38,7 @@ def draft(parts: Parts, ready: list[Scheduled], budgets: list[int]) -> list[Prop
             continue
         for i, answer in zip(members, answers, strict=True):
             sequence = sequences[i]
+            proposals[i].levels = answer.levels  # of what was left out, where all was
             if answer.tokens and parts.kv.reserve(sequence.id, len(sequence.tokens) + len(answer)):
                 proposals[i] = answer
     return proposals

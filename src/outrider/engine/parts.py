@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from outrider.contracts import (
+    Caution,
     Controller,
     Model,
     PrefersThinPasses,
@@ -48,6 +49,13 @@ class Parts:
         """The hidden layers that these sequences' proposers ask to see, ascending."""
         names = {s.proposer for s in sequences if s.proposer is not None and s.max_draft_tokens}
         return tuple(sorted({tap for name in names for tap in self.proposers[name].needs.taps}))
+
+    def caution(self, sequence: Sequence, index: int) -> Caution | None:
+        """That the controller wishes of view `index`, if its proposer heeds such a thing."""
+        if not sequence.adaptive or sequence.proposer is None:
+            return None
+        is_heeded = self.proposers[sequence.proposer].needs.caution
+        return self.controller.caution(index) if is_heeded else None
 
     def release_drafts(self, sequence: Sequence) -> None:
         """Makes proposer and controller forget a sequence: finished, preempted or failed."""

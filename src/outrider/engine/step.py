@@ -86,6 +86,8 @@ def compute(parts: Parts) -> Computed | None:
         [line.draft_limit for line in ready],
         sum([line.num_tokens for line in lines]),
     )
+    for i, line in enumerate(ready):
+        line.sequence.caution = parts.caution(line.sequence, i)
     computed = parts.ahead.begin(parts, lines, budgets, started)
     if computed is not None:
         return computed

@@ -35,7 +35,7 @@ from outrider.contracts import (
 )
 from outrider.errors import UnknownName
 from outrider.model.families import DecoderConfig, read_decoder_config
-from outrider.model.native_model import SOURCE_TYPES, WEIGHT_TYPES, NativeModel
+from outrider.model.native_model import SOURCE_TYPES, WEIGHT_TYPES, NativeModel, Stops
 from outrider.model.weights import Checkpoint, count_tokens, read_config, read_eos_ids
 from outrider.native.lookup import NativeLookup
 from outrider.sampling import RowParams
@@ -260,7 +260,7 @@ class NativeDecoder(NativeModel):
             array("i", [*chain.from_iterable(finish)]).tobytes(),
             *(_taken(lookup, width) for lookup in lookups),
         )
-        stride = 4 * width + 5
+        stride = 5 * width + 6
         out = (ctypes.c_int32 * (most_steps * num_seqs * stride))()
         seconds = (ctypes.c_double * (2 * most_steps))()
         self._rows(sum(map(max, counts, most_found)) + num_seqs)
@@ -289,6 +289,9 @@ class NativeDecoder(NativeModel):
                 *(one and cast(NativeLookup, one.text).handle for one in lookups)
             )
             ahead.lookups = ctypes.addressof(indexes)
+        stops = None if batch.cautions is None else Stops.of(batch.cautions)
+        if stops is not None:
+            stops.fill_in(ahead.caution)
         ended = (ctypes.c_int32 * num_seqs)()
         if heads is not None:
             ahead.states, ahead.ended = heads.states_SH.data_ptr(), ctypes.addressof(ended)
@@ -314,6 +317,7 @@ class NativeDecoder(NativeModel):
                 out[cycle * num_seqs * stride : (cycle + 1) * num_seqs * stride],
                 width,
                 reports_trees,
+                stops is not None,
                 seconds[2 * cycle],
                 seconds[2 * cycle + 1],
             )
@@ -371,15 +375,17 @@ def _taken(lookup: AheadLookup | None, width: int) -> bytes:
 
 
 def _ahead_step(
-    out: list[int], width: int, looks_up: bool, draft_s: float, verify_s: float
+    out: list[int], width: int, looks_up: bool, is_cautious: bool, draft_s: float, verify_s: float
 ) -> AheadStep:
     """A cycle as the library writes it; see `OutriderAhead`."""
-    chains, draws, looked_up = [], [], []
-    for at in range(0, len(out), 4 * width + 5):
-        source, count, size, is_tree = out[at : at + 4]
-        drafts, found, parents, drawn = (at + 4 + i * width for i in range(4))
+    chains, draws, looked_up, all_levels = [], [], [], []
+    for at in range(0, len(out), 5 * width + 6):
+        source, count, size, is_tree, num_levels = out[at : at + 5]
+        drafts, found, parents, levels, drawn = (at + 5 + i * width for i in range(5))
         chains.append(out[drafts : drafts + count])
         draws.append(out[drawn : drawn + count + 1])
+        if is_cautious:
+            all_levels.append(out[levels : levels + num_levels])
         if looks_up:
             looked_up.append(
                 LookedUp(
@@ -388,7 +394,14 @@ def _ahead_step(
                     source == _FOUND,
                 )
             )
-    return AheadStep(chains, draws, draft_s, verify_s, looked_up if looks_up else None)
+    return AheadStep(
+        chains,
+        draws,
+        draft_s,
+        verify_s,
+        looked_up if looks_up else None,
+        levels=all_levels if is_cautious else None,
+    )
 
 
 def _spec(folder: Path, raw: dict[str, Any], config: DecoderConfig) -> ModelSpec:

@@ -6,7 +6,9 @@ Shape legend: T tokens of the pass, R rows with logits, S sequences, V vocabular
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +16,15 @@ import numpy.typing as npt
 import torch
 
 from outrider import native
-from outrider.contracts import Begun, IntArray, StepBatch, TreeDraft, TreeLimits
+from outrider.contracts import (
+    NUM_LEVELS,
+    Begun,
+    Caution,
+    IntArray,
+    StepBatch,
+    TreeDraft,
+    TreeLimits,
+)
 from outrider.errors import ConfigError, ModelError
 from outrider.model.rope import RopeConfig
 from outrider.sampling import RowParams
@@ -42,6 +52,33 @@ class _Drafts(NamedTuple):
 
 def _room(num_seqs: int, width: int) -> _Drafts:
     return _Drafts((ctypes.c_int32 * (num_seqs * width or 1))(), width)
+
+
+class Stops(NamedTuple):
+    """`Caution`s as the library reads them."""
+
+    chances: array[float]
+    floors: array[float]
+    toll: float
+
+    @classmethod
+    def of(cls, cautions: Iterable[Caution | None]) -> Stops:
+        """At least one of them; None of whoever drafts nothing."""
+        chances, floors, toll = array("f"), array("f"), 0.0
+        for caution in cautions:
+            chances.extend(_NO_CHANCES if caution is None else caution.chances)
+            if caution is not None and not floors:
+                floors, toll = array("f", caution.floors), caution.toll
+        return cls(chances, floors, toll)
+
+    def fill_in(self, caution: native.Caution) -> None:
+        """They must live as long as it is used."""
+        caution.chances, _ = self.chances.buffer_info()
+        caution.floors, caution.num_floors = self.floors.buffer_info()
+        caution.toll = self.toll
+
+
+_NO_CHANCES = [0.0] * NUM_LEVELS
 
 
 class NativeModel:
@@ -211,6 +248,30 @@ class NativeModel:
         draft = native.Draft(ctypes.addressof(out.values), out.width, 0, states)
         self._draft(self._lib.outrider_draft, batch, packed, num_tokens_S, rows, key_S, draft)
         return [out.of(i, count) for i, count in enumerate(counts)]
+
+    def draft_cautiously(
+        self,
+        batch: StepBatch,
+        num_tokens_S: IntArray,
+        rows: RowParams,
+        key_S: npt.NDArray[np.uint64],
+        cautions: Seq[Caution],
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """See `contracts.DraftsCautiously`."""
+        packed = self._describe(batch)
+        num_seqs, most = self._step.num_seqs, max(num_tokens_S.tolist(), default=0)
+        out, levels, drawn, counts = (_room(num_seqs, width) for width in (most, most, 1, 1))
+        draft = native.Draft(ctypes.addressof(out.values), out.width)
+        draft.levels, draft.drawn, draft.counts = (
+            ctypes.addressof(room.values) for room in (levels, drawn, counts)
+        )
+        stops = Stops.of(cautions)
+        stops.fill_in(draft.caution)
+        self._draft(self._lib.outrider_draft, batch, packed, num_tokens_S, rows, key_S, draft)
+        return (
+            [out.of(i, counts.values[i]) for i in range(num_seqs)],
+            [levels.of(i, drawn.values[i]) for i in range(num_seqs)],
+        )
 
     def draft_tree(
         self,

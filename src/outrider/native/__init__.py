@@ -99,12 +99,23 @@ class Step(Structure):
     ]
 
 
+class Caution(Structure):
+    _fields_ = [
+        ("chances", c_void_p),
+        ("floors", c_void_p),
+        ("num_floors", c_int32),
+        ("toll", c_float),
+    ]
+
+
 class Draft(Structure):
     _fields_ = [
         ("out", c_void_p),
         ("out_width", c_int32),
         ("mask_token", c_int32),
         ("states", c_void_p),
+        ("caution", Caution),
+        *((name, c_void_p) for name in ("levels", "drawn", "counts")),
     ]
 
 
@@ -141,6 +152,7 @@ class Ahead(Structure):
                 "ended",
             )
         ),
+        ("caution", Caution),
         ("floor", c_double),
         ("limit_s", c_double),
         *(

@@ -93,6 +93,8 @@ class Ahead {
     most_drafts_.assign(p_.num_tokens, p_.num_tokens + seqs_);
     sources_.resize(seqs_);
     counts_.resize(seqs_);
+    num_levels_.resize(seqs_);
+    levels_.resize(seqs_ * width_);
     drafts_.resize(seqs_ * width_);
     found_.resize(seqs_ * (2 * width_ + 2));
     parents_.resize(seqs_);
@@ -169,6 +171,7 @@ class Ahead {
     bool asks = false;
     for (size_t i = 0; i < seqs_; ++i) {
       asked_[i] = at_most(i, look_up(i));
+      num_levels_[i] = 0;
       if (asked_[i]) {
         sources_[i] = kDrafted;
         counts_[i] = asked_[i];
@@ -226,9 +229,23 @@ class Ahead {
     s.exit_layer = a_.exit_layer ? a_.exit_layer : -1;
     s.threads = a_.threads;
     if (a_.exit_layer) states_.resize(seqs_ * (width_ + 1) * size_t(m_.config.hidden));
-    const OutriderDraft d{drafts_.data(), a_.width, 0, a_.exit_layer ? states_.data() : nullptr};
+    OutriderDraft d{};
+    d.out = drafts_.data();
+    d.out_width = a_.width;
+    d.states = a_.exit_layer ? states_.data() : nullptr;
+    std::vector<int32_t> counts(seqs_);
+    if (a_.caution.chances) {
+      d.caution = a_.caution;
+      d.levels = levels_.data();
+      d.drawn = num_levels_.data();
+      d.counts = counts.data();
+    }
     OutriderModel* model = a_.exit_layer ? &m_ : a_.drafter;
-    return outrider_draft(model, packed_.data(), &s, params_.data(), &d);
+    if (const int32_t code = outrider_draft(model, packed_.data(), &s, params_.data(), &d))
+      return code;
+    for (size_t i = 0; a_.caution.chances && i < seqs_; ++i)
+      if (asked_[i]) counts_[i] = counts[i];
+    return OUTRIDER_OK;
   }
 
   // Medusa: every head's best tokens, and the likeliest paths through them.
@@ -399,7 +416,7 @@ class Ahead {
   // Notes drafts and draws, and moves every sequence on; true where it is time to stop.
   bool judge() {
     bool finished = false;
-    const size_t stride = 4 * width_ + 5;
+    const size_t stride = 5 * width_ + 6;
     int32_t* out = a_.out + size_t(a_.cycles) * seqs_ * stride;
     const int32_t* drawn = drawn_.data();
     for (size_t i = 0; i < seqs_; ++i) {
@@ -425,8 +442,8 @@ class Ahead {
       if (parents_[i]) line_up(i, path);
       if (a_.lookups && a_.lookups[i]) a_.lookups[i]->extend(emitted.data(), kept + 1);
       if (sources_[i] == kDrafted) {
-        // The drafter holds what it was given and all its drafts but the last.
-        const int held = std::min(kept, k - 1);
+        // The drafter holds what it was given and all its drafts, but for the last token it drew.
+        const int held = std::min(kept, std::max(k, num_levels_[i]) - 1);
         fed_[i] += int32_t(pending_[i].size()) + held;
         pending_[i].assign(emitted.begin() + held, emitted.end());
       } else {
@@ -452,14 +469,17 @@ class Ahead {
     out[1] = k;
     out[2] = size;
     out[3] = found(i)[1];
-    out += 4;
+    out[4] = num_levels_[i];
+    out += 5;
     std::copy(drafts(i), drafts(i) + k, out);
     out += width_;
     for (const int32_t* from : {found(i) + 2, found(i) + 2 + size}) {
       std::copy(from, from + size, out);
       out += width_;
     }
-    std::copy(drawn, drawn + k + 1, out);
+    const int32_t* levels = levels_.data() + i * width_;
+    std::copy(levels, levels + num_levels_[i], out);
+    std::copy(drawn, drawn + k + 1, out + width_);
   }
 
   // Moves the keys and values of a path through a tree to where a chain's would lie.
@@ -491,6 +511,7 @@ class Ahead {
   // Of this cycle, by sequence: who drafts, how many tokens, these, what was found and, of trees,
   // the parents among that.
   std::vector<int32_t> sources_, counts_, drafts_, found_;
+  std::vector<int32_t> num_levels_, levels_;  // of the tokens that the drafter drew
   std::vector<const int32_t*> parents_;
   std::vector<int32_t> drawn_, packed_;
   std::vector<float> tapped_, guess_logits_;  // Medusa's

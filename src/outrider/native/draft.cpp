@@ -84,29 +84,62 @@ namespace {
 struct Drawn {
   float value;
   int32_t token;
+  float second;  // the runner-up's value, where it is asked for
 };
 
 struct Chain : Drafting {
   const OutriderDraft& d;
   int round = 0, rounds = 0, chunks = 1;
   std::vector<Drawn> drawn;  // [rows][chunks]
+  std::vector<int32_t> limits;  // [S]: tokens that each may draft, fewer once it has stopped
+  std::vector<float> chances;   // [S]: that all of a chain holds
+  int taken = 0;                // drafts of all sequences
   // DFlash: the logits of all places, [active][rounds], and what the bias of the next one reads.
   std::vector<float> places, previous;
   Chain(OutriderModel& m, const StepArgs& s, const DraftParams& p, const OutriderDraft& given)
-      : Drafting(m, s, p), d(given) {}
+      : Drafting(m, s, p),
+        d(given),
+        limits(p.num_tokens, p.num_tokens + s.num_seqs),
+        chances(size_t(s.num_seqs), 1.0f) {}
+
+  bool is_cautious() const { return d.caution.chances; }
+  float floor_now() const {
+    const OutriderCaution& c = d.caution;
+    return c.num_floors ? c.floors[std::min(taken, c.num_floors - 1)] : 0.0f;
+  }
 };
 
-// The best token of one piece of the vocabulary.
+// The best token of one piece of the vocabulary, and the value of the next if that is asked for.
 Drawn draw(const Kernels& k, const float* x, int n, int base, float temperature, float floor,
-           uint64_t key) {
+           uint64_t key, bool second) {
   Drawn d;
+  d.second = -__builtin_inff();
   d.token = base + k.argmax(x, n, &d.value);
   if (temperature > 0) {
     const float z = temperature == 1.0f ? d.value : d.value / temperature;
     d.value = z + gumbel_from_uniform(uniform(key, uint64_t(d.token)));
     d.token = k.gumbel_argmax(x, n, base, temperature, floor, key, d.token, &d.value);
   }
+  const int at = d.token - base;
+  const int from[] = {0, at + 1}, size[] = {at, n - at - 1};
+  for (int side = 0; second && side < 2; ++side) {
+    if (size[side] <= 0) continue;
+    float best = -__builtin_inff();
+    if (temperature > 0) {
+      k.gumbel_argmax(x + from[side], size[side], base + from[side], temperature, floor, key, -1,
+                      &best);
+    } else {
+      k.argmax(x + from[side], size[side], &best);
+    }
+    d.second = std::max(d.second, best);
+  }
   return d;
+}
+
+int32_t level_of(const Drawn& d) {
+  const float level = (d.value - d.second) / OUTRIDER_LEVEL_STEP;
+  if (!(level > 0)) return 0;
+  return level < OUTRIDER_LEVELS - 1 ? int32_t(level) : OUTRIDER_LEVELS - 1;
 }
 
 void draw_rows(Chain& f, Team& team, int thread) {
@@ -117,8 +150,24 @@ void draw_rows(Chain& f, Team& team, int thread) {
     const int from = int(int64_t(n) * chunk / f.chunks), to = int(int64_t(n) * (chunk + 1) / f.chunks);
     const float* x = f.step.s.logits + size_t(row) * m.config.vocab;
     f.drawn[size_t(t)] = draw(*m.kernels, x + from, to - from, from, f.params.temperature[seq],
-                              f.floor(x, seq, thread), f.draw_key(seq, f.round));
+                              f.floor(x, seq, thread), f.draw_key(seq, f.round),
+                              f.is_cautious());
   }
+}
+
+// Whether a drawn token becomes a draft; says in `limits` where the chain ends.
+bool is_taken(Chain& f, const Drawn& token, int seq) {
+  const int level = level_of(token);
+  f.d.levels[int64_t(seq) * f.d.out_width + f.round] = level;
+  f.d.drawn[seq] = f.round + 1;
+  float& chance = f.chances[size_t(seq)];
+  chance *= f.d.caution.chances[seq * OUTRIDER_LEVELS + level];
+  if (chance < f.floor_now()) return f.limits[size_t(seq)] = f.round, false;
+  f.d.counts[seq] = f.round + 1;
+  ++f.taken;
+  if (f.d.caution.num_floors && chance < f.floor_now() + f.d.caution.toll / float(f.active.size()))
+    f.limits[size_t(seq)] = f.round + 1;
+  return true;
 }
 
 // Notes the drawn tokens; returns each sequence's, -1 for none.
@@ -127,10 +176,12 @@ std::vector<int32_t> note(Chain& f) {
   for (size_t row = 0; row < f.active.size(); ++row) {
     Drawn best = f.drawn[row * f.chunks];
     for (int c = 1; c < f.chunks; ++c) {  // ties go to the lower token, i.e. the earlier chunk
-      const Drawn& other = f.drawn[row * f.chunks + c];
-      if (other.value > best.value) best = other;
+      Drawn other = f.drawn[row * f.chunks + c];
+      if (other.value > best.value) std::swap(best, other);
+      best.second = std::max(best.second, other.value);
     }
     const int seq = f.active[row];
+    if (f.is_cautious() && !is_taken(f, best, seq)) continue;
     drawn[size_t(seq)] = best.token;
     f.d.out[int64_t(seq) * f.d.out_width + f.round] = best.token;
   }
@@ -154,7 +205,8 @@ void feed_back(Chain& f) {
   StepArgs& s = f.step.s;
   const OutriderModel& m = *f.step.m;
   const std::vector<int32_t> drawn = note(f);
-  if (f.round == f.rounds && !f.d.states) return;
+  if (f.is_cautious()) f.rounds = std::min(f.rounds, *std::max_element(f.limits.begin(), f.limits.end()));
+  if (f.round >= f.rounds && !f.d.states) return;
   const std::vector<int32_t> before = m.plan.head_rows;
   std::vector<int32_t> active;
   for (int i = 0; i < s.num_seqs; ++i) f.context[size_t(i)] += s.starts[i + 1] - s.starts[i];
@@ -164,7 +216,7 @@ void feed_back(Chain& f) {
   f.states.clear();
   for (size_t row = 0; row < f.active.size(); ++row) {
     const int seq = f.active[row];
-    if (f.params.num_tokens[seq] <= f.round) continue;
+    if (f.limits[size_t(seq)] <= f.round) continue;
     active.push_back(seq);
     if (m.config.kind) {
       const float* state = m.buffers.x + before[row] * m.buffers.ldx;
@@ -174,7 +226,7 @@ void feed_back(Chain& f) {
   f.active = active;
   for (int i = 0; i < s.num_seqs; ++i) {
     f.starts[size_t(i)] = int32_t(f.tokens.size());
-    const bool goes_on = f.params.num_tokens[i] > f.round;
+    const bool goes_on = f.limits[size_t(i)] > f.round;
     if (drawn[size_t(i)] < 0 || !(goes_on || f.d.states)) continue;
     if (goes_on) f.rows.push_back(int32_t(f.tokens.size()));
     f.tokens.push_back(drawn[size_t(i)]);
@@ -196,7 +248,7 @@ void draft_job(void* context, Team& team, int thread) {
     team.sync();
     if (thread == 0) feed_back(f);
     team.sync();
-    if (f.failed || (f.round == f.rounds && !f.d.states)) return;
+    if (f.failed || (f.round >= f.rounds && !f.d.states)) return;
   }
 }
 
@@ -222,7 +274,7 @@ void lay_blocks(Chain& f) {
   }
   f.starts[size_t(s.num_seqs)] = int32_t(f.tokens.size());
   f.previous.resize(f.active.size() * size_t(f.step.m->config.markov_rank));
-  f.drawn.assign(f.active.size(), {0, 0});
+  f.drawn.assign(f.active.size(), {0, 0, 0});
   for (size_t i = 0; i < first.size(); ++i) f.drawn[i].token = first[i];
   s.keys_only = false;
   s.whole = true;
@@ -276,7 +328,7 @@ void block_job(void* context, Team& team, int thread) {
       const int seq = f.active[size_t(t)];
       const float* x = f.places.data() + (size_t(t) * f.rounds + f.round) * m.config.vocab;
       f.drawn[size_t(t)] = draw(*m.kernels, x, n, 0, f.params.temperature[seq],
-                                f.floor(x, seq, thread), f.draw_key(seq, f.round));
+                                f.floor(x, seq, thread), f.draw_key(seq, f.round), false);
     }
     team.sync();
     if (thread == 0) note(f);
@@ -299,6 +351,9 @@ int32_t run_draft(OutriderModel& m, const StepArgs& given, const DraftParams& p,
     extra[i] = blocks ? d.out_width + 1 : std::max(0, p.num_tokens[i] - (d.states ? 0 : 1));
     f.rounds = std::max(f.rounds, p.num_tokens[i]);
   }
+  if (d.caution.chances && (blocks || d.states))
+    return set_error("caution is for plain chains"), OUTRIDER_INVALID;
+  for (int i = 0; d.caution.chances && i < s.num_seqs; ++i) d.drawn[i] = d.counts[i] = 0;
   if (d.states) {
     if (m.config.kind) return set_error("heads keep no states"), OUTRIDER_INVALID;
     f.keep_states();

@@ -80,6 +80,21 @@ typedef struct {
   int32_t threads;
 } OutriderStep;
 
+// When a drafter stops by itself. A draft's level says by how much its score beats the runner-up's,
+// noise included: floor(margin / OUTRIDER_LEVEL_STEP), at most the last of OUTRIDER_LEVELS.
+// `chances` is how often drafts of a level hold; along a chain they multiply. Where that falls below
+// `floors[n]`, n drafts of the pass being taken by then, the draft is left out and the chain ends;
+// it also ends behind one that is above, but not by the round's `toll`, shared by all that are
+// still drafting. Without floors nothing is left out.
+enum { OUTRIDER_LEVELS = 25 };
+#define OUTRIDER_LEVEL_STEP 0.25f
+typedef struct {
+  const float* chances;  // [num_seqs][OUTRIDER_LEVELS]; null: levels are not asked for
+  const float* floors;   // [num_floors]; the last stands for all that follow
+  int32_t num_floors;
+  float toll;
+} OutriderCaution;
+
 // A draft's parameters as one array: sequence keys (64 bits each), then temperature (float), the
 // number of tokens to draft and top_k (int32), top_p and min_p (float), [num_seqs] each.
 typedef struct {
@@ -89,6 +104,10 @@ typedef struct {
   // Null, or [num_seqs][out_width + 1][hidden]: the states that the layers run here leave for the
   // last given token and every draft, the last of which is fed for that alone. Decoders only.
   float* states;
+  OutriderCaution caution;  // of chains without `states`
+  int32_t* levels;  // [num_seqs][out_width], set if asked for: of every token that was drawn, ...
+  int32_t* drawn;   // [num_seqs]: ... how many that were, ...
+  int32_t* counts;  // [num_seqs]: ... and how many of them are drafts; the same or one less
 } OutriderDraft;
 
 // A tree of at most `num_tokens` nodes per sequence, grown best first: in each of at most `passes`
@@ -122,12 +141,13 @@ typedef struct OutriderLookup OutriderLookup;
 // where a sequence finishes, has no slots left for a cycle, or `limit_s` is over.
 //
 // Of each cycle and sequence `out` has: who drafted (0 nobody, 1 the look-up, 2 the drafter or the
-// script), how many tokens, how many were found, whether these are a tree; then, each with room for
-// `width`, the drafts, what was found, its parents, and the draws, of which there may be one more.
+// script), how many tokens, how many were found, whether these are a tree, how many levels there
+// are; then, each with room for `width`, the drafts, what was found, its parents, the levels, and
+// the draws, of which there may be one more.
 typedef struct {
   OutriderModel* drafter;  // null: nobody drafts
   float* logits;           // [rows of a cycle][vocab]
-  int32_t* out;            // [most_cycles][num_seqs][4 * width + 5]
+  int32_t* out;            // [most_cycles][num_seqs][5 * width + 6]
   double* seconds;         // [most_cycles][2]: drafting, pass
   const int32_t* script;   // null, or [num_seqs][2][script_length]: what to draft instead: the text
                            // that is expected, and how many drafts from each place on follow it
@@ -138,6 +158,7 @@ typedef struct {
   // the least chance of a path. Its trees are reported like those of look-ups.
   float* states;
   int32_t* ended;          // null, or [num_seqs], set: the contexts in the end
+  OutriderCaution caution; // of the drafter, unless it is Medusa
   double floor, limit_s;
   int32_t num_seqs, table_width, draft_table_width, width, most_cycles, threads, script_length;
   int32_t copies;          // stops where a sequence leaves its script, or there is no more of it

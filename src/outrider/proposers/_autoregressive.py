@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from outrider.contracts import (
+    DraftsCautiously,
     DraftsChains,
     Draw,
     IntArray,
@@ -59,6 +60,7 @@ class AutoregressiveDrafter:
         self._model = memory.model
         # Asked once: a protocol's check goes through all its members each time.
         self._chains = memory.model if isinstance(memory.model, DraftsChains) else None
+        self._cautious = memory.model if isinstance(memory.model, DraftsCautiously) else None
         self._num_tokens = num_tokens
         self._name = name
         self._exit_layer = exit_layer
@@ -80,7 +82,8 @@ class AutoregressiveDrafter:
             drawn = self._draft_chains([views[i] for i in active], lengths, slices)
             for i, proposal in zip(active, drawn, strict=True):
                 proposals[i] = proposal
-                self._memory.drafted(views[i], proposal.tokens[:-1])
+                drawn_last = len(proposal.levels or proposal.tokens) - 1
+                self._memory.drafted(views[i], proposal.tokens[:drawn_last])
         return proposals
 
     def _draft_chains(
@@ -89,13 +92,18 @@ class AutoregressiveDrafter:
         if self._chains is not None and all(
             view.draw is Draw.COUPLED and view.edits is None for view in views
         ):
-            proposals = self._draft_at_once(
-                self._chains,
-                self._pack(slices),
-                np.array(budgets, np.int32),
-                RowParams.of([view.params for view in views], [1] * len(views)),
-                target_keys(views),
-            )
+            batch, lengths = self._pack(slices), np.array(budgets, np.int32)
+            rows = RowParams.of([view.params for view in views], [1] * len(views))
+            keys, cautions = target_keys(views), [v.caution for v in views if v.caution is not None]
+            if self._cautious is not None and len(cautions) == len(views):
+                chains, levels = self._cautious.draft_cautiously(
+                    batch, lengths, rows, keys, cautions
+                )
+                return [
+                    Proposal(chain, draw=Draw.COUPLED, source=self._name, levels=some)
+                    for chain, some in zip(chains, levels, strict=True)
+                ]
+            proposals = self._draft_at_once(self._chains, batch, lengths, rows, keys)
             if proposals is not None:
                 return proposals
         return self._draft_stepwise(views, budgets, slices)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from outrider.contracts import (
+    Caution,
     Draw,
     Edits,
     Needs,
@@ -89,6 +90,7 @@ class _Tentative:
         self.finish_ids = outer.finish_ids
         self.prediction = outer.prediction
         self.salt = outer.salt
+        self.caution: Caution | None = None
         self.num_committed = len(self.tokens)
         self.num_told = self.num_committed  # tokens the inner proposer knows of
         self.untold: Observation | None = None

@@ -71,6 +71,7 @@ class _Translated:
     draw: Draw = Draw.COUPLED
     edits: None = None
     prediction: list[int] = field(default_factory=list)
+    caution: None = None
 
 
 class _OpenEnded:

@@ -40,7 +40,7 @@ class ModelProposer:
     name: str
     draws = frozenset({Draw.COUPLED, Draw.SAMPLED})
     trees = False
-    needs = Needs(every_step=False)  # what it fed beyond the text is fed again
+    needs = Needs(every_step=False, caution=True)  # what it fed beyond the text is fed again
 
     def __init__(self, memory: DraftMemory, num_tokens: int) -> None:
         self.memory = memory  # other proposers of the same model share it
@@ -60,11 +60,16 @@ class ModelProposer:
         return True
 
     def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
+        if any(view.caution is not None for view in views):
+            batch.cautions = [view.caution for view in views]
         return self.memory.begin_ahead(views, most_steps, batch)
 
     def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
         chain = step.chains[index]
-        if chain:
+        if step.levels is not None:
+            if step.levels[index]:  # it holds all but the last token it drew
+                self.memory.drafted(view, chain[: len(step.levels[index]) - 1])
+        elif chain:
             num_own = len(chain) if step.num_own is None else step.num_own[index]
             self.memory.drafted(view, chain[: min(num_own, len(chain) - 1)])
         return self.name

@@ -19,6 +19,7 @@ from outrider.bench.contenders import (
     make_jobs,
     plain,
     race,
+    take_turns,
 )
 from outrider.bench.decode import rows_of
 from outrider.bench.formula import BareCosts
@@ -187,8 +188,8 @@ def test_an_output_that_comes_in_one_step_has_a_speed(engine: Engine) -> None:
 class Liar(Ours):
     """Somebody whose output is not plain decoding's."""
 
-    def start(self, jobs):  # type: ignore[no-untyped-def]
-        return LyingLane(self, jobs)
+    def start(self, jobs, batch=1):  # type: ignore[no-untyped-def]
+        return LyingLane(self, jobs, batch)
 
 
 class LyingLane(Lane):
@@ -218,13 +219,31 @@ def test_lanes_take_turns_and_change_nothing(engine: Engine) -> None:
     contenders = [plain(engine), *ours(engine, ["draft-model"], [3, "auto"])[1:]]
     jobs = make_jobs(engine, PROMPTS, 24)
     alone = [contender.run(jobs).outputs for contender in contenders]
-    assert fit_together(contenders, jobs)
-    runs = race([c.start(jobs) for c in contenders if isinstance(c, Ours)])
+    assert fit_together(contenders, jobs, 2)
+    runs = race([c.start(jobs, 2) for c in contenders if isinstance(c, Ours)])
     assert [run.outputs for run in runs] == alone
     assert all(run.seconds == sum(took for _, took in run.steps) for run in runs)
     assert not engine.has_work
     assert engine.parts.kv.usage == 0
-    assert not fit_together(contenders, jobs * 1000)
+    assert not fit_together(contenders, jobs * 1000, 2000)
+
+
+def test_a_batch_stays_whole(engine: Engine) -> None:
+    """Who ends is followed by the next; nothing is timed in which fewer decode."""
+    prompts = [Prompt("abc"), Prompt("def ghi"), Prompt("x")]
+    jobs = make_jobs(engine, prompts, 24)
+    jobs[0] = replace(jobs[0], params=replace(jobs[0].params, max_tokens=7))
+    alone = [plain(engine).run([job]).outputs[0] for job in jobs]
+    for contender in ours(engine, ["draft-model"], [3, "auto"]):
+        assert isinstance(contender, Ours)
+        lane = contender.start(jobs, 2)
+        sizes = {len(report.events) for _, report in take_turns([lane])}
+        run = lane.finish()
+        assert run.outputs == alone
+        assert sizes == {2}
+        assert run.num_tokens > 0
+        assert not engine.has_work
+        assert engine.parts.kv.usage == 0
 
 
 def test_prompts_of_one_length(engine: Engine) -> None:

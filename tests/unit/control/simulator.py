@@ -13,7 +13,7 @@ from functools import cache
 from random import Random
 from typing import Any, cast
 
-from outrider.contracts import ControlledView, Controller, Proposal, Verdict
+from outrider.contracts import Caution, ControlledView, Controller, Draw, Proposal, Verdict
 from outrider.control.cost import Costs, draft_table, interpolate, verify_table
 from outrider.control.fixed import FixedController
 from outrider.events import StepTiming
@@ -21,6 +21,7 @@ from outrider.sampling import SamplingParams
 
 MOST = 16
 Acceptance = Callable[[int, int], float]  # (step, sequence) -> of every draft given those before
+Levels = Callable[[int, Random], tuple[int, float]]  # step -> a draft's level, and its true chance
 
 
 @dataclass
@@ -33,6 +34,8 @@ class View:
     num_tokens: int = 100
     num_prompt_tokens: int = 99
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=1 << 20))
+    draw: Draw = Draw.COUPLED
+    edits: None = None
 
     @property
     def tokens(self) -> range:
@@ -97,12 +100,14 @@ def run(
     fill: float = 1.0,
     tree: bool = False,
     ahead: int = 1,
+    levels: Levels | None = None,
     slowness: Callable[[int], float] = lambda step: 1.0,
     seed: int = 0,
 ) -> Trace:
     """`length` tokens each, then the next request; `fill`: how often the proposer finds a draft.
 
     `ahead`: steps that are computed in one call, as long as the batch and the decision stand.
+    `levels`: a cautious drafter, whose acceptance it is then.
     `slowness`: what everything takes at a step, on the clocks; the trace stays comparable.
     """
     random = Random(seed)
@@ -127,14 +132,26 @@ def run(
         num_left -= 1
         assert all(0 <= k <= limit for k in budgets)
         proposals, verdicts, worth = [], [], 0.0
-        for view, k in zip(views, budgets, strict=True):
+        asked, num_taken = budgets, 0
+        if levels is not None:
+            asked = []
+        for i, (view, k) in enumerate(zip(views, budgets, strict=True)):
+            if levels is not None:
+                draws = [levels(step, random) for _ in range(k)]
+                proposal, verdict, added = _stop(draws, controller.caution(i), num_taken, random)
+                proposals.append(proposal)
+                verdicts.append(verdict)
+                asked.append(len(proposal.levels or ()))
+                num_taken += len(proposal)
+                worth += 1 + added
+                continue
             num_nodes = k if random.random() < fill else 0
             alpha = acceptance(step, view.id)
             proposal, verdict = _judge(alpha, num_nodes, tree, random)
             proposals.append(proposal)
             verdicts.append(verdict)
             worth += 1 + sum(chance for chance, _ in best_nodes(alpha, tree)[:num_nodes])
-        timing = _timing(machine, budgets, [len(p.tokens) for p in proposals])
+        timing = _timing(machine, asked, [len(p.tokens) for p in proposals])
         timing.other_s += machine.begin * begins
         trace.tokens.append(worth)
         trace.seconds.append(timing.draft_s + timing.verify_s + timing.other_s)
@@ -147,6 +164,36 @@ def run(
             controller.release(view.id)
             views.remove(view)
     return trace
+
+
+def _stop(
+    draws: Sequence[tuple[int, float]], caution: Caution | None, num_taken: int, random: Random
+) -> tuple[Proposal, Verdict, float]:
+    """A chain of drafts that ends where the drafter is not sure, and what it is expected to add."""
+    levels: list[int] = []
+    num_drafts = num_kept = 0
+    believed = true = 1.0
+    added, holds = 0.0, True
+
+    def floor() -> float:
+        if caution is None or not caution.floors:
+            return 0.0
+        return caution.floors[min(num_taken + num_drafts, len(caution.floors) - 1)]
+
+    for level, chance in draws:
+        levels.append(level)
+        believed *= 1.0 if caution is None else caution.chances[level]
+        if believed < floor():
+            break
+        num_drafts += 1
+        true *= chance
+        added += true
+        holds = holds and random.random() < chance
+        num_kept += holds
+        if caution is not None and caution.floors and believed < floor() + caution.toll:
+            break
+    proposal = Proposal([0] * num_drafts, levels=levels)
+    return proposal, Verdict(list(range(num_kept)), 0), added
 
 
 @cache

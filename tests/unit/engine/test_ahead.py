@@ -20,6 +20,7 @@ from outrider.model.native_decoder import NativeDecoder
 from outrider.proposers.draft_model import DraftModelProposer
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
+from scripted import Cautious
 
 pytestmark = needs_native
 
@@ -144,6 +145,30 @@ def test_the_same_tokens_and_events(
             assert a.stats.num_accepted == b.stats.num_accepted
             assert a.stats.num_steps == b.stats.num_steps
     assert engine.parts.kv.num_free_blocks == engine.parts.kv.num_blocks
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_cautious_drafts_are_what_single_steps_draft(
+    make: Make, runs: Runs, temperature: float
+) -> None:
+    params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=temperature, seed=3)
+    auto = Speculation(proposer="draft-model", num_draft_tokens="auto")
+
+    def decoded(most: int, wish: Speculation) -> tuple[list[list[int]], list[list[int]]]:
+        engine = make(most)
+        engine.parts.controller = Cautious()
+        drafted: list[list[int]] = []
+        requests = [engine.add(prompt, params, speculation=wish) for prompt in PROMPTS]
+        for report in engine.run(requests):
+            drafted += [event.draft_tokens for event in report.events]
+        return [engine.collect(request).tokens for request in requests], drafted
+
+    tokens, drafted = decoded(1, auto)
+    assert runs.asked == 0
+    assert decoded(8, auto) == (tokens, drafted)
+    assert runs.steps > runs.asked > 0
+    assert decoded(1, PLAIN)[0] == tokens
+    assert {0, 1, 2} < {len(some) for some in drafted}
 
 
 def test_up_to_the_end_of_both_contexts(make: Make, runs: Runs) -> None:

@@ -11,7 +11,15 @@ import transformers
 
 from native_models import ISAS, ODD, batch_of, needs_native, random_tokens
 from outrider import native
-from outrider.contracts import StepBatch, Stream, TreeDraft, TreeLimits
+from outrider.contracts import (
+    LEVEL_STEP,
+    NUM_LEVELS,
+    Caution,
+    StepBatch,
+    Stream,
+    TreeDraft,
+    TreeLimits,
+)
 from outrider.model.driver import Driver
 from outrider.model.native_decoder import NativeDecoder
 from outrider.noise import draw_key, gumbel, sequence_key
@@ -89,6 +97,95 @@ def test_ragged_drafts(
         np.array(keys, np.uint64),
     )
     assert got == expected
+
+
+def margins_by_hand(
+    model: NativeDecoder, tokens: list[int], drafts: list[int], temperature: float, seed: int
+) -> list[float]:
+    """By how much each draft's score beats the runner-up's."""
+    driver = Driver(model)
+    logits_NV = driver.forward({"a": [*tokens, *drafts[:-1]]}).logits["a"]
+    found = []
+    for place in range(len(drafts)):
+        row_V = logits_NV[len(tokens) - 1 + place]
+        if temperature:
+            key = draw_key(seed, 0, len(tokens) + place, Stream.TARGET)
+            row_V = row_V / temperature + gumbel([key], VOCAB, torch.device("cpu"))[0]
+        best, second = row_V.topk(2).values.tolist()
+        found.append(best - second)
+    return found
+
+
+def stopped(
+    levels: list[list[int]], chances: list[list[float]], floors: list[float], toll: float
+) -> tuple[list[int], list[int]]:
+    """How many tokens a cautious drafter draws and takes, in rounds, from the rule's own words."""
+    drawn, taken = [0] * len(levels), [0] * len(levels)
+    products, drafting = [1.0] * len(levels), [i for i, some in enumerate(levels) if some]
+    for place in range(max(map(len, levels))):
+        num_rivals, still = len(drafting), []
+        for i in drafting:
+            drawn[i] += 1
+            products[i] *= chances[i][levels[i][place]]
+            if products[i] < floors[min(sum(taken), len(floors) - 1)]:
+                continue
+            taken[i] += 1
+            if products[i] < floors[min(sum(taken), len(floors) - 1)] + toll / num_rivals:
+                continue
+            if place + 1 < len(levels[i]):
+                still.append(i)
+        drafting = still
+    return drawn, taken
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_cautious_drafter_stops_where_it_is_not_sure(
+    isa: str, threads: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_ISA", isa)
+    model = NativeDecoder.load(folder, threads=threads)
+    prompts = {
+        name: random_tokens(size, VOCAB, size)
+        for name, size in zip("abcde", (9, 1, 30, 4, 7), strict=True)
+    }
+    counts, temperatures, seeds = [8, 3, 0, 8, 7], [0.0, 1.0, 1.0, 0.7, 1.0], [1, 2, 3, 4, 5]
+    keys = np.array([sequence_key(seed, 0, Stream.TARGET) for seed in seeds], np.uint64)
+    rows, most = rows_of(*temperatures), np.array(counts, np.int32)
+
+    def batch() -> StepBatch:
+        driver = Driver(model, seed=2)
+        tables = driver.batch({name: [*p, *[0] * 8] for name, p in prompts.items()}).tables_SW
+        made = driver.batch(prompts)
+        made.tables_SW = tables
+        return made
+
+    chains = model.draft_chain(batch(), most, rows, keys)
+    random = np.random.default_rng(0)
+    chances = [sorted(random.uniform(0.2, 1.0, NUM_LEVELS).tolist()) for _ in prompts]
+    # Without floors nothing is left out, and every level is told.
+    same, levels = model.draft_cautiously(
+        batch(), most, rows, keys, [Caution(some) for some in chances]
+    )
+    assert same == chains
+    for i, (name, chain) in enumerate(zip(prompts, chains, strict=True)):
+        assert len(levels[i]) == len(chain)
+        margins = (
+            margins_by_hand(model, prompts[name], chain, temperatures[i], seeds[i]) if chain else []
+        )
+        for level, margin in zip(levels[i], margins, strict=True):
+            assert level == NUM_LEVELS - 1 or level <= margin / LEVEL_STEP + 1e-3
+            assert level >= min(margin / LEVEL_STEP - 1.0 - 1e-3, NUM_LEVELS - 1)
+    some_end_early = False
+    for floors, toll in [([0.5], 0.0), ([0.1, 0.1, 0.2, 0.3, 0.4, 0.6], 0.3), ([1.1], 0.0)]:
+        cautions = [Caution(some, floors, toll) for some in chances]
+        got, drawn = model.draft_cautiously(batch(), most, rows, keys, cautions)
+        num_drawn, num_taken = stopped(levels, chances, floors, toll)
+        assert [len(some) for some in drawn] == num_drawn
+        assert got == [chain[:n] for chain, n in zip(chains, num_taken, strict=True)]
+        assert drawn == [some[:n] for some, n in zip(levels, num_drawn, strict=True)]
+        some_end_early = some_end_early or 0 < sum(num_taken) < sum(counts)
+    assert some_end_early
 
 
 FILTERS = [
