@@ -3,11 +3,11 @@
     make load                              our own server
     make load VLLM=~/vllm/bin/python       and vLLM, plain and with the draft model
 
-Contestants take turns, cell by cell, with the same prompts (whoever waits is stopped); figures are
-medians over the rounds, ratios are taken inside a round. `auto` and `off` are the same server, told
-by the request's own `speculation` field. Besides: what HTTP costs over the engine
-(`serve_overhead.py`). The result file is written again after every part: a run that is cut short
-was not in vain.
+Contestants take turns, cell by cell, with the same prompts (whoever waits is stopped); a stream
+that has got a completion asks for the next at once. Figures are medians over the rounds, ratios are
+taken inside a round. `auto` and `off` are the same server, told by the request's own `speculation`
+field. Besides: what HTTP costs over the engine (`serve_overhead.py`). The result file is written
+again after every part: a run that is cut short was not in vain.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from serving import TARGET, awake, bodies, median, outrider_server, quantile, vl
 from stream_client import Load, ask_all
 
 Rows = list[dict[str, Any]]
+EACH = 4  # completions of every stream, one behind the other
 VLLM_DRAFT = json.dumps(
     {"method": "draft_model", "model": str(TARGET.parent / "draft"), "num_speculative_tokens": 4}
 )
@@ -41,10 +42,11 @@ class Contestant:
     def run(self, num_streams: int, round_: int, max_tokens: int) -> None:
         # `auto` and `off` share a server: whoever comes second must not find the other's prefixes.
         more = self._more | {"cache_salt": self.name}
-        asked = [body | more for body in bodies(num_streams, round_, max_tokens)]
+        name = f"{round_}.{num_streams}"
+        asked = [body | more for body in bodies(EACH * num_streams, name, max_tokens)]
         gc.collect()
         with awake(self._process):
-            self.loads[num_streams, round_] = ask_all(self._url, asked)
+            self.loads[num_streams, round_] = ask_all(self._url, asked, num_streams)
 
     def rounds(self, num_streams: int) -> list[int]:
         return [round_ for n, round_ in self.loads if n == num_streams]
@@ -127,9 +129,10 @@ class Run:
             print(*(f"{heading}: {table}" for heading, table in tables.items()), sep="\n")
             return
         notes = (
-            f"Greedy, {self.asked.max_tokens} tokens a stream, the bundled 25M target. Rounds with "
-            "vLLM come after those without; ratios are taken inside rounds. The client runs on the "
-            "same cores; `client CPU` is its share of one. TTFT: from sending a request to its "
+            f"Greedy, {EACH} completions of {self.asked.max_tokens} tokens one behind the other in "
+            "every stream, the bundled 25M target. Rounds with vLLM come after those without; "
+            "ratios are taken inside rounds. The client runs on the same cores; `client CPU` is "
+            "its share of one. TTFT: from sending a request to its "
             "first text; TPOT: time per token after the first. `HTTP over the engine`: the same "
             f"requests of {2 * self.asked.max_tokens} tokens through the same engine, by "
             "Engine.step, by AsyncEngine in the server's process, and by HTTP to another process."

@@ -94,8 +94,11 @@ def _unchunked(body: bytes) -> bytes:
     return b"".join(found)
 
 
-def ask_all(url: str, bodies: list[dict[str, Any]]) -> Load:
-    """Streams all completions at once; nothing is parsed before the last byte is there."""
+def ask_all(url: str, bodies: list[dict[str, Any]], at_once: int | None = None) -> Load:
+    """Streams all completions, so many at once (None: all); who ends is followed by the next.
+
+    Nothing is parsed before the last byte is there.
+    """
     host, port = url.removeprefix("http://").split(":")
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n"
     head += "Content-Type: application/json\r\nContent-Length: "
@@ -103,10 +106,16 @@ def ask_all(url: str, bodies: list[dict[str, Any]]) -> Load:
     contents = [json.dumps(body | more).encode() for body in bodies]
     requests = [f"{head}{len(content)}\r\n\r\n".encode() + content for content in contents]
     started, cpu = time.perf_counter(), time.process_time()
-    streams = [_Stream(host, int(port), request) for request in requests]
+    streams: list[_Stream] = []
     with selectors.DefaultSelector() as selector:
-        for stream in streams:
-            selector.register(stream.socket, selectors.EVENT_READ, stream)
+
+        def begin() -> None:
+            if len(streams) < len(requests):
+                streams.append(_Stream(host, int(port), requests[len(streams)]))
+                selector.register(streams[-1].socket, selectors.EVENT_READ, streams[-1])
+
+        for _ in range(at_once or len(requests)):
+            begin()
         while selector.get_map():
             ready = selector.select(TIMEOUT_S)
             if not ready:
@@ -115,6 +124,7 @@ def ask_all(url: str, bodies: list[dict[str, Any]]) -> Load:
                 if not key.data.take():
                     selector.unregister(key.fileobj)
                     key.data.socket.close()
+                    begin()
     seconds = max(stream.last for stream in streams) - started
     cpu_s = time.process_time() - cpu
     return Load(seconds, cpu_s, [stream.answer() for stream in streams])

@@ -28,6 +28,7 @@ are left alone.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -45,7 +46,7 @@ ANOTHER_K = 0.005  # the same of another K
 LEAST_STEPS = 8  # that a decision about an unchanged batch stands for ...
 MOST_STEPS = 16  # ... and as many may be computed at once
 SURE_STEPS = 48  # both where drafters stop by themselves: there is less to decide
-MOST_RESTS = 3  # times that one to draft nothing stands on
+MOST_RESTS = 7  # times that one to draft nothing stands on
 SHARE = 0.01  # of all time that may be lost
 MOST_PURSE = 6  # plain steps that may be saved up
 FIRST_CREDIT, MOST_CREDIT = 4, 16  # plain steps
@@ -95,7 +96,8 @@ class Decision:
     probe_s: float = 0.0  # what it adds to a step
     least_steps: int = LEAST_STEPS
     num_steps: int = 1  # that it has stood for, the one under way included
-    missing: tuple[Source, int, float] | None = None  # whose purse lacks what for a probe
+    # Whose purse lacks what for a probe; infinitely much where none could tell anything new.
+    missing: tuple[Source, int, float] | None = None
     num_rests: int = 0  # how often it was left standing for that
     is_first: bool = False  # somebody drafted in the pass over its prompt
     cautions: dict[int, Caution | None] = field(default_factory=dict)  # by index of the view
@@ -312,6 +314,8 @@ class AdaptiveController:
         # The price may be wrong, so what is too dear is tried a few times all the same.
         if GOOD * num_tried * step.plain_s <= extra_s * step.num_sequences:
             if source.num_checks >= PRICE_CHECKS:
+                if not any(chosen):
+                    decision.missing = source, step.batch, math.inf
                 return
             source.num_checks += 1
         source.purses[step.batch] -= read_s
@@ -343,7 +347,7 @@ class AdaptiveController:
         track = self._tracks.get(view.id)
         if track is None:
             source = self._source(view.proposer or "")
-            kind = (view.draw, view.edits is None)
+            kind = (view.draw.value, view.edits is None)
             track = self._tracks[view.id] = Track(source, view.params.temperature, kind)
         return track
 

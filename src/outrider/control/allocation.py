@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from outrider.contracts import Caution, ControlledView, Draw
+from outrider.contracts import Caution, ControlledView
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.control.caution import TOLL, Shared, Sureness, floors
 from outrider.control.cost import Costs, batch_bucket, context_bucket
@@ -22,7 +22,7 @@ def heat(temperature: float) -> int:
     return 0 if temperature == 0.0 else 1 + min(3, int(2.0 * temperature))
 
 
-Kind = tuple[Draw, bool]  # of a request: how it is drawn, and whether its logits are left alone
+Kind = tuple[str, bool]  # of a request: how it is drawn, and whether its logits are left alone
 
 
 class Source:
@@ -73,7 +73,7 @@ class Track:
     __slots__ = ("budget", "idle", "kind", "num_read", "source", "sureness", "survival")
 
     def __init__(
-        self, source: Source, temperature: float = 0.0, kind: Kind = (Draw.COUPLED, True)
+        self, source: Source, temperature: float = 0.0, kind: Kind = ("coupled", True)
     ) -> None:
         self.source = source
         self.kind = kind
