@@ -8,6 +8,9 @@ are looked at as could pay, not only up to the first that falls: costs have clif
 None at all is plain decoding. What other sequences prefill in the same pass has to be paid anyhow
 and does not count.
 
+Drafters that know how sure they are get prices instead of a K, and stop by themselves (`caution`);
+of them it is only decided whether they draft at all.
+
 A decision stands for several steps: they can be computed at once then, and are what prices are
 learnt from, with all that the engine does around them. Turning on or off must win by `TURNING`.
 

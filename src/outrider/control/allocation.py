@@ -148,14 +148,13 @@ class Step:
             if source not in self.sources:
                 self.sources.append(source)
                 source.num_sequences = 0
+            source.num_sequences += 1
             if track.is_sure:
-                source.num_sequences += 1
                 track.sureness.refresh()
                 continue
             if prior not in priors:
                 priors.append(prior)
                 prior.refresh()
-            source.num_sequences += 1
             track.survival.refresh()
         most += sum([int(track.sureness.taken[-1]) + 1 for track in tracks if track.is_sure])
         self.row = costs.verify.row(self.bucket, num_tokens + most + extra, self.batch)

@@ -12,7 +12,7 @@ from outrider.doctor.advice import Advice
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 
-REPEATS = 3
+REPEATS = 5
 LEAST_JOBS = 8
 
 

@@ -22,9 +22,10 @@ from outrider.engine.request import Speculation
 from outrider.statistics import SpeculationStats
 
 # Draft lengths that are timed, by batch.
-COUNTS = {1: (1, 3, 5, 8, 12), 2: (1, 3, 5, 8), 4: (1, 3, 6), 16: (1, 4)}
+COUNTS = {1: (1, 3, 5, 8, 12), 2: (1, 3, 5, 8), 4: (1, 3, 6), 8: (1, 3), 16: (1, 4)}
 LEAST_JOBS = 4  # that are timed for a batch
 ROUNDS = 3
+HICCUPS = 0.02  # of steps: somebody else's work
 TIMED_TOKENS = 32
 SURVIVAL_TOKENS = 96
 DEEPEST = 12
@@ -120,10 +121,8 @@ def measure_curves(
 ) -> Curves:
     verify: defaultdict[int, list[float]] = defaultdict(list)
     passes: dict[int, defaultdict[int, list[float]]] = {n: defaultdict(list) for n in COUNTS}
-    overhead: defaultdict[int, list[float]] = defaultdict(list)
-    draft: dict[str, defaultdict[tuple[int, int], list[float]]] = {
-        name: defaultdict(list) for name in proposers
-    }
+    around: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
+    draft: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
     worth = {}
     for name in proposers:
         tell(f"acceptance of {name}")
@@ -141,18 +140,27 @@ def measure_curves(
                     continue
                 verify[num_tokens].append(verify_s)
                 passes[batch][num_tokens].append(verify_s)
-                if count == 0:
-                    overhead[batch].append(drafted_s + other_s)
-                else:  # what surrounds a draft costs as well
-                    usual_s = median(overhead[batch]) if overhead[batch] else 0.0
-                    draft[name][batch, count].append(max(0.0, drafted_s + other_s - usual_s))
+                draft[name, batch, count].append(drafted_s)
+                around[name, batch, count].append(other_s)
+    overhead = {batch: _usual(found) for (_, batch, count), found in around.items() if count == 0}
+    drafts: dict[str, dict[int, dict[int, float]]] = {name: {} for name in proposers}
+    for (name, batch, count), found in draft.items():
+        if count:  # what surrounds a draft costs as well
+            more_s = max(0.0, _usual(around[name, batch, count]) - overhead[batch])
+            drafts[name].setdefault(batch, {})[count] = median(found) + more_s
     return Curves(
         _typical(verify),
         {batch: typical for batch, found in passes.items() if (typical := _typical(found))},
-        {batch: median(s) for batch, s in overhead.items()},
-        {name: _by_batch(found) for name, found in draft.items()},
+        overhead,
+        drafts,
         worth,
     )
+
+
+def _usual(found: list[float]) -> float:
+    """The mean but for the longest: most of it comes once a call, and a call has several steps."""
+    kept = sorted(found)[: max(1, round((1.0 - HICCUPS) * len(found)))]
+    return sum(kept) / len(kept)
 
 
 def _typical(found: dict[int, list[float]]) -> dict[int, float]:
@@ -160,13 +168,6 @@ def _typical(found: dict[int, list[float]]) -> dict[int, float]:
     seen = {n: median(s) for n, s in sorted(found.items()) if len(s) >= ROUNDS}
     weights = [float(len(found[n])) for n in seen]
     return dict(zip(seen, rising([*seen.values()], weights), strict=True))
-
-
-def _by_batch(found: dict[tuple[int, int], list[float]]) -> dict[int, dict[int, float]]:
-    table: dict[int, dict[int, float]] = {}
-    for (batch, count), seconds in found.items():
-        table.setdefault(batch, {})[count] = median(seconds)
-    return table
 
 
 def _timed(job: Job, index: int) -> Job:

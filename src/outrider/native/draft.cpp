@@ -205,7 +205,8 @@ void feed_back(Chain& f) {
   StepArgs& s = f.step.s;
   const OutriderModel& m = *f.step.m;
   const std::vector<int32_t> drawn = note(f);
-  if (f.is_cautious()) f.rounds = std::min(f.rounds, *std::max_element(f.limits.begin(), f.limits.end()));
+  if (f.is_cautious())
+    f.rounds = std::min(f.rounds, *std::max_element(f.limits.begin(), f.limits.end()));
   if (f.round >= f.rounds && !f.d.states) return;
   const std::vector<int32_t> before = m.plan.head_rows;
   std::vector<int32_t> active;

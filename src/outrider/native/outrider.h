@@ -82,8 +82,8 @@ typedef struct {
 
 // When a drafter stops by itself. A draft's level says by how much its score beats the runner-up's,
 // noise included: floor(margin / OUTRIDER_LEVEL_STEP), at most the last of OUTRIDER_LEVELS.
-// `chances` is how often drafts of a level hold; along a chain they multiply. Where that falls below
-// `floors[n]`, n drafts of the pass being taken by then, the draft is left out and the chain ends;
+// `chances` is how often drafts of a level hold; along a chain they multiply. Where that falls
+// below `floors[n]`, n drafts of the pass being taken by then, the draft is left out and the chain ends;
 // it also ends behind one that is above, but not by the round's `toll`, shared by all that are
 // still drafting. Without floors nothing is left out.
 enum { OUTRIDER_LEVELS = 25 };
