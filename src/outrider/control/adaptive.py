@@ -66,7 +66,7 @@ MOST_TRYING = 4  # sequences: beyond, widths vary without it
 CLOSE = 1.4  # drafts that win by less are compared with plain decoding at every other trial ...
 AT_LEAST = 8  # ... and others at every eighth: it may have been seen in a slow moment only
 IN_PASSING = 16  # tokens that a drafter reads besides; more take time of their own
-MOST_WIDTHS = 4  # of a decision's passes, the most common ones, that prices are learnt from
+MOST_SIZES = 2  # of a decision's steps, the most common ones, that prices are learnt from
 HORIZON = 128  # tokens to come of a sequence that count, at most
 
 
@@ -145,7 +145,7 @@ class AdaptiveController:
         asked = next((k for _, other, k in self._now.asked if other is track), None)
         if track is None or asked is None:
             return None
-        most = len(track.survival.curve)
+        most = MAX_AUTO_DRAFT_TOKENS
         step = Step(self.costs, [view], [track], 1, most)
         rates = [1.0 / step.plain_s, *(step.rate([k]) for k in range(1, most + 1))]
         survival = track.sureness.survival if track.is_sure else track.survival.curve
@@ -401,8 +401,7 @@ class AdaptiveController:
                     steps_s.append(step_s)
                     saved_s += num_emitted * now.plain_s / num_sequences
         batch = batch_bucket(num_sequences)
-        common = sorted(pass_s.items(), key=lambda found: -len(found[1]))[:MOST_WIDTHS]
-        for num_tokens, took in common:
+        for num_tokens, took in _telling(pass_s):
             costs.verify.refresh(now.bucket, num_tokens, median(took), batch, num_steps=len(took))
         self._learn_drafts(news)
         if now.probed is None and len(steps_s) >= LEAST_EVIDENCE:
@@ -471,41 +470,45 @@ class AdaptiveController:
     def _learn_drafts(self, news: list[News]) -> None:
         """The table is about one proposer's drafts, of about one length."""
         now, costs = self._now, self.costs
-        drafting = [(track, k) for _, track, k in now.asked if k]
+        drafting = [(i, track, k) for i, track, k in now.asked if k]
         if not drafting or now.is_first:
             return
-        sources = {track.source for track, _ in drafting}
-        longest = max([k for _, k in drafting])
-        if all(track.is_sure for track, _ in drafting):
-            longest = self._usual_depth(news)
-        elif 4 * sum([k for _, k in drafting]) < 3 * longest * len(drafting):
-            return
-        if len(sources) > 1 or not longest:
+        sources = {track.source for _, track, _ in drafting}
+        longest = max([k for _, _, k in drafting])
+        is_sure = all(track.is_sure for _, track, _ in drafting)
+        is_even = 4 * sum([k for _, _, k in drafting]) >= 3 * longest * len(drafting)
+        if len(sources) > 1 or not (is_sure or is_even):
             return
         name, bucket = sources.pop().name, batch_bucket(len(drafting))
-        took = [timing.draft_s for timing, _, _ in news]
-        usual_s = costs.draft_s(name, bucket, longest)
+        took = [(longest, timing.draft_s) for timing, _, _ in news]
+        if is_sure:  # rounds of a step, as `Sureness.drawn` has them: the mean of sequences
+            took = []
+            for timing, proposals, _ in news:
+                num_drawn = sum([len(proposals[i].levels or ()) for i, _, _ in drafting])
+                took.append((round(num_drawn / len(drafting)), timing.draft_s))
         if now.behind:
             # Reading is no slower than drafting; the first time it meets untouched memory, too.
-            read_s = max(0.0, took[0] - usual_s) / now.behind
+            first, first_s = took[0]
+            read_s = max(0.0, first_s - costs.draft_s(name, bucket, first)) / now.behind
             read_s = min(read_s, costs.draft_s(name, bucket, 1) / len(drafting))
             known_s = self._read_s
             self._read_s = read_s if known_s is None else known_s + 0.3 * (read_s - known_s)
         # A drafter that has to catch up first takes longer than the table is about.
-        if 8 * sum([track.idle > 0 for track, _ in drafting]) > len(drafting):
-            took = took[1:] or [seconds for seconds in took if seconds < usual_s]
-        if took:
-            costs.learn_draft(name, bucket, longest, median(took), len(took))
+        if 8 * sum([track.idle > 0 for _, track, _ in drafting]) > len(drafting):
+            took = took[1:] or [(n, s) for n, s in took if s < costs.draft_s(name, bucket, n)]
+        by_rounds: dict[int, list[float]] = {}
+        for num_rounds, seconds in took:
+            by_rounds.setdefault(num_rounds, []).append(seconds)
+        by_rounds.pop(0, None)
+        for num_rounds, some in _telling(by_rounds):
+            costs.learn_draft(name, bucket, num_rounds, median(some), len(some))
 
-    def _usual_depth(self, news: list[News]) -> int:
-        """Rounds of drafting of a step, as `Sureness.drawn` has them: the mean of sequences."""
-        drawn = [
-            len(proposals[i].levels or ())
-            for _, proposals, _ in news
-            for i, _, k in self._now.asked
-            if k
-        ]
-        return round(sum(drawn) / len(drawn))
+
+def _telling(found: dict[int, list[float]]) -> list[tuple[int, list[float]]]:
+    """The most common sizes and the largest, of which there are few and each matters."""
+    sizes = sorted(found, key=lambda size: -len(found[size]))
+    kept = {*sizes[:MOST_SIZES], *([max(sizes)] if sizes else [])}
+    return [(size, found[size]) for size in sorted(kept)]
 
 
 def _behind(view: ControlledView, track: Track) -> int:

@@ -70,18 +70,35 @@ class Source:
 class Track:
     """One sequence."""
 
-    __slots__ = ("budget", "idle", "kind", "num_read", "source", "sureness", "survival")
+    __slots__ = (
+        "_survival",
+        "_temperature",
+        "budget",
+        "idle",
+        "kind",
+        "num_read",
+        "source",
+        "sureness",
+    )
 
     def __init__(
         self, source: Source, temperature: float = 0.0, kind: Kind = ("coupled", True)
     ) -> None:
         self.source = source
         self.kind = kind
-        self.survival = Survival(source.prior(temperature))
+        self._temperature = temperature
+        self._survival: Survival | None = None
         self.sureness = Sureness(source.shared(temperature))
         self.budget = -1  # the last choice; -1: none yet
         self.idle = 1  # steps since its last draft: its drafter has to catch up
         self.num_read = 0  # tokens that it has read
+
+    @property
+    def survival(self) -> Survival:
+        """Of whoever is not sure; made when it is first asked for."""
+        if self._survival is None:
+            self._survival = Survival(self.source.prior(self._temperature))
+        return self._survival
 
     @property
     def is_sure(self) -> bool:
@@ -144,7 +161,7 @@ class Step:
         self.sources: list[Source] = []
         priors: list[Prior] = []
         for track in tracks:
-            source, prior = track.source, track.survival.prior
+            source = track.source
             if source not in self.sources:
                 self.sources.append(source)
                 source.num_sequences = 0
@@ -152,6 +169,7 @@ class Step:
             if track.is_sure:
                 track.sureness.refresh()
                 continue
+            prior = track.survival.prior
             if prior not in priors:
                 priors.append(prior)
                 prior.refresh()
@@ -252,11 +270,13 @@ class Step:
             source.deepest = 0.0
         for track, k in zip(self.tracks, budgets, strict=True):
             if k:
-                source, sureness, depth, width = track.source, track.sureness, float(k), float(k)
-                fill, added = track.survival.fill, track.survival.totals[k]
+                source, fill = track.source, 1.0
                 if track.is_sure:
-                    fill, added = 1.0, sureness.kept[k]
-                    width, depth = sureness.taken[k], sureness.drawn[k]
+                    sureness = track.sureness
+                    added, width, depth = sureness.kept[k], sureness.taken[k], sureness.drawn[k]
+                else:
+                    added, width, depth = track.survival.totals[k], float(k), float(k)
+                    fill = track.survival.fill
                 tokens += fill * added
                 spent_s += fill * self.scale * (_at(self.row, n + width) - _at(self.row, n))
                 n += width

@@ -44,11 +44,17 @@ class _Yields:
     def count(self, outcomes: Seq[Outcome]) -> None:
         self.fade(self._decay ** len(outcomes))
         self.num_steps += len(outcomes)
-        drawn, taken, kept = self.counts
+        ends = [[0] * (MAX_AUTO_DRAFT_TOKENS + 1) for _ in range(3)]  # how many were so long
+        drawn, taken, kept = ends
         for levels, num_taken, num_kept in outcomes:
-            for counts, number in ((drawn, len(levels)), (taken, num_taken), (kept, num_kept)):
-                for place in range(number):
-                    counts[place] += 1.0
+            drawn[len(levels)] += 1
+            taken[num_taken] += 1
+            kept[num_kept] += 1
+        for counts, lengths in zip(self.counts, ends, strict=True):
+            longer = 0
+            for place in reversed(range(MAX_AUTO_DRAFT_TOKENS)):
+                longer += lengths[place + 1]
+                counts[place] += longer
 
     def fade(self, share: float) -> None:
         self.num_steps *= share
@@ -80,7 +86,6 @@ class Shared:
         self._judged = [0.0] * NUM_LEVELS
         self._held = [0.0] * NUM_LEVELS
         self._drawn = 0  # the version of what follows
-        self.means: list[list[float]] = []
         self.chances: list[float] = self._guess
         self.refresh()
 
@@ -110,6 +115,7 @@ class Shared:
             return
         self._drawn = self.version
         self.means = self.yields.means(self._first)
+        self.totals = _totals(self.means)
         self.chances = [
             (held + GUESS_WEIGHT * guess) / (judged + GUESS_WEIGHT)
             for held, judged, guess in zip(self._held, self._judged, self._guess, strict=True)
@@ -153,11 +159,20 @@ class Sureness:
         if self._drawn == now:
             return
         self._drawn = now
+        if self._version == 1:  # nothing of its own: as everybody
+            self.drawn, self.taken, self.kept = self.shared.totals
+            self.survival, self.chances = self.shared.means[2], self.shared.chances
+            return
         means = self._yields.means(self.shared.means)
-        self.drawn, self.taken, self.kept = ([0.0, *accumulate(some)] for some in means)
+        self.drawn, self.taken, self.kept = _totals(means)
         self.survival = means[2]
         unlike = self._refused / self._expected
         self.chances = [max(0.0, 1.0 - unlike * (1.0 - c)) for c in self.shared.chances]
+
+
+def _totals(means: list[list[float]]) -> list[list[float]]:
+    """[k]: of the first k places."""
+    return [[0.0, *accumulate(some)] for some in means]
 
 
 def floors(row: Seq[float], start: int, rate: float) -> list[float]:
