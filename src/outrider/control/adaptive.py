@@ -442,8 +442,7 @@ class AdaptiveController:
         ]
         if outcomes:
             caution = self._now.cautions.get(index)
-            track.source.sure.add(track.kind)
-            track.sureness.observe(outcomes, caution is not None and len(caution.floors) > 0)
+            track.judge(outcomes, caution is not None and len(caution.floors) > 0)
         elif any(proposal.tokens for proposal, _ in drafts) or not track.is_sure:
             track.source.sure.discard(track.kind)
             track.survival.observe([(k, len(p), path, p.parents is not None) for p, path in drafts])

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 
 from outrider.contracts import Caution, ControlledView
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
-from outrider.control.caution import TOLL, Shared, Sureness, floors
+from outrider.control.caution import TOLL, Outcome, Shared, Sureness, floors
 from outrider.control.cost import Costs, batch_bucket, context_bucket
 from outrider.control.survival import OWN_DECAY, Prior, Survival
 
@@ -71,6 +71,7 @@ class Track:
     """One sequence."""
 
     __slots__ = (
+        "_sureness",
         "_survival",
         "_temperature",
         "budget",
@@ -78,7 +79,6 @@ class Track:
         "kind",
         "num_read",
         "source",
-        "sureness",
     )
 
     def __init__(
@@ -88,7 +88,7 @@ class Track:
         self.kind = kind
         self._temperature = temperature
         self._survival: Survival | None = None
-        self.sureness = Sureness(source.shared(temperature))
+        self._sureness: Sureness | None = None
         self.budget = -1  # the last choice; -1: none yet
         self.idle = 1  # steps since its last draft: its drafter has to catch up
         self.num_read = 0  # tokens that it has read
@@ -101,6 +101,18 @@ class Track:
         return self._survival
 
     @property
+    def sureness(self) -> Sureness:
+        """Not to be changed but by `judge`: who has shown nothing yet is like everybody."""
+        return self._sureness or self.source.shared(self._temperature).newcomer
+
+    def judge(self, outcomes: Seq[Outcome], is_cautious: bool) -> None:
+        """What became of drafts of a drafter that says how sure it is."""
+        self.source.sure.add(self.kind)
+        if self._sureness is None:
+            self._sureness = Sureness(self.source.shared(self._temperature))
+        self._sureness.observe(outcomes, is_cautious)
+
+    @property
     def is_sure(self) -> bool:
         """Whether its drafter stops by itself: how much it drafts is not to be chosen then."""
         return self.kind in self.source.sure
@@ -110,7 +122,9 @@ class Track:
         before = self.idle // FADE_STEPS
         self.idle += num_steps
         for _ in range(self.idle // FADE_STEPS - before):
-            (self.sureness if self.is_sure else self.survival).fade(OWN_DECAY**FADE_STEPS)
+            for evidence in (self._sureness, self._survival):
+                if evidence is not None:
+                    evidence.fade(OWN_DECAY**FADE_STEPS)
 
 
 class Step:

@@ -88,6 +88,7 @@ class Shared:
         self._drawn = 0  # the version of what follows
         self.chances: list[float] = self._guess
         self.refresh()
+        self.newcomer = Sureness(self)  # a request that has shown nothing yet
 
     def judge(self, outcomes: Seq[Outcome]) -> tuple[float, int]:
         """Learns how often levels hold; returns the refusals expected here, and those that came."""

@@ -43,7 +43,7 @@ KNOWN_VISITS = 16  # steps that make a count known
 MOST_ERROR = 0.15  # of a step at a known count, relative: what is further off is no evidence
 PROOF_RATE = 0.4  # of what a step is cheaper by, beyond that
 FIRST_ERROR = 0.5  # the same at first
-WORTH_DRAWING = 0.01  # relative change of a cell: drawing rows anew takes time
+WORTH_DRAWING = 0.02  # relative change of a cell: drawing rows anew takes time
 
 # A guess until something is measured: verification nearly free, a draft a tenth of a pass.
 GUESS_PASS_S = 1e-3
