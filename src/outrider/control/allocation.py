@@ -61,16 +61,24 @@ class Source:
 
     def prior(self, temperature: float) -> Prior:
         """What requests about as hot achieved lately."""
-        return self._priors.setdefault(heat(temperature), Prior())
+        kind = heat(temperature)
+        if kind not in self._priors:  # not `setdefault`, which would make one each time
+            self._priors[kind] = Prior()
+        return self._priors[kind]
 
     def shared(self, temperature: float) -> Shared:
-        return self._shared.setdefault(heat(temperature), Shared())
+        """The same of how sure it is of its drafts."""
+        kind = heat(temperature)
+        if kind not in self._shared:
+            self._shared[kind] = Shared()
+        return self._shared[kind]
 
 
 class Track:
     """One sequence."""
 
     __slots__ = (
+        "_shared",
         "_sureness",
         "_survival",
         "_temperature",
@@ -88,6 +96,7 @@ class Track:
         self.kind = kind
         self._temperature = temperature
         self._survival: Survival | None = None
+        self._shared = source.shared(temperature)
         self._sureness: Sureness | None = None
         self.budget = -1  # the last choice; -1: none yet
         self.idle = 1  # steps since its last draft: its drafter has to catch up
@@ -103,13 +112,13 @@ class Track:
     @property
     def sureness(self) -> Sureness:
         """Not to be changed but by `judge`: who has shown nothing yet is like everybody."""
-        return self._sureness or self.source.shared(self._temperature).newcomer
+        return self._sureness or self._shared.newcomer
 
     def judge(self, outcomes: Seq[Outcome], is_cautious: bool) -> None:
         """What became of drafts of a drafter that says how sure it is."""
         self.source.sure.add(self.kind)
         if self._sureness is None:
-            self._sureness = Sureness(self.source.shared(self._temperature))
+            self._sureness = Sureness(self._shared)
         self._sureness.observe(outcomes, is_cautious)
 
     @property
