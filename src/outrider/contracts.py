@@ -296,10 +296,10 @@ class DraftsCautiously(Protocol):
         num_tokens_S: IntArray,
         rows: RowParams,
         key_S: npt.NDArray[np.uint64],
-        cautions: Seq[Caution],
+        cautions: Seq[Caution | None],
     ) -> tuple[list[list[int]], list[list[int]]]:
         """`DraftsInOneCall.draft_chain` of at most so many tokens, and the levels of all that were
-        drawn."""
+        drawn. None: this sequence does not stop."""
         ...
 
 
@@ -353,7 +353,7 @@ class AheadBatch:
     heads: AheadHeads | None = None  # of a drafter that reads the target's states
     # Asked first where given; not every model that runs ahead can.
     lookups: list[AheadLookup | None] | None = None
-    cautions: list[Caution | None] | None = None  # of the drafter; None where nothing is drafted
+    cautions: list[Caution | None] | None = None  # of the drafter; None for one that does not stop
     stop: ctypes.c_int32 | None = None  # not 0 any more: another thread wants no further step
 
 

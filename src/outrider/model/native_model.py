@@ -63,10 +63,10 @@ class Stops(NamedTuple):
 
     @classmethod
     def of(cls, cautions: Iterable[Caution | None]) -> Stops:
-        """At least one of them; None of whoever drafts nothing."""
+        """None of whoever does not stop by itself."""
         chances, floors, toll = array("f"), array("f"), 0.0
         for caution in cautions:
-            chances.extend(_NO_CHANCES if caution is None else caution.chances)
+            chances.extend(_NEVER_STOPS if caution is None else caution.chances)
             if caution is not None and not floors:
                 floors, toll = array("f", caution.floors), caution.toll
         return cls(chances, floors, toll)
@@ -78,7 +78,7 @@ class Stops(NamedTuple):
         caution.toll = self.toll
 
 
-_NO_CHANCES = [0.0] * NUM_LEVELS
+_NEVER_STOPS = [float("inf")] * NUM_LEVELS  # above every floor
 
 
 class NativeModel:
@@ -255,7 +255,7 @@ class NativeModel:
         num_tokens_S: IntArray,
         rows: RowParams,
         key_S: npt.NDArray[np.uint64],
-        cautions: Seq[Caution],
+        cautions: Seq[Caution | None],
     ) -> tuple[list[list[int]], list[list[int]]]:
         """See `contracts.DraftsCautiously`."""
         packed = self._describe(batch)

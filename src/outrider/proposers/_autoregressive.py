@@ -94,8 +94,8 @@ class AutoregressiveDrafter:
         ):
             batch, lengths = self._pack(slices), np.array(budgets, np.int32)
             rows = RowParams.of([view.params for view in views], [1] * len(views))
-            keys, cautions = target_keys(views), [v.caution for v in views if v.caution is not None]
-            if self._cautious is not None and len(cautions) == len(views):
+            keys, cautions = target_keys(views), [view.caution for view in views]
+            if self._cautious is not None and any(cautions):
                 chains, levels = self._cautious.draft_cautiously(
                     batch, lengths, rows, keys, cautions
                 )

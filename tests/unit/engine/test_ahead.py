@@ -171,6 +171,25 @@ def test_cautious_drafts_are_what_single_steps_draft(
     assert {0, 1, 2} < {len(some) for some in drafted}
 
 
+@pytest.mark.parametrize("most", [1, 8])
+def test_who_has_a_k_of_its_own_drafts_it_beside_cautious_ones(make: Make, most: int) -> None:
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    auto = Speculation(proposer="draft-model", num_draft_tokens="auto")
+    engine = make(most)
+    engine.parts.controller = Cautious()
+    cautious, own = (engine.add(PROMPTS[0], params, speculation=wish) for wish in (auto, DRAFTED))
+    sizes: dict[str, list[int]] = {cautious: [], own: []}
+    for report in engine.run([cautious, own]):
+        for event in report.events:
+            if event.step > 1 and event.finish_reason is None:
+                sizes[event.request_id].append(len(event.draft_tokens))
+    ended = sizes[own].pop()  # the last ones may be cut short by the end
+    assert ended <= 4
+    assert set(sizes[own][:-3]) == {4}
+    assert min(sizes[cautious]) < 4
+    assert engine.collect(cautious).tokens == engine.collect(own).tokens
+
+
 def test_up_to_the_end_of_both_contexts(make: Make, runs: Runs) -> None:
     """The drafter's positions end before the target's; nothing is drafted or held beyond."""
     params = SamplingParams(max_tokens=500, ignore_eos=True)
