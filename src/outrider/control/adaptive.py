@@ -54,6 +54,7 @@ SHARE = 0.007  # of all time that may be lost
 MOST_PURSE = 6  # plain steps that may be saved up
 FIRST_CREDIT, MOST_CREDIT = 4, 16  # plain steps
 PROBE_TOKENS, PROBE_STEPS = 2, 4
+MOST_DEARER = 2  # times its price: what a probe may have cost at most, the rest is the machine's
 LEAST_EVIDENCE = 4  # steps that tell whether drafts gain
 STARTING = 0.1  # of a plain step: what one of a probe costs at least, with what surrounds it
 GOOD = 0.8  # acceptance; where it would not pay, nothing is probed ...
@@ -459,12 +460,13 @@ class AdaptiveController:
 
     def _earned_s(self, index: int, news: list[News]) -> float:
         """What a probe has brought, less what it has cost."""
-        now, earned_s = self._now, 0.0
-        for timing, _, verdicts in news:
-            more_s = timing.draft_s + timing.verify_s + timing.other_s - now.plain_s
-            earned_s += len(verdicts[index].path) * now.plain_s / len(now.ids)
-            earned_s -= min(now.probe_s, max(STARTING * now.plain_s, more_s))
-        return earned_s
+        now = self._now
+        plain_s, num_steps = now.plain_s, len(news)
+        took_s = sum([timing.draft_s + timing.verify_s + timing.other_s for timing, _, _ in news])
+        cost_s = max(num_steps * STARTING * plain_s, took_s - num_steps * plain_s)
+        num_kept = sum([len(verdicts[index].path) for _, _, verdicts in news])
+        brought_s = num_kept * plain_s / len(now.ids)
+        return brought_s - min(cost_s, MOST_DEARER * num_steps * now.probe_s)
 
     def _learn_drafts(self, news: list[News]) -> None:
         """The table is about one proposer's drafts, of about one length."""
