@@ -26,13 +26,13 @@ KINDS = "mixed,code,prose,edit,json,summary,hot,long"
 # name -> command, and what makes it short
 RECIPES: dict[str, tuple[list[str], list[str]]] = {
     "auto-by-workload": (
-        [*DECODE, "-w", KINDS, "-k", "2,3,4,6,8,auto", "-n", "7", "-m", "64", "-r", "10",
+        [*DECODE, "-w", KINDS, "-k", "2,3,4,6,8,auto", "-n", "24", "-m", "64", "-r", "5",
          "--title", "K = auto against every fixed K"],
         ["-w", "mixed,code", "-n", "2", "-m", "32", "-r", "1"],
     ),
     "auto-by-batch": (
         [*SWEEP, "--axis", "batch", "--values", "1,2,4,8,16,32", "-k", "4,auto", "-n", "8",
-         "-m", "64", "-r", "10", "--title", "K = auto against plain decoding, by batch size"],
+         "-m", "64", "-r", "16", "--title", "K = auto against plain decoding, by batch size"],
         ["--values", "1,8", "-n", "2", "-m", "32", "-r", "1"],
     ),
     "junk": (
