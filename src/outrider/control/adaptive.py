@@ -35,28 +35,29 @@ import math
 import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from statistics import median
+from dataclasses import dataclass
 
 from outrider.contracts import Caution, ControlledView, Proposal, Verdict
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.control.allocation import Source, Step, Track
 from outrider.control.cost import Costs, batch_bucket, context_bucket
+from outrider.control.learning import (
+    FIRST_CREDIT,
+    MOST_PURSE,
+    STARTING,
+    Decision,
+    Learner,
+    News,
+    num_emitted_by,
+)
 from outrider.events import StepTiming
 
 TURNING = 0.02  # what turning on or off must win by
 ANOTHER_K = 0.005  # the same of another K
-LEAST_STEPS = 8  # that a decision about an unchanged batch stands for ...
-MOST_STEPS = 16  # ... and as many may be computed at once
-SURE_STEPS = 48  # both where drafters stop by themselves: there is less to decide
+MOST_STEPS = 16  # of a decision that may be computed at once
+SURE_STEPS = 48  # where drafters stop by themselves, and it stands as long: less is to be decided
 MOST_RESTS = 7  # times that one to draft nothing stands on
-SHARE = 0.007  # of all time that may be lost
-MOST_PURSE = 6  # plain steps that may be saved up
-FIRST_CREDIT, MOST_CREDIT = 4, 16  # plain steps
 PROBE_TOKENS, PROBE_STEPS = 2, 4
-MOST_DEARER = 2  # times its price: what a probe may have cost at most, the rest is the machine's
-LEAST_EVIDENCE = 4  # steps that tell whether drafts gain
-STARTING = 0.1  # of a plain step: what one of a probe costs at least, with what surrounds it
 GOOD = 0.8  # acceptance; where it would not pay, nothing is probed ...
 PRICE_CHECKS = 12  # ... once a proposer's price has been checked this often
 FIRST_TRIAL, MOST_BETWEEN = 32, 64  # decisions between trials: one more each time
@@ -67,11 +68,7 @@ MOST_TRYING = 4  # sequences: beyond, widths vary without it
 CLOSE = 1.4  # drafts that win by less are compared with plain decoding at every other trial ...
 AT_LEAST = 8  # ... and others at every eighth: it may have been seen in a slow moment only
 IN_PASSING = 16  # tokens that a drafter reads besides; more take time of their own
-MOST_SIZES = 2  # of a decision's steps, the most common ones, that prices are learnt from
 HORIZON = 128  # tokens to come of a sequence that count, at most
-
-
-News = tuple[StepTiming, Seq[Proposal], Seq[Verdict]]  # what became of one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,29 +79,6 @@ class Choice:
     asked: int  # of the last step: mostly the same, now and then a trial
     survival: list[float]  # [k]: that draft k + 1 is accepted
     rates: list[float]  # [k]: tokens per second with k drafts a step; [0] is plain decoding
-
-
-@dataclass(slots=True)
-class Decision:
-    """What stands, and for whom."""
-
-    ids: list[int]
-    num_tokens: int  # of the pass before any draft
-    asked: list[tuple[int, Track, int]]  # (index of the view, track, budget)
-    most_steps: int
-    views: Seq[ControlledView] = ()
-    bucket: int = 0  # of the context
-    plain_s: float = 0.0
-    behind: int = 0  # tokens that drafters have to read first
-    probed: Track | None = None
-    probe_s: float = 0.0  # what it adds to a step
-    least_steps: int = LEAST_STEPS
-    num_steps: int = 1  # that it has stood for, the one under way included
-    # Whose purse lacks what for a probe; infinitely much where none could tell anything new.
-    missing: tuple[Source, int, float] | None = None
-    num_rests: int = 0  # how often it was left standing for that
-    is_first: bool = False  # somebody drafted in the pass over its prompt
-    cautions: dict[int, Caution | None] = field(default_factory=dict)  # by index of the view
 
 
 class AdaptiveController:
@@ -125,12 +99,11 @@ class AdaptiveController:
         self.evenly = evenly
         self._sources: dict[str, Source] = {}
         self._tracks: dict[int, Track] = {}
+        self._learner = Learner(self.costs)
         self._now = Decision([], 0, [], sys.maxsize)
         self._news: list[News] = []  # steps of this decision that are not learnt from yet
         self._until_trial = FIRST_TRIAL
         self._num_trials = 0
-        self._read_s: float | None = None  # what a token takes that a drafter has to read
-        self._other_s: dict[int, float] = {}  # of a step, outside the models, by batch bucket
 
     def prepare(self, proposer: str) -> None:
         """Measures now rather than at the first request."""
@@ -239,7 +212,7 @@ class AdaptiveController:
         for view, track, k in zip(own, tracks, chosen, strict=True):
             if k:
                 decision.behind += _behind(view, track)
-                decision.is_first = decision.is_first or not _num_emitted(view)
+                decision.is_first = decision.is_first or not num_emitted_by(view)
         return decision
 
     def _best(self, step: Step, own: Seq[ControlledView], most: list[int]) -> list[int]:
@@ -283,7 +256,7 @@ class AdaptiveController:
 
     def _reading_s(self, source: Source, num_tokens: int, num_readers: int) -> float:
         """What a drafter takes to read so many tokens: no more than to draft them."""
-        read_s = self._read_s
+        read_s = self._learner.read_s
         if read_s is None:
             read_s = self.costs.draft_s(source.name, batch_bucket(num_readers), 1) / num_readers
         return read_s * num_tokens
@@ -308,7 +281,7 @@ class AdaptiveController:
             num_tried = track.sureness.taken[k]
         source, least_s = track.source, STARTING * step.plain_s
         extra_s = step.extra_s(chosen, order, k) + least_s
-        read_s = (self._read_s or 0.0) * _behind(own[order], track)
+        read_s = (self._learner.read_s or 0.0) * _behind(own[order], track)
         price_s = PROBE_STEPS * extra_s + read_s
         price_s = min(price_s, 0.9 * MOST_PURSE * step.plain_s)
         if source.purses[step.batch] < price_s:
@@ -377,139 +350,9 @@ class AdaptiveController:
             self._news.append((timing, proposals, verdicts))
 
     def _learn(self) -> None:
-        """From the decision's steps since the last time."""
         news, self._news = self._news, []
-        if not news:
-            return
-        now, costs = self._now, self.costs
-        drafting = [(i, track, k) for i, track, k in now.asked if k]
-        num_sequences = len(now.ids)
-        other_s = self._usual_other_s(news)
-        pass_s: dict[int, list[float]] = {}  # of steps that held sequences and our drafts alone
-        total_s = saved_s = 0.0
-        steps_s: list[float] = []  # of these, the ones with drafts
-        for timing, proposals, verdicts in news:
-            step_s = timing.draft_s + timing.verify_s + timing.other_s
-            total_s += step_s
-            num_tokens = num_emitted = num_sequences
-            for i, _, _ in drafting:
-                num_tokens += len(proposals[i].tokens)
-                num_emitted += len(verdicts[i].path)
-            if num_tokens == timing.num_tokens:
-                took_s = timing.verify_s + other_s + (0.0 if drafting else timing.draft_s)
-                pass_s.setdefault(num_tokens, []).append(took_s)
-                if drafting:
-                    steps_s.append(step_s)
-                    saved_s += num_emitted * now.plain_s / num_sequences
-        batch = batch_bucket(num_sequences)
-        for num_tokens, took in _telling(pass_s):
-            costs.verify.refresh(now.bucket, num_tokens, median(took), batch, num_steps=len(took))
-        self._learn_drafts(news)
-        if now.probed is None and len(steps_s) >= LEAST_EVIDENCE:
-            sources = {track.source for _, track, _ in drafting}
-            gain_s = saved_s - len(steps_s) * median(steps_s)  # a hiccup is nobody's fault
-            for source in sources:
-                held_s = source.credits[batch]
-                left_s = held_s + gain_s / len(sources)
-                if held_s > FIRST_CREDIT * now.plain_s:
-                    # A slow moment is no proof against drafts that have paid so far.
-                    left_s = max(left_s, held_s / 2)
-                source.credits[batch] = left_s
-        for i, track, k in drafting:
-            if track is now.probed:
-                track.source.purses[batch] += self._earned_s(i, news)
-            self._judge(track, i, k, news)
-            if _num_emitted(now.views[i]) > len(news[-1][2][i].path) + 1:
-                track.num_read = len(now.views[i].tokens)  # no drafter reads in the prompt's pass
-        share_s = SHARE * total_s
-        for source in {track.source for _, track, _ in now.asked}:
-            purse_s, credit_s = source.purses[batch] + share_s, source.credits[batch] + share_s
-            source.purses[batch] = min(purse_s, MOST_PURSE * now.plain_s)
-            source.credits[batch] = min(credit_s, MOST_CREDIT * now.plain_s)
-        for _, track, k in now.asked:
-            if k:
-                track.idle = 0
-            else:
-                track.rested(len(news))
-        now.behind = 0
-
-    def _judge(self, track: Track, index: int, k: int, news: list[News]) -> None:
-        """What became of a sequence's drafts."""
-        drafts = [(p[index], v[index].path) for _, p, v in news]
-        outcomes = [
-            (proposal.levels, len(proposal), len(path))
-            for proposal, path in drafts
-            if proposal.levels is not None
-        ]
-        if outcomes:
-            caution = self._now.cautions.get(index)
-            track.judge(outcomes, caution is not None and len(caution.floors) > 0)
-        elif any(proposal.tokens for proposal, _ in drafts) or not track.is_sure:
-            track.source.sure.discard(track.kind)
-            track.survival.observe([(k, len(p), path, p.parents is not None) for p, path in drafts])
-
-    def _usual_other_s(self, news: list[News]) -> float:
-        """What a step takes besides. Some of it comes once a call, and calls at the end of a text,
-        where drafts are short, have few steps: that is not what short drafts cost."""
-        other_s = sum([timing.other_s for timing, _, _ in news]) / len(news)
-        batch = batch_bucket(len(self._now.ids))
-        if len(news) < LEAST_EVIDENCE:
-            return min(other_s, self._other_s.get(batch, other_s))
-        self._other_s[batch] = other_s
-        return other_s
-
-    def _earned_s(self, index: int, news: list[News]) -> float:
-        """What a probe has brought, less what it has cost."""
-        now = self._now
-        plain_s, num_steps = now.plain_s, len(news)
-        took_s = sum([timing.draft_s + timing.verify_s + timing.other_s for timing, _, _ in news])
-        cost_s = max(num_steps * STARTING * plain_s, took_s - num_steps * plain_s)
-        num_kept = sum([len(verdicts[index].path) for _, _, verdicts in news])
-        brought_s = num_kept * plain_s / len(now.ids)
-        return brought_s - min(cost_s, MOST_DEARER * num_steps * now.probe_s)
-
-    def _learn_drafts(self, news: list[News]) -> None:
-        """The table is about one proposer's drafts, of about one length."""
-        now, costs = self._now, self.costs
-        drafting = [(i, track, k) for i, track, k in now.asked if k]
-        if not drafting or now.is_first:
-            return
-        sources = {track.source for _, track, _ in drafting}
-        longest = max([k for _, _, k in drafting])
-        is_sure = all(track.is_sure for _, track, _ in drafting)
-        is_even = 4 * sum([k for _, _, k in drafting]) >= 3 * longest * len(drafting)
-        if len(sources) > 1 or not (is_sure or is_even):
-            return
-        name, bucket = sources.pop().name, batch_bucket(len(drafting))
-        took = [(longest, timing.draft_s) for timing, _, _ in news]
-        if is_sure:  # rounds of a step, as `Sureness.drawn` has them: the mean of sequences
-            took = []
-            for timing, proposals, _ in news:
-                num_drawn = sum([len(proposals[i].levels or ()) for i, _, _ in drafting])
-                took.append((round(num_drawn / len(drafting)), timing.draft_s))
-        if now.behind:
-            # Reading is no slower than drafting; the first time it meets untouched memory, too.
-            first, first_s = took[0]
-            read_s = max(0.0, first_s - costs.draft_s(name, bucket, first)) / now.behind
-            read_s = min(read_s, costs.draft_s(name, bucket, 1) / len(drafting))
-            known_s = self._read_s
-            self._read_s = read_s if known_s is None else known_s + 0.3 * (read_s - known_s)
-        # A drafter that has to catch up first takes longer than the table is about.
-        if 8 * sum([track.idle > 0 for _, track, _ in drafting]) > len(drafting):
-            took = took[1:] or [(n, s) for n, s in took if s < costs.draft_s(name, bucket, n)]
-        by_rounds: dict[int, list[float]] = {}
-        for num_rounds, seconds in took:
-            by_rounds.setdefault(num_rounds, []).append(seconds)
-        by_rounds.pop(0, None)
-        for num_rounds, some in _telling(by_rounds):
-            costs.learn_draft(name, bucket, num_rounds, median(some), len(some))
-
-
-def _telling(found: dict[int, list[float]]) -> list[tuple[int, list[float]]]:
-    """The most common sizes and the largest, of which there are few and each matters."""
-    sizes = sorted(found, key=lambda size: -len(found[size]))
-    kept = {*sizes[:MOST_SIZES], *([max(sizes)] if sizes else [])}
-    return [(size, found[size]) for size in sorted(kept)]
+        if news:
+            self._learner.learn(self._now, news)
 
 
 def _behind(view: ControlledView, track: Track) -> int:
@@ -519,8 +362,4 @@ def _behind(view: ControlledView, track: Track) -> int:
 
 
 def _num_left(view: ControlledView) -> int:
-    return view.params.max_tokens - _num_emitted(view)
-
-
-def _num_emitted(view: ControlledView) -> int:
-    return len(view.tokens) - view.num_prompt_tokens
+    return view.params.max_tokens - num_emitted_by(view)

@@ -12,9 +12,10 @@ from typing import Any, cast
 import pytest
 
 from outrider.contracts import ControlledView, Proposal, Verdict
-from outrider.control.adaptive import AdaptiveController, Decision
+from outrider.control.adaptive import AdaptiveController
 from outrider.control.allocation import Source, Track
 from outrider.control.cost import Costs, CostTable
+from outrider.control.learning import Decision
 from outrider.events import StepTiming
 from outrider.sampling import SamplingParams
 

@@ -11,8 +11,9 @@ import pytest
 from native_models import needs_native
 from outrider.bench.synthetic import add_synthetic
 from outrider.contracts import AheadBatch, AheadStep
-from outrider.control.adaptive import AdaptiveController, Decision
+from outrider.control.adaptive import AdaptiveController
 from outrider.control.allocation import Source, Track
+from outrider.control.learning import Decision
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine, Result
 from outrider.engine.request import Speculation
