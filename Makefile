@@ -3,7 +3,7 @@
 #   make demo       plain and speculative decoding side by side, on the bundled models
 #   make test       ruff, mypy --strict and every test: what CI runs
 #   make unit       only the fast tests        make lint / typecheck   one check
-#   make figures    measure the controller, the doctor and the engine; draw docs/plots: 12 minutes
+#   make figures    measure the controller, the doctor and the engine; draw docs/plots: an hour
 #   make load       concurrent streams against the server; VLLM=PYTHON: and against vLLM
 #   make clients    LM_EVAL=PYTHON VLLM=PYTHON: their clients against our server
 #   make soak       20 minutes of mixed load on the server: memory and files must stay flat

@@ -1,6 +1,6 @@
 """K = auto beside the two best fixed K of each workload: `auto-duel`.
 
-    python benchmarks/auto_duel.py [--rounds 12] [--workloads NAME,NAME] [--quick] [--out FOLDER]
+    python benchmarks/auto_duel.py [--rounds 12] [--workloads NAME,NAME] [--quick] [-o PATH]
 
 Which of several K is best is chance where they are close, and who is picked afterwards has been
 lucky. So the two best of `auto-by-workload` decode the same texts again, beside auto and nobody
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -70,7 +71,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--workloads", help="only these, by name")
     parser.add_argument("--quick", action="store_true", help="one round over two texts")
-    report.add_out(parser)
+    parser.add_argument("-o", "--out", type=Path, default=report.RESULTS / "auto-duel")
     asked = parser.parse_args()
     rounds, num_prompts = (1, 2) if asked.quick else (asked.rounds, asked.prompts)
     engine = build(EngineConfig(num_draft_tokens="auto", proposer=PROPOSER))
@@ -83,14 +84,14 @@ def main() -> None:
         rows += [{"workload": name, **row} for row in found]
         print(*rows[-len(found) :], sep="\n", flush=True)
     report.write(
-        "auto-duel",
+        asked.out.name,
         "K = auto against the two best fixed K",
         {"auto's speed over theirs": rows},
         f"The bundled models, one request at a time, {num_prompts} texts of 64 tokens, {rounds} "
         "rounds. `auto over it`: the median of the rounds' ratios of tokens per second, and the "
         "least and the most of them. The fixed K are the two best of `auto-by-workload`, by "
         "undisturbed speedup. Outputs were equal in every run.",
-        asked.out,
+        asked.out.parent,
     )
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/figures.py [--quick] [--only NAME,...]
 
-Runs the measurements below one after the other (about ten minutes on two quiet cores; --quick: a
+Runs the measurements below one after the other (about an hour on two quiet cores; --quick: a
 few prompts each, into a folder that is not committed), writes benchmarks/results/NAME.json and
 NAME.md, then draws docs/plots from all results there are (`docs/tools/figures.py`).
 """
@@ -30,6 +30,7 @@ RECIPES: dict[str, tuple[list[str], list[str]]] = {
          "--title", "K = auto against every fixed K"],
         ["-w", "mixed,code", "-n", "2", "-m", "32", "-r", "1"],
     ),
+    "auto-duel": (["benchmarks/auto_duel.py"], ["--quick"]),
     "auto-by-batch": (
         [*SWEEP, "--axis", "batch", "--values", "1,2,4,8,16,32", "-k", "4,auto", "-n", "8",
          "-m", "128", "-r", "10", "--title", "K = auto against plain decoding, by batch size"],
@@ -89,7 +90,11 @@ def main() -> None:
     else:
         with tempfile.TemporaryDirectory() as folder:
             failed = [name for name in names if not measure(name, Path(folder), quick=True)]
-            drawn = [f"{path}" for path in Path(folder).glob("*.json") if "doctor" not in path.name]
+            drawn = [
+                f"{path}"
+                for path in Path(folder).glob("*.json")
+                if path.stem not in ("doctor-prediction", "auto-duel")  # tables alone
+            ]
             command = [*CLI, "plot", *sorted(drawn), "-o", f"{folder}/plots"]
             subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
     if failed:
