@@ -98,8 +98,7 @@ class SyntheticProposer:
                 return False
         batch.num_drafts_S[:] = budgets
         batch.lookups = None  # which takes no time worth counting
-        furthest = most_steps * (max(budgets) + 1)
-        batch.script_S2L = self._script(views, furthest)
+        batch.script_S2L = self._script(views, most_steps, max(budgets))
         return True
 
     def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
@@ -119,11 +118,15 @@ class SyntheticProposer:
             shadow.follow()
         return shadow
 
-    def _script(self, views: Seq[SequenceView], furthest: int) -> IntArray:
-        """The text to come, and how many drafts that start at each place are right."""
+    def _script(self, views: Seq[SequenceView], most_steps: int, longest: int) -> IntArray:
+        """The text to come, and how many drafts that start at each place are right.
+
+        What no draft is long enough to reach is not asked for: the engine is timed with this.
+        """
         done = [len(v.tokens) - v.num_prompt_tokens for v in views]
+        furthest = most_steps * (longest + 1)
         texts = [v.prediction[n : n + furthest] for v, n in zip(views, done, strict=True)]
-        return lay_script(texts, self._num_right)
+        return lay_script(texts, lambda most: self._num_right(min(most, longest)))
 
     def _num_right(self, most: int) -> int:
         for k in range(most):
