@@ -40,7 +40,7 @@ def plot(
     """Draw what a benchmark found: speedup, acceptance, time, latency."""
     from outrider.bench.plan import split
     from outrider.bench.report import read_result
-    from outrider.plots.pictures import PICTURES, NothingDrafted
+    from outrider.plots.pictures import PICTURES, NothingToDraw
     from outrider.plots.style import SUFFIXES
 
     suffixes = [f".{name}" for name in split(formats)]
@@ -59,7 +59,7 @@ def plot(
                 picture = (out or path.parent) / f"{path.stem}-{name}{suffix}"
                 try:
                     known[name](record["rows"], picture)
-                except NothingDrafted as reason:
+                except NothingToDraw as reason:
                     if only:
                         raise
                     stdout().print(f"{name}: {reason}", markup=False)

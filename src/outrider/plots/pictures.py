@@ -23,14 +23,14 @@ def _of(rows: Sequence[Row], contender: str) -> list[Row]:
     return [row for row in rows if row["contender"] == contender]
 
 
-class NothingDrafted(ConfigError):
-    """A picture of drafts, and a result without any: the controller may have kept them off."""
+class NothingToDraw(ConfigError):
+    """A result lacks what a picture shows: the controller may have kept drafts off."""
 
 
 def _drafting(rows: Sequence[Row]) -> list[Row]:
     found = [row for row in rows if row.get("accepted_lengths")]
     if not found:
-        raise NothingDrafted("no drafts in this result: measure with a fixed -k")
+        raise NothingToDraw("no drafts in this result: measure with a fixed -k")
     return found
 
 
@@ -253,6 +253,8 @@ def time_split(rows: list[Row], path: Path) -> None:
     parts = {"draft_share": "draft", "verify_share": "verify", "other_share": "other"}
     found = {n: [r for r in _of(rows, n) if "draft_share" in r] for n in names}
     names = [name for name in names if found[name]]
+    if not names:
+        raise NothingToDraw("no shares of time in this result")
     with figure(path, "Where the time goes", height=0.45 * len(names) + 1.6) as axes:
         left = [0.0] * len(names)
         for colour, (key, label) in zip(COLOURS, parts.items(), strict=False):

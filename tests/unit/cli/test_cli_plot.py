@@ -1,4 +1,4 @@
-"""Pictures of a result in which nothing was drafted."""
+"""Pictures of a result that lacks what some of them show."""
 
 from __future__ import annotations
 
@@ -37,3 +37,17 @@ def test_asking_for_it_is_a_mistake(command: Command, result: Path) -> None:
     ran = command("plot", str(result), "--only", "positions")
     assert ran.code == 2
     assert "measure with a fixed -k" in ran.err
+
+
+def test_shares_of_time_that_were_not_measured_are_not_drawn(
+    command: Command, result: Path
+) -> None:
+    record = json.loads(result.read_text(encoding="utf-8"))
+    for row in record["rows"]:
+        for share in SHARES:
+            del row[share]
+    result.write_text(json.dumps(record), encoding="utf-8")
+    ran = command("plot", str(result), "--formats", "svg")
+    assert ran.code == 0, ran.err
+    assert "time: no shares of time in this result" in ran.out
+    assert not (result.parent / "mine-time.svg").exists()
