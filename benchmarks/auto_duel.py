@@ -5,7 +5,7 @@
 Which of several K is best is chance where they are close, and who is picked afterwards has been
 lucky. So the two best of `auto-by-workload` decode the same texts again, beside auto and nobody
 else: whoever is furthest behind moves next, and a slow moment of the machine falls on all three.
-About ten minutes.
+About ten minutes. Some workloads alone, or a quick run, are printed; -o keeps them.
 """
 
 from __future__ import annotations
@@ -71,27 +71,33 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--workloads", help="only these, by name")
     parser.add_argument("--quick", action="store_true", help="one round over two texts")
-    parser.add_argument("-o", "--out", type=Path, default=report.RESULTS / "auto-duel")
+    parser.add_argument("-o", "--out", type=Path, help="results/auto-duel if all is run")
     asked = parser.parse_args()
+    best = best_fixed()
+    names = asked.workloads.split(",") if asked.workloads else list(best)
+    for name in names:
+        if name not in best:
+            parser.error(f"there is no {name!r} in auto-by-workload: {', '.join(best)}")
     rounds, num_prompts = (1, 2) if asked.quick else (asked.rounds, asked.prompts)
     engine = build(EngineConfig(num_draft_tokens="auto", proposer=PROPOSER))
     rows: list[dict[str, Any]] = []
-    for name, counts in best_fixed().items():
-        if asked.workloads and name not in asked.workloads.split(","):
-            continue
+    for name in names:
         jobs = make_jobs(engine, load_workload(name, num_prompts).prompts, 64)
-        found = duel(engine, jobs, counts, rounds)
+        found = duel(engine, jobs, best[name], rounds)
         rows += [{"workload": name, **row} for row in found]
         print(*rows[-len(found) :], sep="\n", flush=True)
+    if asked.out is None and (asked.quick or asked.workloads):
+        return
+    out = asked.out or report.RESULTS / "auto-duel"
     report.write(
-        asked.out.name,
+        out.name,
         "K = auto against the two best fixed K",
         {"auto's speed over theirs": rows},
         f"The bundled models, one request at a time, {num_prompts} texts of 64 tokens, {rounds} "
         "rounds. `auto over it`: the median of the rounds' ratios of tokens per second, and the "
         "least and the most of them. The fixed K are the two best of `auto-by-workload`, by "
         "undisturbed speedup. Outputs were equal in every run.",
-        asked.out.parent,
+        out.parent,
     )
 
 

@@ -24,6 +24,7 @@ from outrider.cuda.inputs import MAX_TOKENS
 from outrider.cuda.ops import Pass
 from outrider.cuda.rounded import round_rows
 from outrider.cuda.triton_ops import WIDE, TritonOps
+from outrider.errors import EngineError
 from outrider.model.borrowed import Borrowed
 from outrider.model.families import DecoderConfig
 from outrider.model.heads import Eagle3Head
@@ -146,7 +147,7 @@ class CudaEagle3(CudaDecoder):
             )
 
     def forward(self, batch: StepBatch) -> StepOutput:
-        raise NotImplementedError("a head only drafts")
+        raise EngineError("a head only drafts")
 
     def use(self, features_nF: torch.Tensor) -> None:
         """The next call reads these, a row for each token of its batch."""

@@ -71,10 +71,10 @@ class DrawnLaws:
         return self._draws
 
     def probs(self, start: int, stop: int) -> torch.Tensor:
-        raise NotImplementedError("only draws were kept of a step computed ahead")
+        raise EngineError("only draws were kept of a step computed ahead")
 
     def logprobs(self, row: int) -> torch.Tensor:
-        raise NotImplementedError("only draws were kept of a step computed ahead")
+        raise EngineError("only draws were kept of a step computed ahead")
 
     def select(self, indices: list[int]) -> DrawnLaws:
         return DrawnLaws([self._by_sequence[i] for i in indices])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import cast
 
@@ -29,7 +30,7 @@ from outrider.bench.report import Result, cell, read_result
 from outrider.bench.statistics import estimate
 from outrider.bench.synthetic import SyntheticProposer, add_synthetic
 from outrider.bench.workloads import HOT, Prompt, load_workload, workload_names
-from outrider.contracts import Needs, Proposer, SequenceView
+from outrider.contracts import AheadBatch, Needs, Proposer, SequenceView
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError, RequestError, UnknownName
@@ -96,6 +97,26 @@ def test_a_prescribed_acceptance_is_what_happens(engine: Engine, beneath: str | 
         assert all(result.tokens == output for result in results)  # exact, whatever is drafted
         rates = [result.stats.conditional_acceptance[0] for result in results]
         assert sum(rates) / 2 == pytest.approx(alpha, abs=0.15)
+
+
+def test_dice_are_thrown_no_further_than_a_draft_can_reach() -> None:
+    """The engine is timed with them."""
+    view = SimpleNamespace(tokens=[1, 2], num_prompt_tokens=2, prediction=[3] * 100)
+    batch = SimpleNamespace(num_drafts_S=[4], lookups=None, script_S2L=None)
+    synthetic = SyntheticProposer([1.0], 9)
+    thrown = 0
+
+    def throw() -> float:
+        nonlocal thrown
+        thrown += 1
+        return 0.5
+
+    synthetic._random = cast(Random, SimpleNamespace(random=throw))
+    assert synthetic.begin_ahead(cast("list[SequenceView]", [view]), 6, cast(AheadBatch, batch))
+    [[text, right]] = batch.script_S2L.tolist()
+    assert text == [3] * 30  # six steps of four drafts and one token more
+    assert right == [4] * 27 + [3, 2, 1]
+    assert thrown == sum(right)
 
 
 class Beneath:

@@ -15,7 +15,7 @@ from outrider.contracts import ControlledView, Proposal, Verdict
 from outrider.control.adaptive import AdaptiveController
 from outrider.control.allocation import Source, Track
 from outrider.control.cost import Costs, CostTable
-from outrider.control.learning import Decision
+from outrider.control.learning import SHARE, Decision, Learner, News
 from outrider.events import StepTiming
 from outrider.sampling import SamplingParams
 
@@ -236,6 +236,23 @@ def test_the_last_call_of_a_text_does_not_make_short_drafts_dear() -> None:
     for _ in range(20):
         learn(1, 1)
     assert auto.costs.verify.seconds(0, 2) < 1.15 * before_s
+
+
+@pytest.mark.parametrize(("dearer", "charged"), [(0.5, 0.5), (1.5, 1.5), (20.0, 2.0)])
+def test_a_probe_is_charged_what_it_took_but_for_hiccups(dearer: float, charged: float) -> None:
+    """Relative to its price; all in one step, as where it ends a call early."""
+    track = Track(Source("draft-model"))
+    view = cast(ControlledView, SimpleNamespace(tokens=[0] * 40, num_prompt_tokens=8))
+    track.source.purses[0] = track.source.credits[0] = 0.0
+    plain_s, probe_s = 1e-3, 4e-4
+    now = Decision([1], 1, [(0, track, 2)], 4, [view], plain_s=plain_s, probed=track,
+                   probe_s=probe_s)  # fmt: skip
+    timings = [StepTiming(0.0, plain_s, 0.0, 1, 3) for _ in range(4)]
+    timings[0] = replace(timings[0], other_s=4 * dearer * probe_s)
+    news: list[News] = [(timing, [Proposal([7, 7])], [Verdict([], 7)]) for timing in timings]
+    Learner(measured(NATIVE)).learn(now, news)
+    total_s = 4 * plain_s + 4 * dearer * probe_s
+    assert track.source.purses[0] == pytest.approx(SHARE * total_s - 4 * charged * probe_s)
 
 
 def test_plain_decoding_is_looked_at_again_even_where_drafts_win_by_far() -> None:
