@@ -39,7 +39,7 @@ class _Client:
     deliver: Deliver
     request_id: str | None = None  # the engine thread sets it
     news: list[Item] = field(default_factory=list)  # gathered by the engine thread
-    left: bool = False  # the client's loop sets it: nothing is delivered any more
+    left: bool = False  # its loop sets it: gone, or served; nothing is delivered any more
 
 
 class AsyncEngine:
@@ -234,5 +234,7 @@ def _deliver(
 ) -> None:
     for client, items in news:
         if not client.left:
+            # Whoever has the last of it need not leave: that would only disturb the others' passes.
+            client.left = not isinstance(items[-1], StepEvent)
             client.deliver(items)
     loop.call_soon(heard.set)  # behind whatever the news has woken

@@ -44,7 +44,7 @@ from outrider.sampling import RowParams, SamplingParams
 
 VERIFY_S, DRAFT_S = 1.1, 0.7  # time limits; what is not reached is interpolated
 # The most telling first; kernels have cliffs behind multiples of eight, where batches draft alike.
-WIDTHS = (1, 5, 2, 9, 3, 17, 33, 65, 4, 6, 7, 8, 16, 24, 25, 32, 64)
+WIDTHS = (1, 5, 2, 9, 3, 17, 33, 65, 12, 13, 4, 6, 8, 16, 24, 25, 32, 64)
 FEW_WIDTHS = (1, 9)  # of the longer contexts
 CONTEXTS = (64, 1024, 4096)
 WIDE = ((16, 1), (16, 2))  # sequences and the width of each: what a sequence adds by itself

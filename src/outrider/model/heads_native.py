@@ -38,6 +38,7 @@ class NativeHead(NativeModel):
                 vocab=spec.vocab_size,
                 num_tokens=spec.num_tokens,
                 weight_type=WEIGHT_TYPES[dtype],
+                rounds=dtype == "bfloat16",
                 attention_scale=fields["head_dim"] ** -0.5,
                 rotary_dim=fields["head_dim"] if spec.num_layers else 0,
                 **fields,

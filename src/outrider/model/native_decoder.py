@@ -113,7 +113,12 @@ class NativeDecoder(NativeModel):
     num_spare_slots = 0
 
     def __init__(
-        self, config: DecoderConfig, spec: ModelSpec, dtype: str, threads: int | None
+        self,
+        config: DecoderConfig,
+        spec: ModelSpec,
+        dtype: str,
+        rounds: bool,
+        threads: int | None,
     ) -> None:
         super().__init__(
             native.Config(
@@ -127,6 +132,7 @@ class NativeDecoder(NativeModel):
                 num_tokens=spec.num_tokens,
                 rotary_dim=config.head_dim,
                 weight_type=WEIGHT_TYPES[dtype],
+                rounds=rounds,
                 qk_norm=config.qk_norm,
                 head_rows=config.vocab_size,
                 eps=config.norm_eps,
@@ -150,19 +156,21 @@ class NativeDecoder(NativeModel):
     ) -> NativeDecoder:
         """Maps a Hugging Face folder and repacks its weights once.
 
-        dtype "auto" keeps the stored type; "int8" and "int4" quantise. `threads` None follows
-        `native.set_threads`. Raises `ModelError` for a folder that cannot be loaded.
+        dtype "auto" keeps the stored type and computes in float32; "bfloat16" also rounds what
+        the weights are multiplied with (sums stay float32), "int8" and "int4" quantise. `threads`
+        None follows `native.set_threads`. Raises `ModelError` for a folder that cannot be loaded.
         """
         started = time.perf_counter()
         folder = Path(folder)
         raw = read_config(folder)
         config = read_decoder_config(raw)
+        rounds = dtype == "bfloat16"
         if dtype == "auto":
             dtype = _LOSSLESS.get(config.dtype, "float32")
         if dtype not in WEIGHT_TYPES:
             raise UnknownName("dtype", dtype, ["auto", *WEIGHT_TYPES])
         checkpoint = Checkpoint(folder)
-        model = cls(config, _spec(folder, raw, config), dtype, threads)
+        model = cls(config, _spec(folder, raw, config), dtype, rounds, threads)
         model._read(checkpoint)
         model.load_s = time.perf_counter() - started
         log.info(

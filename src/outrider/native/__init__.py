@@ -67,6 +67,7 @@ class Config(Structure):
                 "num_tokens",
                 "rotary_dim",
                 "weight_type",
+                "rounds",
                 "qk_norm",
                 "kind",
                 "feature_width",
@@ -262,7 +263,7 @@ def why_unavailable() -> str:
 
 
 def isa() -> str:
-    """The instruction set in use: avx512, avx2 or portable. OUTRIDER_ISA forces one."""
+    """The kernels in use: avx512_bf16, avx512, avx2 or portable. OUTRIDER_ISA forces one."""
     name = library().outrider_isa()
     if name is None:
         raise ConfigError(error_message())

@@ -33,10 +33,12 @@ struct Matrix {
   size_t panel_bytes() const { return size_t(lines + 1) * 64; }
 };
 
-// Rows of activations, as floats or quantised; exactly one of the two is read.
+// Rows of activations, as floats, as bfloat16 or quantised; exactly one of the three is read.
 struct Rows {
   const float* f = nullptr;
   ptrdiff_t ld = 0;
+  const uint32_t* pairs = nullptr;  // [rows][ldp]: two bfloat16, the even k below, the odd above
+  ptrdiff_t ldp = 0;
   const int8_t* q = nullptr;       // [rows][ldq]
   ptrdiff_t ldq = 0;
   const float* scale = nullptr;    // [rows][groups]
@@ -86,6 +88,8 @@ struct Kernels {
   // c[row][0..16*num_panels) = x[row] . w for panels first..first+num_panels-1
   void (*gemm)(const Matrix& w, const Rows& x, int first, int num_panels, float* c, ptrdiff_t ldc);
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
+  // n floats to nearest bfloat16, ties to even, in pairs; an odd last one is paired with zero
+  void (*round_pairs)(const float* x, int n, uint32_t* pairs);
   void (*quantize)(const float* x, int k, int group, int8_t* q, float* scale, int32_t* sum);
   void (*silu_mul)(const float* gate, const float* up, int n, float* out);
   void (*add)(float* x, const float* y, int n);
@@ -110,6 +114,7 @@ const Kernels* portable_kernels();
 #if defined(__x86_64__)
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
+const Kernels* avx512_bf16_kernels();
 #endif
 
 // The best table this processor can run, or the one OUTRIDER_ISA names; null: it cannot run.

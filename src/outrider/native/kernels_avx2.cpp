@@ -8,7 +8,6 @@
 namespace outrider {
 namespace {
 
-constexpr const char* kName = "avx2";
 constexpr int kMaxRows = 6, kSquareRows = 6;
 constexpr int tile_panels(int rows) { return rows <= 1 ? 4 : rows <= 2 ? 2 : 1; }
 
@@ -79,6 +78,14 @@ inline V load_bf16_odd(const char* line) {
   const __m256i high = _mm256_set1_epi32(int(0xffff0000));
   return {_mm256_castsi256_ps(_mm256_and_si256(line_half(line, 0), high)),
           _mm256_castsi256_ps(_mm256_and_si256(line_half(line, 1), high))};
+}
+inline V broadcast_even(uint32_t pair) {
+  const __m256 x = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_set1_epi32(int(pair)), 16));
+  return {x, x};
+}
+inline V broadcast_odd(uint32_t pair) {
+  const __m256 x = _mm256_castsi256_ps(_mm256_set1_epi32(int(pair & 0xffff0000)));
+  return {x, x};
 }
 
 struct I {
@@ -151,6 +158,9 @@ inline int compress(float* p, V x, unsigned mask) {
 #include "kernels_impl.h"
 
 namespace outrider {
+namespace {
+constexpr Kernels kTable = table<void>("avx2");
+}
 const Kernels* avx2_kernels() { return &kTable; }
 }  // namespace outrider
 #endif

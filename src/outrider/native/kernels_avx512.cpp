@@ -8,7 +8,6 @@
 namespace outrider {
 namespace {
 
-constexpr const char* kName = "avx512";
 constexpr int kMaxRows = 12;    // of one register tile
 constexpr int kSquareRows = 6;  // when there are many
 // Panels one register tile spans for `rows` rows: at most 24 accumulators.
@@ -63,6 +62,12 @@ inline V load_bf16_odd(const char* line) {
   const __m512i high = _mm512_set1_epi32(int(0xffff0000));
   return _mm512_castsi512_ps(_mm512_and_si512(_mm512_load_si512(line), high));
 }
+inline V broadcast_even(uint32_t pair) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_set1_epi32(int(pair)), 16));
+}
+inline V broadcast_odd(uint32_t pair) {
+  return _mm512_castsi512_ps(_mm512_set1_epi32(int(pair & 0xffff0000)));
+}
 
 using I = __m512i;
 using W8 = __m512i;  // 16 outputs x 4 unsigned bytes along k
@@ -85,6 +90,17 @@ inline I dot4(I acc, W8 w, X8 x) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
   return acc;
 }
+
+// acc + odd * odd, then + even * even, of bfloat16. By hand for the same reason; besides, a flag
+// for the whole file would let the compiler use it on processors that lack it.
+struct PairDot {
+  static I row(uint32_t pair) { return _mm512_set1_epi32(int(pair)); }
+  static I weights(const char* line) { return _mm512_load_si512(line); }
+  static V add(V acc, I x, I w) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(x), "v"(w));
+    return acc;
+  }
+};
 
 // Sixteen floats that are integers of -127..127.
 inline void store_i8(int8_t* p, V a) {
@@ -131,6 +147,10 @@ inline int compress(float* p, V a, unsigned mask) {
 #include "kernels_impl.h"
 
 namespace outrider {
-const Kernels* avx512_kernels() { return &kTable; }
+namespace {
+constexpr Kernels kPlain = table<void>("avx512"), kWithPairs = table<PairDot>("avx512_bf16");
+}
+const Kernels* avx512_kernels() { return &kPlain; }
+const Kernels* avx512_bf16_kernels() { return &kWithPairs; }
 }  // namespace outrider
 #endif

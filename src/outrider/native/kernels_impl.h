@@ -50,6 +50,17 @@ void rms_norm(const float* x, const float* weight, int n, float eps, float* out)
   for (; i < n; ++i) out[i] = weight[i] * (x[i] * r);
 }
 
+void round_pairs(const float* x, int n, uint32_t* pairs) {
+  auto* out = reinterpret_cast<uint16_t*>(pairs);
+  for (int i = 0; i < n; ++i) {
+    uint32_t b;
+    __builtin_memcpy(&b, x + i, 4);
+    const bool nan = (b & 0x7fffffff) > 0x7f800000;  // rounding could carry it into infinity
+    out[i] = uint16_t(nan ? (b >> 16) | 64 : (b + 0x7fff + (b >> 16 & 1)) >> 16);
+  }
+  if (n % 2) out[n] = 0;
+}
+
 // Symmetric int8 per group of `group` values; k is padded with zeros to whole groups' lines by the
 // caller's buffer.
 void quantize(const float* x, int k, int group, int8_t* q, float* scale, int32_t* sum) {
@@ -134,9 +145,11 @@ struct RowPointers {
 namespace outrider {
 namespace {
 
-const Kernels kTable = {kName,    kMaxRows, gemm,   rms_norm,      quantize, silu_mul,
-                        add_rows, attention, argmax, gumbel_argmax, floor_of_kept,
-                        noisy_row, read_streams};
+template <class Dot>
+constexpr Kernels table(const char* name) {
+  return {name,     kMaxRows,  gemm<Dot>, rms_norm,      round_pairs,   quantize,    silu_mul,
+          add_rows, attention, argmax,         gumbel_argmax, floor_of_kept, noisy_row, read_streams};
+}
 
 }  // namespace
 }  // namespace outrider

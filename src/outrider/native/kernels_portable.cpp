@@ -7,7 +7,6 @@
 namespace outrider {
 namespace {
 
-constexpr const char* kName = "portable";
 constexpr int kMaxRows = 4, kSquareRows = 4;
 constexpr int tile_panels(int rows) { return rows <= 1 ? 2 : 1; }
 
@@ -87,6 +86,13 @@ inline V load_bf16_even(const char* line) {
 inline V load_bf16_odd(const char* line) {
   return widened(line, [](u4 x) { return x & 0xffff0000u; });
 }
+inline V broadcast_bits(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, 4);
+  return set1(x);
+}
+inline V broadcast_even(uint32_t pair) { return broadcast_bits(pair << 16); }
+inline V broadcast_odd(uint32_t pair) { return broadcast_bits(pair & 0xffff0000u); }
 
 // Lane i with lane i + 8, then 4, 2, 1 apart: the order of every instruction set.
 inline float horizontal_sum(const V& a) {
@@ -179,5 +185,8 @@ inline int compress(float* p, const V& x, unsigned mask) {
 #include "kernels_impl.h"
 
 namespace outrider {
+namespace {
+constexpr Kernels kTable = table<void>("portable");
+}
 const Kernels* portable_kernels() { return &kTable; }
 }  // namespace outrider

@@ -362,7 +362,8 @@ bool valid(const OutriderConfig& c) {
          in(c.kv_heads, 1, c.heads) && c.heads % c.kv_heads == 0 && in(c.head_dim, 1, 1024) &&
          in(c.intermediate, 1, 1 << 20) && in(c.vocab, 1, 1 << 24) &&
          in(c.num_tokens, 1, c.vocab) && in(c.rotary_dim, 0, c.head_dim) &&
-         c.rotary_dim % 2 == 0 && in(c.weight_type, 0, 3) && c.eps >= 0 && c.attention_scale > 0 &&
+         c.rotary_dim % 2 == 0 && in(c.weight_type, 0, 3) &&
+         in(c.rounds, 0, c.weight_type == kBF16) && c.eps >= 0 && c.attention_scale > 0 &&
          in(c.kind, OUTRIDER_DECODER, OUTRIDER_MEDUSA) && in(c.head_rows, 1, c.vocab) &&
          in(c.feature_width, c.kind ? 1 : 0, c.kind ? 1 << 20 : 0) && c.feature_width % 2 == 0 &&
          in(c.markov_rank, 0, c.kind == OUTRIDER_DFLASH ? 4096 : 0) &&

@@ -62,13 +62,15 @@ struct Buffers {
   float *x, *q, *att, *hidden;  // residual, queries, attention output, MLP activation
   float* beside;                // EAGLE-3: embeddings, which its layer reads besides the residual
   float* norm;                  // prepared input of more than kSmall rows
+  uint32_t* pairs;
   int8_t* quant;
   float* quant_scale;
   int32_t* quant_sum;
-  ptrdiff_t ldx, ldq, ldatt, ldh, ldnorm, ldquant;
+  ptrdiff_t ldx, ldq, ldatt, ldh, ldnorm, ldpairs, ldquant;
   ptrdiff_t score_ld;
   struct Private {
     float *c, *attention, *norm;
+    uint32_t* pairs;
     int8_t* quant;
     float* quant_scale;
     int32_t* quant_sum;

@@ -56,6 +56,7 @@ typedef struct {
   int32_t num_tokens;   // ids from here on are padding and never drawn
   int32_t rotary_dim;   // leading dimensions of a head that rotate
   int32_t weight_type;  // 0 float32, 1 bfloat16, 2 int8, 3 int4
+  int32_t rounds;       // bfloat16 weights only: products round their activations to bfloat16 too
   int32_t qk_norm;
   int32_t kind;
   int32_t feature_width;  // hidden states of the target that a head reads, side by side

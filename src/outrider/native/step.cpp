@@ -143,19 +143,22 @@ class Worker {
   }
 
   // The input of a product with `w`: rows of `x` (through `index` unless null), normalised unless
-  // `norm` is null, quantised if the weights are integers. Few rows are cheaper to prepare twice
+  // `norm` is null, quantised if the weights are integers, rounded if
+  // the model says so. Few rows are cheaper to prepare twice
   // than to wait for.
   // `beside` puts rows of the embedding, normalised by `beside_norm`, before those of x.
   Rows prepare(const Matrix& w, const float* x, ptrdiff_t ld, int rows, const float* norm,
                const int32_t* index = nullptr, const float* beside = nullptr,
                const float* beside_norm = nullptr) {
-    const bool integer = w.type >= kI8, small = rows <= kSmall;
+    const bool integer = w.type >= kI8, rounds = c_.rounds && w.type == kBF16;
+    const bool small = rows <= kSmall;
     Rows out;
     out.rows = rows;
     out.f = x;
     out.ld = ld;
-    if (!norm && !integer && !index) return out;
+    if (!norm && !integer && !rounds && !index) return out;
     float* f = small ? own_.norm : b_.norm;
+    uint32_t* pairs = small ? own_.pairs : b_.pairs;
     int8_t* q = small ? own_.quant : b_.quant;
     float* scale = small ? own_.quant_scale : b_.quant_scale;
     int32_t* sum = small ? own_.quant_sum : b_.quant_sum;
@@ -172,6 +175,7 @@ class Worker {
         for (int i = w.k; i < int(b_.ldnorm); ++i) dst[i] = 0;
         src = dst;
       }
+      if (rounds) k_.round_pairs(src, w.k, pairs + r * b_.ldpairs);
       if (integer) {
         int8_t* dst = q + r * b_.ldquant;
         k_.quantize(src, w.k, w.group, dst, scale + ptrdiff_t(r) * w.groups,
@@ -186,6 +190,7 @@ class Worker {
       team_.sync();
     }
     if (norm) out.f = f, out.ld = b_.ldnorm;
+    if (rounds) out.pairs = pairs, out.ldp = b_.ldpairs;
     if (integer) out.q = q, out.ldq = b_.ldquant, out.scale = scale, out.sum = sum;
     return out;
   }
@@ -204,6 +209,7 @@ class Worker {
         Rows part = x;
         part.rows = std::min(block, x.rows - r);
         part.f = x.f + r * x.ld;
+        if (x.pairs) part.pairs = x.pairs + r * x.ldp;
         if (x.q) {
           part.q = x.q + r * x.ldq;
           part.scale = x.scale + ptrdiff_t(r) * w.groups;
@@ -456,6 +462,7 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   b.ldq = padded(c.heads * m.dim_p);
   b.ldatt = padded(c.heads * c.head_dim);
   b.ldh = padded(c.intermediate);
+  b.ldpairs = padded((width + 1) / 2);
   b.ldquant = round_up(width, 128) + 64;
   b.score_ld = round_up(length, 16) + 32;
   const int unit = std::max(kMaxTask * kLanes, m.dim_p);
@@ -475,6 +482,7 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   want(b.hidden, n * b.ldh * 4);
   want(b.beside, c.kind ? n * b.ldx * 4 : 0);
   want(b.norm, n * b.ldnorm * 4);
+  want(b.pairs, c.rounds ? n * b.ldpairs * 4 : 0);
   want(b.quant, integer ? n * b.ldquant : 0);
   want(b.quant_scale, integer ? n * groups * 4 : 0);
   want(b.quant_sum, integer ? n * groups * 4 : 0);
@@ -483,6 +491,7 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
     want(own.c, size_t(std::min(rows, kRowBlock)) * unit * 4);
     want(own.attention, kMaxQueries * size_t(b.score_ld + 2 * m.dim_p) * 4);
     want(own.norm, size_t(kSmall) * b.ldnorm * 4);
+    want(own.pairs, c.rounds ? size_t(kSmall) * b.ldpairs * 4 : 0);
     want(own.quant, integer ? size_t(kSmall) * b.ldquant : 0);
     want(own.quant_scale, integer ? kSmall * groups * 4 : 0);
     want(own.quant_sum, integer ? kSmall * groups * 4 : 0);

@@ -87,7 +87,7 @@ class DraftModelProposer(ModelProposer):
         drafter = chosen_drafter(context, cls.name)
         dtype = config.dtype
         if dtype is None and isinstance(context.target, NativeModel):
-            dtype = "int8" if native.isa() == "avx512" else "auto"
+            dtype = "int8" if native.isa().startswith("avx512") else "auto"
         model = None
         target = context.target
         on_gpu = isinstance(target, CudaDecoder) and target.device.type == "cuda"

@@ -137,6 +137,11 @@ class Generation:
             return "error"
         return "abort" if None in self.results else "finished"
 
+    @property
+    def is_told(self) -> bool:
+        """Whether everything there will be has been taken by whoever iterates `deltas`."""
+        return self._error is None and None not in self.results and not self._pending
+
     async def all(self) -> list[Result]:
         """Waits for every result; raises what the first failure was."""
         while not self._is_done():

@@ -62,11 +62,13 @@ async def frames(
     padded: bool,
     rate: float | None,
 ) -> AsyncGenerator[bytes, None]:
-    """Every frame of a stream, `[DONE]` included. An error raised before the first frame is the
+    """Every frame of a stream, `[DONE]` included; those that are ready together in one piece.
 
-    caller's to answer; later ones become the last event.
+    An error raised before the first frame is the caller's to answer; later ones become the last
+    event.
     """
     begun = False
+    ready: list[bytes] = []
     deltas = generation.deltas() if rate is None else paced(generation, rate)
     try:
         async for batch in deltas:
@@ -76,16 +78,20 @@ async def frames(
                     payload["usage"] = reply.usage()
                 elif usage:
                     payload["usage"] = None
-                begun = True
-                yield frame(payload, padded=padded)
+                ready.append(frame(payload, padded=padded))
+            if rate is None and generation.is_told:
+                continue  # what ends the stream goes with it
+            yield b"".join(ready)
+            begun = True
+            ready.clear()
         last = reply.last_chunk(usage=usage)
         if "usage" in last or "metrics" in last:
-            yield frame(last, padded=padded)
+            ready.append(frame(last, padded=padded))
     except Exception as error:
-        if not begun:
+        if not begun and not ready:
             raise
-        yield frame(api_error(error).body(), padded=padded)
-    yield DONE
+        ready.append(frame(api_error(error).body(), padded=padded))
+    yield b"".join([*ready, DONE])
 
 
 async def paced(generation: Generation, rate: float) -> AsyncIterator[list[Delta]]:

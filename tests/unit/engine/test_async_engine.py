@@ -152,6 +152,26 @@ def stuck(sync: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
     gate.release()
 
 
+def test_who_has_everything_disturbs_nobody_by_leaving(
+    sync: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted: list[int] = []
+    monkeypatch.setattr(sync.parts.ahead, "interrupt", lambda: interrupted.append(1))
+
+    async def main() -> None:
+        async with running(sync) as engine:
+            for _ in range(3):
+                await engine.generate(PROMPT, params=PARAMS)
+            assert len(interrupted) == 3  # to begin, not to end
+            stream = engine.stream(PROMPT, params=PARAMS)
+            async for _ in stream:
+                break
+            await stream.aclose()
+            assert len(interrupted) == 5
+
+    asyncio.run(main())
+
+
 def test_leaving_a_stream_cancels_its_request(sync: Engine) -> None:
     async def main() -> None:
         async with running(sync) as engine:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from native_models import ISAS, ODD, batch_of, needs_native, random_tokens
 from outrider import native
-from outrider.contracts import DraftsInOneCall, StepBatch
+from outrider.contracts import DraftsInOneCall, Model, StepBatch
 from outrider.errors import ConfigError, ModelError, UnknownName
 from outrider.model.driver import Driver
 from outrider.model.native_decoder import NativeDecoder
@@ -141,6 +141,36 @@ def test_bfloat16_storage_loses_nothing(tmp_path: Path) -> None:
     widened = NativeDecoder.load(folder, dtype="float32")
     a, b = (Driver(m).forward({"a": tokens}).logits["a"] for m in (stored, widened))
     assert torch.equal(a, b)
+
+
+def test_bfloat16_by_name_rounds_what_it_multiplies(tmp_path: Path) -> None:
+    """Products round, sums do not: nearer to the truth than everything in bfloat16."""
+    folder = write(tmp_path, transformers.LlamaConfig(**ODD), dtype=torch.bfloat16)
+    tokens = random_tokens(40, ODD["vocab_size"])
+
+    def of(model: Model) -> torch.Tensor:
+        return Driver(model).forward({"a": tokens}).logits["a"]
+
+    truth = of(NativeDecoder.load(folder))
+    rounded = of(NativeDecoder.load(folder, dtype="bfloat16"))
+    everything = of(TorchDecoder.load(folder, dtype=torch.bfloat16)).float()
+    error = float((rounded - truth).pow(2).mean())
+    assert 0.0 < error < float((everything - truth).pow(2).mean())
+
+
+def test_what_is_not_finite_stays_so(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding to bfloat16 must not carry a NaN into a number."""
+    checkpoint = load_file(odd / "model.safetensors")
+    for isa in ISAS:
+        monkeypatch.setenv("OUTRIDER_ISA", isa)
+        model = NativeDecoder.load(odd, dtype="bfloat16")
+        for pattern in (0x7FFFFFFF, 0x7F800001, -1):
+            embedding = checkpoint["model.embed_tokens.weight"].float().clone()
+            embedding.view(torch.int32)[3] = pattern
+            model._set(0, 0, embedding)
+            logits_TV = Driver(model).forward({"a": [1, 3]}).logits["a"]
+            assert torch.isfinite(logits_TV[0]).all()
+            assert torch.isnan(logits_TV[1]).all()
 
 
 def test_float16_checkpoint(tmp_path: Path) -> None:
