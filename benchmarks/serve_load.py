@@ -4,10 +4,12 @@
     make load VLLM=~/vllm/bin/python       and vLLM, plain and with the draft model
 
 Contestants take turns, cell by cell, with the same prompts (whoever waits is stopped); a stream
-that has got a completion asks for the next at once. Figures are medians over the rounds, ratios are
-taken inside a round. `auto` and `off` are the same server, told by the request's own `speculation`
-field. Besides: what HTTP costs over the engine (`serve_overhead.py`). The result file is written
-again after every part: a run that is cut short was not in vain.
+that has got a completion asks for the next at once, over the same connection. Figures are medians
+over the rounds, ratios are taken inside a round. `auto` and `off` are the same server, told by the
+request's own `speculation` field. There are two of ours: as it comes (float32 arithmetic), and with
+`--dtype bfloat16`; each is compared with vLLM of the same arithmetic. Besides: what HTTP costs over
+the engine (`serve_overhead.py`). The result file is written again after every part: a run that is
+cut short was not in vain.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from serving import TARGET, awake, bodies, median, outrider_server, quantile, vl
 from stream_client import Load, ask_all
 
 Rows = list[dict[str, Any]]
+DTYPES = ("float32", "bfloat16")
 EACH = 4  # completions of every stream, one behind the other
 VLLM_DRAFT = json.dumps(
     {"method": "draft_model", "model": str(TARGET.parent / "draft"), "num_speculative_tokens": 4}
@@ -35,8 +38,11 @@ VLLM_DRAFT = json.dumps(
 
 
 class Contestant:
-    def __init__(self, name: str, url: str, process: subprocess.Popen[bytes], **more: Any) -> None:
-        self.name, self._url, self._process, self._more = name, url, process, more
+    def __init__(
+        self, name: str, dtype: str, url: str, process: subprocess.Popen[bytes], **more: Any
+    ) -> None:
+        self.name, self.dtype, self._url, self._process = name, dtype, url, process
+        self._more = more
         self.loads: dict[tuple[int, int], Load] = {}  # by streams and round
 
     def run(self, num_streams: int, round_: int, max_tokens: int) -> None:
@@ -60,6 +66,7 @@ class Contestant:
         row: dict[str, Any] = {
             "streams": num_streams,
             "server": self.name,
+            "dtype": self.dtype,
             "rounds": len(loads),
             "tokens/s": round(median([load.rate for load in loads]), 1),
         }
@@ -80,8 +87,8 @@ def ratio(ours: Contestant, other: Contestant, num_streams: int) -> float | None
     return median(found) if found else None
 
 
-def compare(contestants: list[Contestant]) -> Rows:
-    auto, off, *others = contestants
+def compare(contestants: list[Contestant], dtype: str) -> Rows:
+    auto, off, *others = [c for c in contestants if c.dtype == dtype]
     rows = []
     for n in sorted({n for n, _ in auto.loads}):
         row: dict[str, Any] = {"streams": n, "auto / off": _shown(ratio(auto, off, n))}
@@ -119,7 +126,10 @@ class Run:
         self.publish()
 
     def publish(self) -> None:
-        tables = {"Ratios of tokens/s, medians of rounds": compare(self.contestants)}
+        tables = {
+            f"Ratios of tokens/s in {dtype}, medians of rounds": compare(self.contestants, dtype)
+            for dtype in DTYPES
+        }
         if self.costs:
             tables["HTTP over the engine"] = self.costs
         contestants = self.contestants
@@ -130,12 +140,13 @@ class Run:
             return
         notes = (
             f"Greedy, {EACH} completions of {self.asked.max_tokens} tokens one behind the other in "
-            "every stream, the bundled 25M target. Rounds with vLLM come after those without; "
+            "every stream, the bundled 25M target. float32 is `outrider serve` as it comes, "
+            "bfloat16 with `--dtype bfloat16`. Rounds with vLLM come after those without; "
             "ratios are taken inside rounds. The client runs on the same cores; `client CPU` is "
             "its share of one. TTFT: from sending a request to its "
             "first text; TPOT: time per token after the first. `HTTP over the engine`: the same "
-            f"requests of {2 * self.asked.max_tokens} tokens through the same engine, by "
-            "Engine.step, by AsyncEngine in the server's process, and by HTTP to another process."
+            "requests through the same engine, float32, by Engine.step, by AsyncEngine in the "
+            "server's process, and by HTTP to another process."
         )
         report.write("serve-load", "Concurrent streams", tables, notes)
 
@@ -150,42 +161,45 @@ def warm_up(contestants: list[Contestant]) -> None:
 def rivals(stack: ExitStack, python: Path) -> list[Contestant]:
     """vLLM plain and with speculation; without what does not start."""
     found = []
-    for name, args in (
-        ("vLLM plain", []),
-        ("vLLM draft model", ["--speculative-config", VLLM_DRAFT]),
+    for name, dtype, args in (
+        ("vLLM plain", "float32", []),
+        ("vLLM draft model", "float32", ["--speculative-config", VLLM_DRAFT]),
+        ("vLLM plain", "bfloat16", []),
+        ("vLLM draft model", "bfloat16", ["--speculative-config", VLLM_DRAFT]),
     ):
         try:
-            url, process = stack.enter_context(vllm_server(python, TARGET, *args))
-            contestant = Contestant(name, url, process)
+            server = vllm_server(python, TARGET, "--dtype", dtype, *args)
+            contestant = Contestant(name, dtype, *stack.enter_context(server))
             warm_up([contestant])
             found.append(contestant)
         except (SystemExit, RuntimeError, OSError) as error:
-            print(f"without {name}: {error}", file=sys.stderr)
+            print(f"without {name} in {dtype}: {error}", file=sys.stderr)
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--vllm", type=Path, help="the Python of an environment with vLLM")
     parser.add_argument("--vllm-streams", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--vllm-rounds", type=int, default=3)
-    parser.add_argument("--budget-s", type=float, default=400, help="no round begins after that")
+    parser.add_argument("--budget-s", type=float, default=1500, help="no round begins after that")
     parser.add_argument("--write", action="store_true", help="write results/serve-load")
     asked = parser.parse_args()
     run = Run(asked)
     with ExitStack() as stack:
-        url, process = stack.enter_context(outrider_server("bundled"))
-        run.contestants = [
-            Contestant("outrider auto", url, process),
-            Contestant("outrider off", url, process, speculation={"off": True}),
-        ]
+        for dtype in DTYPES:
+            args = [] if dtype == "float32" else ["--dtype", dtype]
+            served = stack.enter_context(outrider_server("bundled", *args))
+            off = {"speculation": {"off": True}}
+            run.contestants.append(Contestant("outrider auto", dtype, *served))
+            run.contestants.append(Contestant("outrider off", dtype, *served, **off))
         warm_up(run.contestants)
         for _ in range(asked.rounds):
             run.play(asked.streams)
-        run.costs = serve_overhead.rows(8, asked.rounds, 2 * asked.max_tokens)
+        run.costs = serve_overhead.rows(8, asked.rounds, asked.max_tokens)
         run.publish()
         if asked.vllm is not None:
             run.contestants += rivals(stack, asked.vllm)

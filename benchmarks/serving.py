@@ -83,8 +83,8 @@ def vllm_server(
     python: Path, model: Path, *args: str
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """vLLM on the CPU, as its README says to run it, in an environment of its own."""
-    command = [*vllm_command(python), "serve", str(model), "--dtype", "float32"]
-    command += ["--max-model-len", "1024", "--enforce-eager", *args]
+    command = [*vllm_command(python), "serve", str(model), "--max-model-len", "1024"]
+    command += ["--enforce-eager", *args]
     with _server(command, {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_TARGET_DEVICE": "cpu"}) as found:
         yield found
 

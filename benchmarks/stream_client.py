@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 TIMEOUT_S = 120.0  # without a byte from anybody
+LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
 @dataclass(slots=True)
@@ -47,11 +48,12 @@ class Load:
 
 
 class _Stream:
-    def __init__(self, host: str, port: int, request: bytes) -> None:
+    """A request over a connection of its own, or over one that an answer has come by."""
+
+    def __init__(self, address: tuple[str, int], request: bytes, before: _Stream | None) -> None:
         self.started = time.perf_counter()
-        self.socket = socket.create_connection((host, port))
+        self.socket = socket.create_connection(address) if before is None else before.socket
         self.socket.sendall(request)
-        self.socket.setblocking(False)
         self.pieces: list[bytes] = []
         self.first = self.last = 0.0
 
@@ -59,12 +61,12 @@ class _Stream:
         """Reads what is there; False at the end."""
         piece = self.socket.recv(1 << 18)
         if not piece:
-            return False
+            raise RuntimeError("the server has hung up")
         self.pieces.append(piece)
         self.last = time.perf_counter()
         if not self.first and b"data: {" in piece:
             self.first = self.last
-        return True
+        return not b"".join(self.pieces[-2:]).endswith(LAST_CHUNK)
 
     def answer(self) -> Answer:
         received = b"".join(self.pieces)
@@ -100,7 +102,7 @@ def ask_all(url: str, bodies: list[dict[str, Any]], at_once: int | None = None) 
     Nothing is parsed before the last byte is there.
     """
     host, port = url.removeprefix("http://").split(":")
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\n"
     head += "Content-Type: application/json\r\nContent-Length: "
     more = {"stream": True, "stream_options": {"include_usage": True}}
     contents = [json.dumps(body | more).encode() for body in bodies]
@@ -109,10 +111,14 @@ def ask_all(url: str, bodies: list[dict[str, Any]], at_once: int | None = None) 
     streams: list[_Stream] = []
     with selectors.DefaultSelector() as selector:
 
-        def begin() -> None:
+        def begin(before: _Stream | None = None) -> None:
+            if before is not None:
+                selector.unregister(before.socket)
             if len(streams) < len(requests):
-                streams.append(_Stream(host, int(port), requests[len(streams)]))
+                streams.append(_Stream((host, int(port)), requests[len(streams)], before))
                 selector.register(streams[-1].socket, selectors.EVENT_READ, streams[-1])
+            elif before is not None:
+                before.socket.close()
 
         for _ in range(at_once or len(requests)):
             begin()
@@ -122,9 +128,7 @@ def ask_all(url: str, bodies: list[dict[str, Any]], at_once: int | None = None) 
                 raise RuntimeError(f"{url} has been silent for {TIMEOUT_S:.0f} s")
             for key, _ in ready:
                 if not key.data.take():
-                    selector.unregister(key.fileobj)
-                    key.data.socket.close()
-                    begin()
+                    begin(key.data)
     seconds = max(stream.last for stream in streams) - started
     cpu_s = time.process_time() - cpu
     return Load(seconds, cpu_s, [stream.answer() for stream in streams])

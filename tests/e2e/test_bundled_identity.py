@@ -38,17 +38,16 @@ PARAMS = {
     ),
 }
 BACKENDS = [
-    "torch",
-    pytest.param(
-        "native",
-        marks=needs_native,
-    ),
+    ("torch", "auto"),
+    pytest.param(("native", "auto"), marks=needs_native),
+    pytest.param(("native", "bfloat16"), marks=needs_native),
 ]
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=BACKENDS, ids="-".join)
 def engine(request: pytest.FixtureRequest) -> Engine:
-    return build(EngineConfig(backend=request.param, kv_tokens=8192))
+    backend, dtype = request.param
+    return build(EngineConfig(backend=backend, dtype=dtype, kv_tokens=8192))
 
 
 @pytest.mark.parametrize("name", PARAMS)

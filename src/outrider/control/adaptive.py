@@ -191,7 +191,8 @@ class AdaptiveController:
         chosen = self._best(step, own, most)
         for track, k in zip(tracks, chosen, strict=True):
             track.budget = k
-        decision = Decision(ids, num_tokens, [], MOST_STEPS, list(views), step.bucket, step.plain_s)
+        plain = step.plain_s, self.costs.verify.base(step.bucket, len(views), step.batch)
+        decision = Decision(ids, num_tokens, [], MOST_STEPS, list(views), step.bucket, *plain)
         if self.costs.verify.is_guess:
             chosen = [0] * len(tracks)
         elif num_tokens == len(views):  # beside prompts, what a trial costs could not be told
@@ -232,6 +233,12 @@ class AdaptiveController:
             for order, track in enumerate(tracks):
                 if track.source.credits[step.batch] < 0.0:
                     chosen[order] = 0
+        if any(chosen) and step.start == step.num_sequences and step.num_sequences > 1:
+            # What was clocked lately counts for more than the table.
+            base = self.costs.verify.base(step.bucket, step.num_sequences, step.batch)
+            plain_s = self._learner.tried_s(step.batch, base)
+            if plain_s is not None and rate < step.doubt * step.num_sequences / plain_s:
+                chosen = [0] * len(chosen)
         if any(chosen):
             self._leave_unread(own, step, chosen)
         return chosen
@@ -301,13 +308,16 @@ class AdaptiveController:
 
     def _try(self, decision: Decision, step: Step, chosen: list[int], most: list[int]) -> list[int]:
         """The decision; now and then its neighbours, or plain decoding."""
+        plain = [0] * len(chosen)
+        is_close = step.rate(chosen) < CLOSE * step.rate(plain)
+        if is_close and len(chosen) > 1 and self._learner.tried_s(step.batch, 1.0) is None:
+            decision.most_steps = TRIAL_STEPS
+            return plain
         self._until_trial -= 1
         if self._until_trial > 0:
             return chosen
         self._num_trials += 1
         self._until_trial = min(FIRST_TRIAL + self._num_trials, MOST_BETWEEN)
-        plain = [0] * len(chosen)
-        is_close = step.rate(chosen) < CLOSE * step.rate(plain)
         if self._num_trials % (2 if is_close else AT_LEAST) == 0:
             decision.most_steps = TRIAL_STEPS
             return plain

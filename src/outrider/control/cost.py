@@ -141,6 +141,10 @@ class CostTable:
     def seconds(self, bucket: int, count: int, batch: int = 0) -> float:
         return self.scale * self.row(bucket, count, batch)[count]
 
+    def base(self, bucket: int, count: int, batch: int = 0) -> float:
+        """A cell as it was before any step; the scale is 1."""
+        return self._base((batch, bucket), count)[count]
+
     def refresh(
         self,
         bucket: int,

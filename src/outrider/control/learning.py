@@ -23,6 +23,10 @@ LEAST_STEPS = 8  # that a decision about an unchanged batch stands for
 LEAST_EVIDENCE = 4  # steps that tell whether drafts gain
 STARTING = 0.1  # of a plain step: what one of a probe costs at least, with what surrounds it
 MOST_DEARER = 2  # times its price: what a probe may have cost at most, the rest is the machine's
+# Of a drafting step, by doubling of the batch: what no clock of a step sees. Sequences that would
+# have ended together end one by one, and prompts are read that way.
+UNSEEN = 0.0125
+MOST_AGE = 128  # decisions for which a tried plain step stands
 MOST_SIZES = 2  # of a decision's steps, the most common ones, that prices are learnt from
 
 News = tuple[StepTiming, Seq[Proposal], Seq[Verdict]]  # what became of one step
@@ -40,6 +44,7 @@ class Decision:
     views: Seq[ControlledView] = ()
     bucket: int = 0  # of the context
     plain_s: float = 0.0
+    plain_base: float = 1.0  # of the table
     behind: int = 0  # tokens that drafters have to read first
     probed: Track | None = None
     probe_s: float = 0.0  # what it adds to a step
@@ -59,6 +64,8 @@ class Learner:
         self.read_s: float | None = None  # what a token takes that a drafter has to read
         self._costs = costs
         self._other_s: dict[int, float] = {}  # of a step, outside the models, by batch bucket
+        # By batch bucket: what plain steps took over the table's base, and decisions since.
+        self._tried: dict[int, tuple[float, int]] = {}
 
     def learn(self, now: Decision, news: list[News]) -> None:
         """From the decision's steps since the last time."""
@@ -67,7 +74,7 @@ class Learner:
         batch = batch_bucket(num_sequences)
         other_s = self._usual_other_s(batch, news)
         pass_s: dict[int, list[float]] = {}  # of steps that held sequences and our drafts alone
-        total_s = saved_s = 0.0
+        total_s = num_saved = 0.0
         steps_s: list[float] = []  # of these, the ones with drafts
         for timing, proposals, verdicts in news:
             step_s = timing.draft_s + timing.verify_s + timing.other_s
@@ -81,7 +88,12 @@ class Learner:
                 pass_s.setdefault(num_tokens, []).append(took_s)
                 if drafting:
                     steps_s.append(step_s)
-                    saved_s += num_emitted * now.plain_s / num_sequences
+                    num_saved += num_emitted / num_sequences
+        if not drafting and len(pass_s.get(num_sequences, ())) >= LEAST_EVIDENCE:
+            self._tried[batch] = median(pass_s[num_sequences]) / now.plain_base, 0
+        elif batch in self._tried:
+            over_base, age = self._tried[batch]
+            self._tried[batch] = over_base, age + 1
         for num_tokens, took in _telling(pass_s):
             self._costs.verify.refresh(
                 now.bucket, num_tokens, median(took), batch, num_steps=len(took)
@@ -89,7 +101,10 @@ class Learner:
         if drafting and not now.is_first:
             self._learn_drafts(now, drafting, news)
         if now.probed is None and len(steps_s) >= LEAST_EVIDENCE:
-            gain_s = saved_s - len(steps_s) * median(steps_s)  # a hiccup is nobody's fault
+            tried_s = self.tried_s(batch, now.plain_base)
+            saved_s = num_saved * (now.plain_s if tried_s is None else min(now.plain_s, tried_s))
+            spent_s = len(steps_s) * median(steps_s)  # a hiccup is nobody's fault
+            gain_s = saved_s - (1.0 + UNSEEN * batch) * spent_s
             _settle(now, drafting, batch, gain_s)
         for i, track, k in drafting:
             if track is now.probed:
@@ -108,6 +123,12 @@ class Learner:
             else:
                 track.rested(len(news))
         now.behind = 0
+
+    def tried_s(self, batch: int, base: float) -> float | None:
+        """What a plain step takes, as one was clocked lately; None where none was. While all steps
+        draft, the table follows them, and its plain steps with it."""
+        over_base, age = self._tried.get(batch, (0.0, MOST_AGE))
+        return over_base * base if age < MOST_AGE else None
 
     def _usual_other_s(self, batch: int, news: list[News]) -> float:
         """What a step takes besides. Some of it comes once a call, and calls at the end of a text,

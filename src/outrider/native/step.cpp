@@ -7,6 +7,8 @@ namespace outrider {
 namespace {
 
 constexpr int kSmall = 16;  // up to this many rows every thread prepares its own input
+// What there is room for from the start: memory that is not used costs nothing, new memory does.
+constexpr int kFirstRows = 256, kFirstLength = 2048;
 constexpr float kOnes[kLanes] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
 // Rows are padded so that a power-of-two width does not put all rows into the same cache sets.
@@ -451,8 +453,8 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   if (rows <= b.rows && length <= b.length && threads <= int(b.own.size())) return true;
   const auto& c = m.config;
   // Room to spare, so that a growing context does not come back here at every step.
-  rows = std::max(b.rows, rows <= kSmall ? kSmall : rows + rows / 4);
-  length = std::max(b.length, length + length / 4 + 256);
+  rows = std::max({b.rows, kFirstRows, rows + rows / 4});
+  length = std::max({b.length, kFirstLength, length + length / 4});
   threads = std::max(threads, int(b.own.size()));
   b.rows = b.length = 0;
   const int width = std::max({m.layer_inputs(), c.heads * c.head_dim, c.intermediate,

@@ -40,7 +40,8 @@ class PortTaken(Exception):
 def bind(config: ServerConfig) -> socket.socket:
     """A listening socket, before anything slow is done. Raises PortTaken with one line."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # By its name: asyncio turns Nagle's delays off only where it sees the protocol.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((config.host, config.port))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +18,9 @@ from typing import Any
 
 import httpx
 import pytest
+
+from outrider.server.config import ServerConfig
+from outrider.server.run import bind
 
 from .live import LONG, wait_for
 
@@ -214,3 +219,23 @@ def test_row_14_a_broken_engine_ends_the_process_with_an_error(start: Any) -> No
     url = process.ready()
     assert httpx.post(f"{url}/v1/completions", json={"prompt": "x" * 300}).status_code == 500
     assert process.end() == 1
+
+
+def test_small_pieces_of_a_stream_do_not_wait_for_each_other() -> None:
+    """Nagle's algorithm is off: else whoever keeps a connection waits 40 ms for every answer."""
+
+    async def main() -> int:
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted = writer.get_extra_info("socket")
+            found.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listener = bind(ServerConfig(port=0))
+        async with await asyncio.start_server(connected, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.close()
+            return await found
+
+    assert asyncio.run(main())

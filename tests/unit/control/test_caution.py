@@ -72,6 +72,25 @@ def test_who_is_sure_and_never_right_costs_little(batch: int) -> None:
     assert trace.rate() >= 0.97 * plain
 
 
+def test_a_batch_for_which_plain_steps_were_priced_too_high_is_found_out() -> None:
+    """As a measurement in a slow moment of the memory leaves it: wide passes look free. While all
+    steps draft, the table's scale follows them, and only a plain step can tell."""
+    truth = Machine([0.2 * n for n in range(600)], draft=0.05)
+    slow = Machine([max(c, 5.0) for c in truth.verify], draft=0.05)
+    sixteen: dict[str, Any] = {"batch": lambda step: 16, "num_steps": 1500}
+    plain = fixed(truth, lambda step, i: 0.0, 0, levels=mostly_sure, **sixteen).rate()
+    trace = run(
+        truth,
+        lambda step, i: 0.0,
+        AdaptiveController(measured(slow)),
+        levels=mostly_sure,
+        ahead=8,
+        **sixteen,
+    )
+    print(f"{trace.rate() / plain:.3f} of plain")
+    assert trace.rate() > 0.98 * plain
+
+
 def test_who_becomes_right_again_is_believed_again() -> None:
     def returning(step: int, random: Random) -> tuple[int, float]:
         return never_right(step, random) if step < 1500 else mostly_sure(step, random)
