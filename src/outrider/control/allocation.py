@@ -12,7 +12,7 @@ from outrider.control.survival import OWN_DECAY, Prior, Survival
 
 # Plain decoding wins below this advantage, the more so the larger the batch: its price is surest,
 # and what drafts add to a large batch's pass and to the work around it is known the least.
-BENEFIT_OF_DOUBT, BY_DOUBLING = 1.02, 0.04
+BENEFIT_OF_DOUBT, BY_SEQUENCE, MOST_DOUBT = 1.02, 0.017, 1.28
 FADE_STEPS = 16  # how often a sequence that is off comes closer to the prior
 LEAST_SURVIVAL = 0.02  # nodes below it pay nowhere
 
@@ -175,7 +175,7 @@ class Step:
         self.most = most
         self.num_sequences = len(views)
         self.batch = batch_bucket(len(views))
-        self.doubt = BENEFIT_OF_DOUBT + BY_DOUBLING * self.batch
+        self.doubt = min(BENEFIT_OF_DOUBT + BY_SEQUENCE * (len(views) - 1), MOST_DOUBT)
         self.start = num_tokens
         context = len(views[0].tokens)
         if len(views) > 1:

@@ -16,7 +16,7 @@ from outrider.control.allocation import Source, Track
 from outrider.control.cost import Costs, batch_bucket
 from outrider.events import StepTiming
 
-SHARE = 0.007  # of all time that may be lost
+SHARE = 0.005  # of all time that may be lost
 MOST_PURSE = 6  # plain steps that may be saved up
 FIRST_CREDIT, MOST_CREDIT = 4, 16  # plain steps
 LEAST_STEPS = 8  # that a decision about an unchanged batch stands for
@@ -25,7 +25,7 @@ STARTING = 0.1  # of a plain step: what one of a probe costs at least, with what
 MOST_DEARER = 2  # times its price: what a probe may have cost at most, the rest is the machine's
 # Of a drafting step, by doubling of the batch: what no clock of a step sees. Sequences that would
 # have ended together end one by one, and prompts are read that way.
-UNSEEN = 0.0125
+UNSEEN = 0.02
 MOST_AGE = 128  # decisions for which a tried plain step stands
 MOST_SIZES = 2  # of a decision's steps, the most common ones, that prices are learnt from
 
@@ -66,6 +66,10 @@ class Learner:
         self._other_s: dict[int, float] = {}  # of a step, outside the models, by batch bucket
         # By batch bucket: what plain steps took over the table's base, and decisions since.
         self._tried: dict[int, tuple[float, int]] = {}
+        # Too few to tell anything yet: plain steps over the base, and (seconds, what plain decoding
+        # would have needed) of drafting ones. Calls are short where clients come and go.
+        self._few_plain: dict[int, list[float]] = {}
+        self._few_drafting: dict[int, list[tuple[float, float]]] = {}
 
     def learn(self, now: Decision, news: list[News]) -> None:
         """From the decision's steps since the last time."""
@@ -74,8 +78,11 @@ class Learner:
         batch = batch_bucket(num_sequences)
         other_s = self._usual_other_s(batch, news)
         pass_s: dict[int, list[float]] = {}  # of steps that held sequences and our drafts alone
-        total_s = num_saved = 0.0
-        steps_s: list[float] = []  # of these, the ones with drafts
+        total_s = 0.0
+        steps: list[tuple[float, float]] = []  # of these, the ones with drafts: and what they saved
+        plain_s = now.plain_s
+        if (tried_s := self.tried_s(batch, now.plain_base)) is not None:
+            plain_s = min(plain_s, tried_s)
         for timing, proposals, verdicts in news:
             step_s = timing.draft_s + timing.verify_s + timing.other_s
             total_s += step_s
@@ -87,25 +94,31 @@ class Learner:
                 took_s = timing.verify_s + other_s + (0.0 if drafting else timing.draft_s)
                 pass_s.setdefault(num_tokens, []).append(took_s)
                 if drafting:
-                    steps_s.append(step_s)
-                    num_saved += num_emitted / num_sequences
-        if not drafting and len(pass_s.get(num_sequences, ())) >= LEAST_EVIDENCE:
-            self._tried[batch] = median(pass_s[num_sequences]) / now.plain_base, 0
-        elif batch in self._tried:
+                    steps.append((step_s, num_emitted * plain_s / num_sequences))
+        if batch in self._tried:
             over_base, age = self._tried[batch]
             self._tried[batch] = over_base, age + 1
+        if not drafting and num_sequences in pass_s:
+            plain = self._few_plain.setdefault(batch, [])
+            plain += [took / now.plain_base for took in pass_s[num_sequences]]
+            if len(plain) >= LEAST_EVIDENCE:
+                self._tried[batch] = median(plain), 0
+                plain.clear()
         for num_tokens, took in _telling(pass_s):
             self._costs.verify.refresh(
                 now.bucket, num_tokens, median(took), batch, num_steps=len(took)
             )
         if drafting and not now.is_first:
             self._learn_drafts(now, drafting, news)
-        if now.probed is None and len(steps_s) >= LEAST_EVIDENCE:
-            tried_s = self.tried_s(batch, now.plain_base)
-            saved_s = num_saved * (now.plain_s if tried_s is None else min(now.plain_s, tried_s))
-            spent_s = len(steps_s) * median(steps_s)  # a hiccup is nobody's fault
-            gain_s = saved_s - (1.0 + UNSEEN * batch) * spent_s
-            _settle(now, drafting, batch, gain_s)
+        if now.probed is None and steps:
+            unsettled = self._few_drafting.setdefault(batch, [])
+            unsettled += steps
+            if len(unsettled) >= LEAST_EVIDENCE:
+                # A hiccup is nobody's fault.
+                spent_s = len(unsettled) * median([step_s for step_s, _ in unsettled])
+                saved_s = sum([saved_s for _, saved_s in unsettled])
+                _settle(now, drafting, batch, saved_s - (1.0 + UNSEEN * batch) * spent_s)
+                unsettled.clear()
         for i, track, k in drafting:
             if track is now.probed:
                 track.source.purses[batch] += _earned_s(now, i, news)
