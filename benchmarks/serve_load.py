@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -158,14 +159,12 @@ def warm_up(contestants: list[Contestant]) -> None:
         contestant.loads.clear()
 
 
-def rivals(stack: ExitStack, python: Path) -> list[Contestant]:
+def rivals(stack: ExitStack, python: Path, dtypes: list[str]) -> list[Contestant]:
     """vLLM plain and with speculation; without what does not start."""
     found = []
-    for name, dtype, args in (
-        ("vLLM plain", "float32", []),
-        ("vLLM draft model", "float32", ["--speculative-config", VLLM_DRAFT]),
-        ("vLLM plain", "bfloat16", []),
-        ("vLLM draft model", "bfloat16", ["--speculative-config", VLLM_DRAFT]),
+    for dtype, (name, args) in product(
+        dtypes,
+        (("vLLM plain", []), ("vLLM draft model", ["--speculative-config", VLLM_DRAFT])),
     ):
         try:
             server = vllm_server(python, TARGET, "--dtype", dtype, *args)
@@ -184,6 +183,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--vllm", type=Path, help="the Python of an environment with vLLM")
     parser.add_argument("--vllm-streams", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--vllm-dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--vllm-rounds", type=int, default=3)
     parser.add_argument("--budget-s", type=float, default=1500, help="no round begins after that")
     parser.add_argument("--write", action="store_true", help="write results/serve-load")
@@ -202,7 +202,7 @@ def main() -> None:
         run.costs = serve_overhead.rows(8, asked.rounds, asked.max_tokens)
         run.publish()
         if asked.vllm is not None:
-            run.contestants += rivals(stack, asked.vllm)
+            run.contestants += rivals(stack, asked.vllm, asked.vllm_dtypes)
             for _ in range(asked.vllm_rounds):
                 if run.seconds < asked.budget_s:
                     run.play(asked.vllm_streams)

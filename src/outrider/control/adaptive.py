@@ -233,7 +233,7 @@ class AdaptiveController:
             for order, track in enumerate(tracks):
                 if track.source.credits[step.batch] < 0.0:
                     chosen[order] = 0
-        if any(chosen) and step.start == step.num_sequences and step.num_sequences > 1:
+        if any(chosen) and step.num_sequences > 1:
             # What was clocked lately counts for more than the table.
             base = self.costs.verify.base(step.bucket, step.num_sequences, step.batch)
             plain_s = self._learner.tried_s(step.batch, base)
