@@ -6,8 +6,8 @@ import asyncio
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, cast
 
 import openai
 import pytest
@@ -15,6 +15,9 @@ import pytest
 from outrider.engine import async_engine
 from outrider.engine.request import Speculation
 from outrider.sampling import SamplingParams
+from outrider.server.generation import Generation
+from outrider.server.reply import Reply
+from outrider.server.stream import frames
 
 from .live import PROBE, Live, Target, chunks_of
 
@@ -364,3 +367,38 @@ def test_request_ids_are_echoed_or_made(live: Live) -> None:
     assert given.headers["x-request-id"] == "trace-1.a"
     odd = live.client.get("/version", headers={"x-request-id": "a b\tc" * 30})
     assert len(odd.headers["x-request-id"]) == 24
+
+
+def test_what_ends_a_stream_goes_in_one_piece() -> None:
+    """Each piece is a packet: the last words, the usage and [DONE] are known together."""
+
+    class Told:
+        is_told = False
+
+        async def deltas(self) -> AsyncIterator[list[int]]:
+            yield [1]
+            self.is_told = True
+            yield [2]
+
+    class Said:
+        def chunk(self, delta: int) -> dict[str, Any]:
+            return {"delta": delta}
+
+        def last_chunk(self, *, usage: bool) -> dict[str, Any]:
+            return {"usage": usage}
+
+    async def pieces() -> list[bytes]:
+        stream = frames(
+            cast("Generation", Told()),
+            cast("Reply", Said()),
+            usage=True,
+            continuous_usage=False,
+            padded=False,
+            rate=None,
+        )
+        return [piece async for piece in stream]
+
+    first, last = asyncio.run(pieces())
+    assert first.count(b"data: ") == 1
+    assert last.count(b"data: ") == 3
+    assert last.endswith(b"data: [DONE]\n\n")
