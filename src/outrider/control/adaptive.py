@@ -191,7 +191,7 @@ class AdaptiveController:
         chosen = self._best(step, own, most)
         for track, k in zip(tracks, chosen, strict=True):
             track.budget = k
-        plain = step.plain_s, self.costs.verify.base(step.bucket, len(views), step.batch)
+        plain = step.plain_s, step.plain_base
         decision = Decision(ids, num_tokens, [], MOST_STEPS, list(views), step.bucket, *plain)
         if self.costs.verify.is_guess:
             chosen = [0] * len(tracks)
@@ -235,8 +235,7 @@ class AdaptiveController:
                     chosen[order] = 0
         if any(chosen) and step.num_sequences > 1:
             # What was clocked lately counts for more than the table.
-            base = self.costs.verify.base(step.bucket, step.num_sequences, step.batch)
-            plain_s = self._learner.tried_s(step.batch, base)
+            plain_s = self._learner.tried_s(step.batch, step.plain_base)
             if plain_s is not None and rate < step.doubt * step.num_sequences / plain_s:
                 chosen = [0] * len(chosen)
         if any(chosen):
@@ -309,11 +308,14 @@ class AdaptiveController:
     def _try(self, decision: Decision, step: Step, chosen: list[int], most: list[int]) -> list[int]:
         """The decision; now and then its neighbours, or plain decoding."""
         plain = [0] * len(chosen)
+        is_unknown = len(chosen) > 1 and self._learner.tried_s(step.batch, 1.0) is None
+        self._until_trial -= 1
+        if self._until_trial > 0 and not is_unknown:
+            return chosen
         is_close = step.rate(chosen) < CLOSE * step.rate(plain)
-        if is_close and len(chosen) > 1 and self._learner.tried_s(step.batch, 1.0) is None:
+        if is_unknown and is_close:
             decision.most_steps = TRIAL_STEPS
             return plain
-        self._until_trial -= 1
         if self._until_trial > 0:
             return chosen
         self._num_trials += 1

@@ -150,6 +150,7 @@ class Step:
         "evenly",
         "most",
         "num_sequences",
+        "plain_base",
         "plain_s",
         "row",
         "scale",
@@ -201,6 +202,7 @@ class Step:
         self.row = costs.verify.row(self.bucket, num_tokens + most + extra, self.batch)
         self.scale = costs.verify.scale
         self.plain_s = self.scale * self.row[len(views)]
+        self.plain_base = costs.verify.base(self.bucket, len(views), self.batch)
         for source in self.sources:
             table = costs.draft(source.name)
             source.row = table.row(batch_bucket(source.num_sequences), MAX_AUTO_DRAFT_TOKENS)

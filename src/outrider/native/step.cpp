@@ -145,9 +145,8 @@ class Worker {
   }
 
   // The input of a product with `w`: rows of `x` (through `index` unless null), normalised unless
-  // `norm` is null, quantised if the weights are integers, rounded if
-  // the model says so. Few rows are cheaper to prepare twice
-  // than to wait for.
+  // `norm` is null, quantised if the weights are integers, rounded if the model says so. Few rows
+  // are cheaper to prepare twice than to wait for.
   // `beside` puts rows of the embedding, normalised by `beside_norm`, before those of x.
   Rows prepare(const Matrix& w, const float* x, ptrdiff_t ld, int rows, const float* norm,
                const int32_t* index = nullptr, const float* beside = nullptr,
