@@ -209,7 +209,7 @@ Dtype = Annotated[
     str,
     option(
         MACHINE,
-        "auto (loses nothing), float32, bfloat16, float16; int8 or int4 round the weights.",
+        "auto (as stored), float32, bfloat16, float16; int8 or int4 round the weights.",
         "--dtype",
         metavar="NAME",
         autocompletion=among("auto", "float32", "bfloat16", "float16", "int8", "int4"),

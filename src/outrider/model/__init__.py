@@ -38,10 +38,9 @@ def load_model(
     """Loads a causal language model from a folder, a hub name or `bundled[:NAME]`.
 
     backend "auto" takes the first that can: the native CPU step, the compact torch decoder, any
-    architecture through transformers. dtype "auto" loses nothing of what is stored: float32
-    arithmetic on a CPU, the stored type elsewhere. `tensor_parallel_size` processes share the model
-    (the compact torch decoder only). Raises `ModelError` or `ConfigError`, one
-    line each.
+    architecture through transformers. dtype "auto" is the stored type; torch on a CPU computes in
+    float32. `tensor_parallel_size` processes share the model (the compact torch decoder only).
+    Raises `ModelError` or `ConfigError`, one line each.
     """
     _check_options(device, dtype, backend)
     folder = find_folder(path_or_name)

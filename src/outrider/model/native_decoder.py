@@ -117,9 +117,10 @@ class NativeDecoder(NativeModel):
         config: DecoderConfig,
         spec: ModelSpec,
         dtype: str,
-        rounds: bool,
+        kept: str,
         threads: int | None,
     ) -> None:
+        """`dtype` of the arithmetic; `kept`, the weights' own."""
         super().__init__(
             native.Config(
                 hidden=config.hidden_size,
@@ -131,8 +132,8 @@ class NativeDecoder(NativeModel):
                 vocab=config.vocab_size,
                 num_tokens=spec.num_tokens,
                 rotary_dim=config.head_dim,
-                weight_type=WEIGHT_TYPES[dtype],
-                rounds=rounds,
+                weight_type=WEIGHT_TYPES[kept],
+                rounds=dtype == "bfloat16",
                 qk_norm=config.qk_norm,
                 head_rows=config.vocab_size,
                 eps=config.norm_eps,
@@ -156,21 +157,23 @@ class NativeDecoder(NativeModel):
     ) -> NativeDecoder:
         """Maps a Hugging Face folder and repacks its weights once.
 
-        dtype "auto" keeps the stored type and computes in float32; "bfloat16" also rounds what
-        the weights are multiplied with (sums stay float32), "int8" and "int4" quantise. `threads`
-        None follows `native.set_threads`. Raises `ModelError` for a folder that cannot be loaded.
+        dtype "auto" is the stored one. "bfloat16" rounds what the weights are multiplied with (sums
+        stay float32), "float32" rounds nothing, "int8" and "int4" quantise. `threads` None follows
+        `native.set_threads`. Raises `ModelError` for a folder that cannot be loaded.
         """
         started = time.perf_counter()
         folder = Path(folder)
         raw = read_config(folder)
         config = read_decoder_config(raw)
-        rounds = dtype == "bfloat16"
         if dtype == "auto":
             dtype = _LOSSLESS.get(config.dtype, "float32")
         if dtype not in WEIGHT_TYPES:
             raise UnknownName("dtype", dtype, ["auto", *WEIGHT_TYPES])
         checkpoint = Checkpoint(folder)
-        model = cls(config, _spec(folder, raw, config), dtype, rounds, threads)
+        kept = dtype
+        if dtype == "float32" and checkpoint.is_bfloat16:
+            kept = "bfloat16"  # the same bits from half the memory
+        model = cls(config, _spec(folder, raw, config), dtype, kept, threads)
         model._read(checkpoint)
         model.load_s = time.perf_counter() - started
         log.info(

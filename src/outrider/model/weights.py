@@ -144,6 +144,12 @@ class Checkpoint:
     def names(self) -> list[str]:
         return list(self._file_of)
 
+    @property
+    def is_bfloat16(self) -> bool:
+        """Whether every tensor is stored so."""
+        files = self._file_of.items()
+        return all(self._open(file).get_slice(name).get_dtype() == "BF16" for name, file in files)
+
     def tensor(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """The tensor called `name`, in the type it is stored in; `ModelError` unless so shaped."""
         if name not in self._file_of:

@@ -136,10 +136,21 @@ def test_bfloat16_storage_loses_nothing(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(**ODD)
     folder = write(tmp_path, config, dtype=torch.bfloat16)
     tokens = random_tokens(30, ODD["vocab_size"])
-    stored = NativeDecoder.load(folder)
-    assert stored.dtype == "bfloat16"
+    kept = NativeDecoder.load(folder, dtype="float32")
+    weights = load_file(folder / "model.safetensors")
+    save_file({k: w.float() for k, w in weights.items()}, folder / "model.safetensors")
     widened = NativeDecoder.load(folder, dtype="float32")
-    a, b = (Driver(m).forward({"a": tokens}).logits["a"] for m in (stored, widened))
+    assert kept.weight_bytes < 0.6 * widened.weight_bytes
+    a, b = (Driver(m).forward({"a": tokens}).logits["a"] for m in (kept, widened))
+    assert torch.equal(a, b)
+
+
+def test_auto_is_the_stored_type(tmp_path: Path) -> None:
+    folder = write(tmp_path, transformers.LlamaConfig(**ODD), dtype=torch.bfloat16)
+    tokens = random_tokens(30, ODD["vocab_size"])
+    auto, named = NativeDecoder.load(folder), NativeDecoder.load(folder, dtype="bfloat16")
+    assert auto.dtype == "bfloat16"
+    a, b = (Driver(m).forward({"a": tokens}).logits["a"] for m in (auto, named))
     assert torch.equal(a, b)
 
 
@@ -151,7 +162,7 @@ def test_bfloat16_by_name_rounds_what_it_multiplies(tmp_path: Path) -> None:
     def of(model: Model) -> torch.Tensor:
         return Driver(model).forward({"a": tokens}).logits["a"]
 
-    truth = of(NativeDecoder.load(folder))
+    truth = of(NativeDecoder.load(folder, dtype="float32"))
     rounded = of(NativeDecoder.load(folder, dtype="bfloat16"))
     everything = of(TorchDecoder.load(folder, dtype=torch.bfloat16)).float()
     error = float((rounded - truth).pow(2).mean())
