@@ -12,16 +12,19 @@ constexpr int value_width(int queries) {
   return tile_panels(queries) < 4 ? tile_panels(queries) : 4;
 }
 
-// Scores of QT queries against NS tiles of sixteen keys; one chain over d for each.
-// The values of the same slots, which the last pass will want, are fetched meanwhile.
+// Scores of QT queries against NS tiles of sixteen keys; one chain over d for each. Fetched
+// meanwhile: the values of the same slots, which the last pass will want, and the keys of the tiles
+// that follow (`left` of them), which may lie anywhere.
 template <int QT, int NS>
-__attribute__((noinline)) void score_tiles(const Attention& a, const float* q, const Segment* s, float* scores) {
+__attribute__((noinline)) void score_tiles(const Attention& a, const float* q, const Segment* s, int left,
+                                           float* scores) {
   V acc[QT][NS];
-  const float *k[NS], *values[NS];
+  const float *k[NS], *values[NS], *following[NS];
 #pragma GCC unroll 8
   for (int i = 0; i < NS; ++i) {
     k[i] = a.keys + size_t(s[i].tile) * a.tile_stride;
     values[i] = a.values + size_t(s[i].tile) * a.tile_stride;
+    following[i] = a.keys + size_t(s[i < left ? NS + i : i].tile) * a.tile_stride;
 #pragma GCC unroll 16
     for (int j = 0; j < QT; ++j) acc[j][i] = zero();
   }
@@ -30,6 +33,7 @@ __attribute__((noinline)) void score_tiles(const Attention& a, const float* q, c
 #pragma GCC unroll 8
     for (int i = 0; i < NS; ++i) {
       __builtin_prefetch(values[i] + d * 16);
+      __builtin_prefetch(following[i] + d * 16);
       key[i] = load(k[i] + d * 16);
     }
 #pragma GCC unroll 16
@@ -62,8 +66,8 @@ void score(const Attention& a, const float* q, int from, int need, float* scores
   int i = 0, n = a.num_segments;
   while (n > 0 && a.segments[n - 1].start >= need) --n;
   while (i < n && a.segments[i].start + a.segments[i].count <= from) ++i;
-  for (; i + NS <= n; i += NS) score_tiles<QT, NS>(a, q, a.segments + i, scores);
-  for (; i < n; ++i) score_tiles<QT, 1>(a, q, a.segments + i, scores);
+  for (; i + NS <= n; i += NS) score_tiles<QT, NS>(a, q, a.segments + i, n - i - NS, scores);
+  for (; i < n; ++i) score_tiles<QT, 1>(a, q, a.segments + i, n - i - 1, scores);
 }
 
 // out[j] += sum of p[j][slot] * v[slot] over logical slots from..to-1, in order, for the 16 * DV
@@ -144,8 +148,17 @@ __attribute__((noinline)) float softmax(float* scores, int from, int to) {
   return horizontal_sum(sum);
 }
 
+// The first keys that a task will want.
+inline void fetch_first_keys(const Attention& a, int num_tiles) {
+  for (int i = 0; i < num_tiles && i < a.num_segments; ++i) {
+    const float* keys = a.keys + size_t(a.segments[i].tile) * a.tile_stride;
+    for (int d = 0; d < a.dim; ++d) __builtin_prefetch(keys + d * 16);
+  }
+}
+
 template <int QT>
 void attend(const Attention& a) {
+  fetch_first_keys(a, value_width(QT));
   float* scores = a.scratch;
   float* q = scores + kMaxQueries * a.score_ld;
   float* out = q + kMaxQueries * a.dim_p;

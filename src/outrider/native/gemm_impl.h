@@ -95,14 +95,15 @@ struct PairLine {
   }
 };
 
+// `wanted`: what is fetched meanwhile, `pace` bytes of each panel with every line.
 template <class Line, int MT, int NV, class T>
 inline void add_lines(V (&acc)[MT][NV], const T* first, ptrdiff_t ldx, const char* w, size_t panel,
-                      int lines, ptrdiff_t ahead) {
+                      int lines, const char* wanted, ptrdiff_t pace = 64) {
   RowPointers<MT, T> x(first, ldx);
 #pragma GCC unroll 1
-  for (int l = 0; l < lines; ++l, w += 64, x.advance(Line::kPerLine)) {
+  for (int l = 0; l < lines; ++l, w += 64, wanted += pace, x.advance(Line::kPerLine)) {
 #pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) prefetch<Line::kPrefetch>(w + size_t(v) * panel + ahead);
+    for (int v = 0; v < NV; ++v) prefetch<Line::kPrefetch>(wanted + size_t(v) * panel);
     Line::add(acc, x, w, panel);
   }
 }
@@ -116,7 +117,9 @@ struct TileArgs {
   float* c;           // first row, first column
   ptrdiff_t ldc;
   bool resume;        // add to what c holds
-  ptrdiff_t ahead;    // > 0: prefetch this far; 0: as far as it pays, then into `next`
+  // What to fetch meanwhile. pace 0: this tile's own lines, as far ahead as pays, then `next`'s.
+  // Else so many bytes of each panel with every line, from `ahead` bytes behind the first one on.
+  ptrdiff_t pace, ahead;
   ptrdiff_t next;     // bytes from the first panel to the first one of the following tile
 };
 
@@ -129,15 +132,15 @@ void real_tile(const TileArgs& a, const T* rows, ptrdiff_t ld) {
   for (int m = 0; m < MT; ++m)
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) acc[m][v] = a.resume ? load(a.c + m * a.ldc + 16 * v) : zero();
-  if (a.ahead) {
-    add_lines<Line>(acc, x, ld, a.panel, panel, a.lines, a.ahead);
+  if (a.pace) {
+    add_lines<Line>(acc, x, ld, a.panel, panel, a.lines, a.panel + a.ahead, a.pace);
   } else {
     constexpr int kAheadLines = Line::ahead(NV);
     const int tail = a.lines < kAheadLines ? a.lines : kAheadLines;
     const int head = a.lines - tail;
-    add_lines<Line>(acc, x, ld, a.panel, panel, head, kAheadLines * 64);
+    add_lines<Line>(acc, x, ld, a.panel, panel, head, a.panel + kAheadLines * 64);
     add_lines<Line>(acc, x + head * Line::kPerLine, ld, a.panel + head * 64, panel, tail,
-                    a.next - head * 64);
+                    a.panel + a.next);
   }
 #pragma GCC unroll 16
   for (int m = 0; m < MT; ++m)
@@ -167,7 +170,7 @@ void integer_tile(const TileArgs& a) {
     }
     RowPointers<MT, int8_t> q(a.x->q + a.row * a.x->ldq + ptrdiff_t(l) * kPerLine, a.x->ldq);
     const char* p = a.panel + ptrdiff_t(l - a.line) * 64;
-    const ptrdiff_t ahead = a.ahead                             ? a.ahead
+    const ptrdiff_t ahead = a.row > 0                           ? 64
                             : end + kAheadLines <= w.lines      ? kAheadLines * 64
                                                                 : a.next - ptrdiff_t(l) * 64;
 #pragma GCC unroll 1
@@ -268,9 +271,8 @@ void gemm(const Matrix& w, const Rows& x, int first, int num_panels, float* c, p
   if (x.rows <= 0) return;
   // The first tile waits for memory anyway, so it takes as many rows as it can; what is left then
   // finds the panel in the cache. Many rows do best in squarer tiles, spread evenly.
-  const bool many = x.rows > 2 * kMaxRows;
-  const int tiles = (x.rows + (many ? kSquareRows : kMaxRows) - 1) / (many ? kSquareRows : kMaxRows);
-  const int per_tile = many ? (x.rows + tiles - 1) / tiles : kMaxRows;
+  const int most = x.rows > 2 * kMaxRows ? kSquareRows : kMaxRows;
+  const int tiles = (x.rows + most - 1) / most;
   const int per_line = w.type == kF32 ? 1 : w.type == kBF16 ? 2 : w.type == kI8 ? 4 : 8;
   const int block = tiles == 1 ? w.lines : kBlockK / per_line;
   TileArgs a{};
@@ -282,12 +284,16 @@ void gemm(const Matrix& w, const Rows& x, int first, int num_panels, float* c, p
     a.lines = w.lines - line < block ? w.lines - line : block;
     a.panel = w.data + size_t(first) * w.panel_bytes() + size_t(line) * 64;
     a.resume = line > 0;
-    for (int r = 0; r < x.rows; r += per_tile) {
-      const int rows = x.rows - r < per_tile ? x.rows - r : per_tile;
+    for (int r = 0, left = tiles; left > 0; --left) {
+      const int rows = (x.rows - r + left - 1) / left;
       a.row = r;
       a.c = c + r * ldc;
-      a.ahead = r == 0 ? 0 : 64;  // later tiles have nothing to fetch
+      // Tiles behind the first find everything there: they fetch the task behind this one, each an
+      // equal part of it.
+      a.pace = left == tiles ? 0 : 64 / (tiles - 1);
+      a.ahead = ptrdiff_t(num_panels * w.panel_bytes()) + (tiles - 1 - left) * a.lines * a.pace;
       MakeRowTiles<Dot, kMaxRows>::table[rows](a, num_panels);
+      r += rows;
     }
   }
 }
