@@ -343,7 +343,7 @@ def verify_table(
 ) -> CostTable:
     """A table from measured seconds, `points[context][tokens]`: linear in both between them.
 
-    `batches[batch][tokens]` is the same of several sequences, in the first of these contexts.
+    `batches[batch][tokens]` is the same of several sequences, in the middle of the first bucket.
     """
     contexts = sorted(points)
     rows = {context: interpolate(points[context]) for context in contexts}
@@ -351,21 +351,18 @@ def verify_table(
     for row in rows.values():  # a context measured at few widths grows like the first one
         row += [row[-1] + rows[contexts[0]][n] - rows[contexts[0]][len(row) - 1]
                 for n in range(len(row), width)]  # fmt: skip
-    first = rows[contexts[0]]
+    buckets = [
+        [between({c: rows[c][n] for c in contexts}, bucket_context(b)) for n in range(width)]
+        for b in range(NUM_CONTEXT_BUCKETS)
+    ]
     each = [
-        (seconds - first[n]) / (batch - 1)
+        (seconds - buckets[0][n]) / (batch - 1)
         for batch, row in (batches or {}).items()
         for n, seconds in row.items()
-        if n < len(first)
+        if n < width
     ]
-    return CostTable(
-        [
-            [between({c: rows[c][n] for c in contexts}, bucket_context(b)) for n in range(width)]
-            for b in range(NUM_CONTEXT_BUCKETS)
-        ],
-        measured=True,
-        each_s=max(0.0, median(each)) if each else 0.0,
-    )
+    each_s = max(0.0, median(each)) if each else 0.0
+    return CostTable(buckets, measured=True, each_s=each_s)
 
 
 def draft_table(points: Mapping[int, Mapping[int, float]], most: int) -> CostTable:

@@ -27,6 +27,7 @@ from outrider import __version__, native
 from outrider.contracts import (
     AheadBatch,
     DraftsAhead,
+    IntArray,
     Model,
     Observation,
     PrefersThinPasses,
@@ -34,7 +35,7 @@ from outrider.contracts import (
     Verdict,
 )
 from outrider.control import MAX_AUTO_DRAFT_TOKENS, cost_cache
-from outrider.control.cost import Costs, CostTable, draft_table, verify_table
+from outrider.control.cost import Costs, CostTable, bucket_context, draft_table, verify_table
 from outrider.engine.parts import Parts
 from outrider.engine.request import Request, Sequence, Speculation
 from outrider.layout import Slice, lay_script, pack, stack_tables
@@ -47,7 +48,8 @@ VERIFY_S, DRAFT_S = 1.1, 0.7  # time limits; what is not reached is interpolated
 WIDTHS = (1, 5, 2, 9, 3, 17, 33, 65, 12, 13, 4, 6, 8, 16, 24, 25, 32, 64)
 FEW_WIDTHS = (1, 9)  # of the longer contexts
 CONTEXTS = (64, 1024, 4096)
-WIDE = ((16, 1), (16, 2))  # sequences and the width of each: what a sequence adds by itself
+WIDE = ((16, 1), (16, 2))  # sequences and the width of each: what a sequence adds by itself ...
+WIDE_CONTEXT = int(bucket_context(0))  # ... where most of the first bucket are
 BATCHES = (1, 4, 16)
 DRAFTS = (1, 4, 8, 12)
 FEW_BUCKETS = ((1, 0), (1, 8))  # of the longer contexts, and always of the shortest
@@ -61,7 +63,7 @@ Kind = TypeVar("Kind")
 Bucket = tuple[int, int]  # (sequences, drafts of each): steps that a target prepares as a whole
 Clocked = defaultdict[tuple[int, int], list[float]]
 
-_ID = -1  # of the sequence that reserves the slots, for all; real ones count from 0
+_ID = -1  # of the first sequence that reserves slots, the next has -2; real ones count from 0
 
 logger = logging.getLogger(__name__)
 
@@ -140,13 +142,19 @@ class Calibration:
             ]
             if len(kinds) < 2:
                 return None
-            kinds[2:2] = [(CONTEXTS[0], batch, width) for batch, width in WIDE]
+            kinds[2:2] = [
+                (WIDE_CONTEXT, batch, width)
+                for batch, width in WIDE
+                if WIDE_CONTEXT + width <= longest
+                and all(kv.reserve(_ID - i, WIDE_CONTEXT + width) for i in range(batch))
+            ]
             self._pass_s(*kinds[0])  # touches memory for the first time
             for context, batch, width in _rounds(kinds, VERIFY_S):
                 found = seconds[context, width] if batch == 1 else batches[batch, batch * width]
                 found.append(self._pass_s(context, batch, width))
         finally:
-            kv.free(_ID)
+            for i in range(max(batch for batch, _ in WIDE)):
+                kv.free(_ID - i)
         return verify_table(self._typical(seconds), self._typical(batches))
 
     def _typical(self, seconds: Clocked) -> dict[int, dict[int, float]]:
@@ -165,27 +173,32 @@ class Calibration:
         return bool(self._disturbances) and median(self._disturbances) > DISTURBED
 
     def _pass_s(self, context: int, batch: int, width: int) -> float:
-        """A pass over `batch` sequences, in the same slots, with `width` tokens each."""
+        """A pass over `batch` sequences with `width` tokens each, in slots of their own: what it
+        reads there is most of what a sequence adds."""
+        tables = [self.parts.kv.table(_ID - i) for i in range(batch)]
         if self.parts.runs_ahead is not None:  # as most steps will be clocked
             script = lay_script([[0] * (width - 1)] * batch) if width > 1 else None
-            ahead = self._ahead(context, batch, width - 1, 1)
+            ahead = self._ahead(context, tables, width - 1, 1)
             ahead.script_S2L = script
             steps = self.parts.runs_ahead.run_ahead(ahead, 1, 1.0)
             if steps:
                 return steps[0].verify_s
         draft = Proposal([0] * (width - 1))
-        packed = pack([Slice([0], context, self.parts.kv.table(_ID), draft)] * batch)
+        packed = pack([Slice([0], context, table, draft) for table in tables])
         started = perf_counter()
         # Reading a number waits for devices that work on their own.
         self.parts.target.forward(packed).logits_RV[0, 0].item()
         return perf_counter() - started
 
-    def _ahead(self, context: int, batch: int, num_drafts: int, num_steps: int) -> AheadBatch:
+    def _ahead(
+        self, context: int, tables: list[IntArray], num_drafts: int, num_steps: int
+    ) -> AheadBatch:
+        batch = len(tables)
         return AheadBatch(
             last_S=[0] * batch,
             before_S=[0] * batch,
             context_S=[context] * batch,
-            tables_SW=stack_tables([self.parts.kv.table(_ID)] * batch),
+            tables_SW=stack_tables(tables),
             num_drafts_S=[num_drafts] * batch,
             num_left_S=[num_steps * (num_drafts + 1)] * batch,
             finish_ids=[frozenset()] * batch,
@@ -231,7 +244,8 @@ class Calibration:
             or not self.parts.kv.reserve(_ID, context + NUM_CYCLES * (k + 1))
         ):
             return []
-        ahead = self._ahead(context, batch, k, NUM_CYCLES)
+        # The target's slots are the same for all: only the drafter is clocked.
+        ahead = self._ahead(context, [self.parts.kv.table(_ID)] * batch, k, NUM_CYCLES)
         try:
             if not proposer.goes_ahead(views) or not proposer.begin_ahead(views, NUM_CYCLES, ahead):
                 return []

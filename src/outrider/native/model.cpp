@@ -394,7 +394,8 @@ OutriderModel* outrider_new(const OutriderConfig* config) {
   m->kernels = kernels;
   m->layers = std::vector<Layer>(size_t(config->layers));
   m->dim_p = round_up(config->head_dim, kLanes);
-  m->tile_stride = size_t(kLanes) * m->dim_p + kLanes;
+  m->head_stride = size_t(kLanes) * m->dim_p + kLanes;
+  m->tile_stride = m->layers.size() * 2 * size_t(config->kv_heads) * m->head_stride;
   if (!place_weights(*m)) {
     delete m;
     return nullptr;
@@ -475,10 +476,8 @@ int32_t outrider_allocate(OutriderModel* m, int32_t blocks, int32_t block_size) 
     return set_error("a cache needs at least one block of at least one slot"), OUTRIDER_INVALID;
   }
   const size_t tiles = (size_t(blocks) * block_size + kLanes - 1) / kLanes;
-  m->head_stride = tiles * m->tile_stride;
   m->num_blocks = m->block_size = 0;
-  const size_t heads = m->layers.size() * 2 * m->config.kv_heads;
-  const size_t bytes = m->head_stride * heads * 4;
+  const size_t bytes = tiles * m->tile_stride * 4;
   if (!m->cache.reserve(bytes)) return OUTRIDER_MEMORY;
   guard(m->cache.data(), bytes, m->cache.size());
   m->num_blocks = blocks;

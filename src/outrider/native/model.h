@@ -119,9 +119,11 @@ struct OutriderModel {
 
   // Derived sizes.
   int dim_p = 0;            // head_dim rounded up to 16
-  size_t tile_stride = 0;   // floats of one tile of keys or values, with a line of padding so
+  // The cache: all that belongs to sixteen slots lies together, so that a sequence, however many
+  // layers there are, lives in few pages of memory.
+  size_t head_stride = 0;   // floats of one tile of keys or values, with a line of padding so
                             // that tiles do not share their cache sets
-  size_t head_stride = 0;   // floats of all tiles of a head
+  size_t tile_stride = 0;   // floats of sixteen slots: tiles of all layers and heads
   float* keys(int layer, int head) const {
     return cache.floats() + (size_t(layer) * 2 * config.kv_heads + head) * head_stride;
   }
