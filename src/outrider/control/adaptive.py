@@ -191,7 +191,7 @@ class AdaptiveController:
         chosen = self._best(step, own, most)
         for track, k in zip(tracks, chosen, strict=True):
             track.budget = k
-        plain = step.plain_s, step.plain_base
+        plain = step.plain_s, step.plain_base, step.num_read
         decision = Decision(ids, num_tokens, [], MOST_STEPS, list(views), step.bucket, *plain)
         if self.costs.verify.is_guess:
             chosen = [0] * len(tracks)

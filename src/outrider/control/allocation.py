@@ -14,6 +14,7 @@ from outrider.control.survival import OWN_DECAY, Prior, Survival
 # and what drafts add to a large batch's pass and to the work around it is known the least.
 BENEFIT_OF_DOUBT, BY_SEQUENCE, MOST_DOUBT = 1.02, 0.017, 1.28
 FADE_STEPS = 16  # how often a sequence that is off comes closer to the prior
+MOST_OFF = 0.5  # of a pass: what short contexts may take less than the middle of their bucket
 LEAST_SURVIVAL = 0.02  # nodes below it pay nowhere
 
 
@@ -149,6 +150,7 @@ class Step:
         "doubt",
         "evenly",
         "most",
+        "num_read",
         "num_sequences",
         "plain_base",
         "plain_s",
@@ -178,10 +180,8 @@ class Step:
         self.batch = batch_bucket(len(views))
         self.doubt = min(BENEFIT_OF_DOUBT + BY_SEQUENCE * (len(views) - 1), MOST_DOUBT)
         self.start = num_tokens
-        context = len(views[0].tokens)
-        if len(views) > 1:
-            context = sum([len(view.tokens) for view in views]) // len(views)
-        self.bucket = context_bucket(context)
+        self.num_read = sum([len(view.tokens) for view in views])  # of context
+        self.bucket = context_bucket(self.num_read // len(views))
         self.sources: list[Source] = []
         priors: list[Prior] = []
         for track in tracks:
@@ -199,10 +199,14 @@ class Step:
                 prior.refresh()
             track.survival.refresh()
         most += sum([int(track.sureness.taken[-1]) + 1 for track in tracks if track.is_sure])
-        self.row = costs.verify.row(self.bucket, num_tokens + most + extra, self.batch)
-        self.scale = costs.verify.scale
-        self.plain_s = self.scale * self.row[len(views)]
-        self.plain_base = costs.verify.base(self.bucket, len(views), self.batch)
+        verify = costs.verify
+        self.row = verify.row(self.bucket, num_tokens + most + extra, self.batch)
+        self.scale = verify.scale
+        more_s = verify.off_middle_s(self.bucket, self.batch, self.num_read)
+        self.plain_base = verify.base(self.bucket, len(views), self.batch)
+        more_s = max(more_s, -MOST_OFF * self.plain_base)
+        self.plain_base += more_s
+        self.plain_s = self.scale * (self.row[len(views)] + more_s)
         for source in self.sources:
             table = costs.draft(source.name)
             source.row = table.row(batch_bucket(source.num_sequences), MAX_AUTO_DRAFT_TOKENS)

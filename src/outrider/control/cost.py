@@ -15,11 +15,12 @@ no count is known, or where this one is (a slow moment of the machine is over), 
 seen.
 
 Contexts and batch sizes fall into buckets that double; one that no step has visited borrows from
-the next that was. Passes are measured over one sequence, and as many tokens of several take longer
-(each reads its own context), so what steps add is kept by batch size, too: else the plain steps of
-a large batch would make the drafts of a small one look free. Counts (tokens of a pass, drafts per
-sequence) are told apart up to eight, so a cliff between four and five stays a cliff, and then
-eight per doubling.
+the next that was. Inside a bucket a token of context counts by its measured price: contexts grow
+with every step, and that is not the machine's speed. Passes are measured over one sequence, and as
+many tokens of several take longer (each reads its own context), so what steps add is kept by batch
+size, too: else the plain steps of a large batch would make the drafts of a small one look free.
+Counts (tokens of a pass, drafts per sequence) are told apart up to eight, so a cliff between four
+and five stays a cliff, and then eight per doubling.
 """
 
 from __future__ import annotations
@@ -81,19 +82,26 @@ class CostTable:
         "_rows",
         "_undrawn",
         "_visits",
+        "context_s",
         "each_s",
         "scale",
     )
 
     def __init__(
-        self, rows: Sequence[Sequence[float]], *, measured: bool, each_s: float = 0.0
+        self,
+        rows: Sequence[Sequence[float]],
+        *,
+        measured: bool,
+        each_s: float = 0.0,
+        context_s: float = 0.0,
     ) -> None:
         """Every row has at least two cells, from count 0 on. A guess's scale is learnt at once.
 
         `each_s`: added by every sequence but the first, in the first bucket; in the others also
-        what they take more than that one.
+        what they take more than that one. `context_s`: by a token of context that a pass reads.
         """
         self.each_s = each_s
+        self.context_s = context_s
         self._num_buckets = len(rows)
         self._num_seen = NUM_KNOWN if measured else 0
         # By (batch, bucket); a fix is what is added at a knot, what is drawn the answers of `row`.
@@ -144,6 +152,11 @@ class CostTable:
     def base(self, bucket: int, count: int, batch: int = 0) -> float:
         """A cell as it was before any step; the scale is 1."""
         return self._base((batch, bucket), count)[count]
+
+    def off_middle_s(self, bucket: int, batch: int, num_read: int) -> float:
+        """What passes that read so many tokens of context take more than the cells say, which are
+        about the middle of their buckets; the scale is 1."""
+        return self.context_s * (num_read - (1 << batch) * bucket_context(bucket))
 
     def refresh(
         self,
@@ -302,6 +315,7 @@ class Costs:
         return {
             "verify": self.verify.rows,
             "each_s": self.verify.scale * self.verify.each_s,
+            "context_s": self.verify.scale * self.verify.context_s,
             "drafts": {name: table.rows for name, table in self.drafts.items()},
         }
 
@@ -311,11 +325,11 @@ class Costs:
         drafts = record.get("drafts")
         if not isinstance(drafts, dict):
             raise ValueError("no draft tables")
-        each_s = record.get("each_s")
-        if not _is_cost(each_s):
+        each_s, context_s = record.get("each_s"), record.get("context_s")
+        if not _is_cost(each_s) or not _is_cost(context_s):
             raise ValueError("not a cost of each sequence")
         verify = _read_table(record.get("verify"), NUM_CONTEXT_BUCKETS)
-        verify.each_s = float(each_s)
+        verify.each_s, verify.context_s = float(each_s), float(context_s)
         return cls(
             verify,
             {str(name): _read_table(rows, NUM_BATCH_BUCKETS) for name, rows in drafts.items()},
@@ -362,7 +376,11 @@ def verify_table(
         if n < width
     ]
     each_s = max(0.0, median(each)) if each else 0.0
-    return CostTable(buckets, measured=True, each_s=each_s)
+    context_s = 0.0
+    if len(contexts) > 1:
+        short, long = contexts[:2]
+        context_s = max(0.0, rows[long][1] - rows[short][1]) / (long - short)
+    return CostTable(buckets, measured=True, each_s=each_s, context_s=context_s)
 
 
 def draft_table(points: Mapping[int, Mapping[int, float]], most: int) -> CostTable:

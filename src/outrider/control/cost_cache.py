@@ -17,7 +17,7 @@ from pathlib import Path
 
 from outrider.control.cost import Costs
 
-FORMAT = 3
+FORMAT = 4
 MAX_AGE_S = 30 * 24 * 3600.0
 
 logger = logging.getLogger(__name__)

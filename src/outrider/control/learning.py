@@ -7,13 +7,14 @@ or lost against plain decoding goes to the credit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from statistics import median
 
 from outrider.contracts import Caution, ControlledView, Proposal, Verdict
-from outrider.control.allocation import Source, Track
-from outrider.control.cost import Costs, batch_bucket
+from outrider.control.allocation import MOST_OFF, Source, Track
+from outrider.control.cost import Costs, CostTable, batch_bucket
 from outrider.events import StepTiming
 
 SHARE = 0.005  # of all time that may be lost
@@ -45,6 +46,7 @@ class Decision:
     bucket: int = 0  # of the context
     plain_s: float = 0.0
     plain_base: float = 1.0  # of the table
+    num_read: int = 0  # tokens of context, of all sequences together
     behind: int = 0  # tokens that drafters have to read first
     probed: Track | None = None
     probe_s: float = 0.0  # what it adds to a step
@@ -55,6 +57,12 @@ class Decision:
     num_rests: int = 0  # how often it was left standing for that
     is_first: bool = False  # somebody drafted in the pass over its prompt
     cautions: dict[int, Caution | None] = field(default_factory=dict)  # by index of the view
+
+    def has_grown(self, num_tokens: int, verify: CostTable) -> None:
+        """The sequences' contexts, all together."""
+        self.num_read += num_tokens
+        self.plain_base += verify.context_s * num_tokens
+        self.plain_s += verify.scale * verify.context_s * num_tokens
 
 
 class Learner:
@@ -80,9 +88,9 @@ class Learner:
         pass_s: dict[int, list[float]] = {}  # of steps that held sequences and our drafts alone
         total_s = 0.0
         steps: list[tuple[float, float]] = []  # of these, the ones with drafts: and what they saved
-        plain_s = now.plain_s
-        if (tried_s := self.tried_s(batch, now.plain_base)) is not None:
-            plain_s = min(plain_s, tried_s)
+        plain: list[float] = []  # steps without drafts, over the table's base
+        verify = self._costs.verify
+        tried = self.tried_s(batch, 1.0)  # over the base
         for timing, proposals, verdicts in news:
             step_s = timing.draft_s + timing.verify_s + timing.other_s
             total_s += step_s
@@ -92,18 +100,22 @@ class Learner:
                 num_emitted += len(verdicts[i].path)
             if num_tokens == timing.num_tokens:
                 took_s = timing.verify_s + other_s + (0.0 if drafting else timing.draft_s)
-                pass_s.setdefault(num_tokens, []).append(took_s)
+                more_s = verify.scale * verify.off_middle_s(now.bucket, batch, now.num_read)
+                pass_s.setdefault(num_tokens, []).append(took_s - min(more_s, MOST_OFF * took_s))
                 if drafting:
+                    plain_s = min(now.plain_s, (tried or math.inf) * now.plain_base)
                     steps.append((step_s, num_emitted * plain_s / num_sequences))
+                else:
+                    plain.append(took_s / now.plain_base)
+            now.has_grown(num_emitted, verify)
         if batch in self._tried:
             over_base, age = self._tried[batch]
             self._tried[batch] = over_base, age + 1
-        if not drafting and num_sequences in pass_s:
-            plain = self._few_plain.setdefault(batch, [])
-            plain += [took / now.plain_base for took in pass_s[num_sequences]]
-            if len(plain) >= LEAST_EVIDENCE:
-                self._tried[batch] = median(plain), 0
-                plain.clear()
+        few = self._few_plain.setdefault(batch, [])
+        few += plain
+        if len(few) >= LEAST_EVIDENCE:
+            self._tried[batch] = median(few), 0
+            few.clear()
         for num_tokens, took in _telling(pass_s):
             self._costs.verify.refresh(
                 now.bucket, num_tokens, median(took), batch, num_steps=len(took)
@@ -145,9 +157,9 @@ class Learner:
 
     def _usual_other_s(self, batch: int, news: list[News]) -> float:
         """What a step takes besides. Some of it comes once a call, and calls at the end of a text,
-        where drafts are short, have few steps: that is not what short drafts cost."""
+        or of a probe, have few steps: that is not what their drafts cost."""
         other_s = sum([timing.other_s for timing, _, _ in news]) / len(news)
-        if len(news) < LEAST_EVIDENCE:
+        if len(news) < LEAST_STEPS:
             return min(other_s, self._other_s.get(batch, other_s))
         self._other_s[batch] = other_s
         return other_s
