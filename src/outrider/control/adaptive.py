@@ -323,7 +323,7 @@ class AdaptiveController:
         if self._num_trials % (2 if is_close else AT_LEAST) == 0:
             decision.most_steps = TRIAL_STEPS
             return plain
-        if len(chosen) > MOST_TRYING or any(track.is_sure for track in step.tracks):
+        if len(chosen) > MOST_TRYING:
             return chosen  # widths vary without it
         decision.most_steps = TRIAL_STEPS
         offset = TRIALS[self._num_trials % len(TRIALS)]

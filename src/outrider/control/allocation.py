@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from itertools import pairwise
 
 from outrider.contracts import Caution, ControlledView
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
@@ -37,10 +38,12 @@ class Source:
         "_shared",
         "credits",
         "deepest",
+        "lone",
         "name",
         "num_checks",
         "num_sequences",
         "purses",
+        "rounds",
         "row",
         "scale",
         "sure",
@@ -59,6 +62,8 @@ class Source:
         self.deepest = 0.0
         self.row: list[float] = []
         self.scale = 1.0
+        self.lone = 0.0  # of a round of drafting, what it takes however few still draft
+        self.rounds: list[float] = []  # [k]: whole rounds that drafts of its sure ones amount to
 
     def prior(self, temperature: float) -> Prior:
         """What requests about as hot achieved lately."""
@@ -115,12 +120,12 @@ class Track:
         """Not to be changed but by `judge`: who has shown nothing yet is like everybody."""
         return self._sureness or self._shared.newcomer
 
-    def judge(self, outcomes: Seq[Outcome], is_cautious: bool) -> None:
-        """What became of drafts of a drafter that says how sure it is."""
+    def judge(self, outcomes: Seq[Outcome], most: int) -> None:
+        """What became of drafts of a drafter that says how sure it is (see `Sureness.observe`)."""
         self.source.sure.add(self.kind)
         if self._sureness is None:
             self._sureness = Sureness(self._shared)
-        self._sureness.observe(outcomes, is_cautious)
+        self._sureness.observe(outcomes, most)
 
     @property
     def is_sure(self) -> bool:
@@ -209,8 +214,13 @@ class Step:
         self.plain_s = self.scale * (self.row[len(views)] + more_s)
         for source in self.sources:
             table = costs.draft(source.name)
+            alone = _slope(table.row(0, MAX_AUTO_DRAFT_TOKENS))
             source.row = table.row(batch_bucket(source.num_sequences), MAX_AUTO_DRAFT_TOKENS)
             source.scale = table.scale * self.scale
+            together = _slope(source.row)
+            source.lone = min(1.0, alone / together) if together else 0.0
+            drawn = [t.sureness.drawn for t in tracks if t.source is source and t.is_sure]
+            source.rounds = _rounds(drawn, source.lone) if drawn else []
 
     def best(self, most: list[int]) -> tuple[list[int], float]:
         """The allocation with the highest `rate`, and that rate."""
@@ -248,6 +258,7 @@ class Step:
         sure = [order for order, track in enumerate(self.tracks) if track.is_sure and most[order]]
         if not sure:
             return chosen, best_rate
+        most = self._capped(chosen, sure, most)
         tokens, spent_s = self.worth(chosen)
         width = float(self.start + sum(chosen))
         sure.sort(key=lambda o: -self._sureness(o).kept[most[o]] / self._sureness(o).taken[most[o]])
@@ -259,15 +270,28 @@ class Step:
                 _at(self.row, width + sureness.taken[k]) - _at(self.row, width)
             )
             width += sureness.taken[k]
-            if sureness.drawn[k] > source.deepest:
-                deeper_s = _at(source.row, sureness.drawn[k]) - _at(source.row, source.deepest)
+            if source.rounds[k] > source.deepest:
+                deeper_s = _at(source.row, source.rounds[k]) - _at(source.row, source.deepest)
                 spent_s += source.scale * deeper_s
-                source.deepest = sureness.drawn[k]
+                source.deepest = source.rounds[k]
             if tokens > best_rate * spent_s:
                 best, best_rate = count, tokens / spent_s
         for order in sure[:best]:
             chosen[order] = most[order]
         return chosen, best_rate
+
+    def _capped(self, chosen: list[int], sure: list[int], most: list[int]) -> list[int]:
+        """Limits: the best single one for whoever stops by himself. It ends drafting for those few
+        that would go on while the others wait."""
+        best, best_rate = most, 0.0
+        for k in range(1, max(most[order] for order in sure) + 1):
+            budgets = list(chosen)
+            for order in sure:
+                budgets[order] = min(k, most[order])
+            rate = self.rate(budgets)
+            if rate > best_rate:
+                best_rate, best = rate, [min(k, limit) for limit in most]
+        return best
 
     def _sureness(self, order: int) -> Sureness:
         return self.tracks[order].sureness
@@ -302,7 +326,7 @@ class Step:
                 source, fill = track.source, 1.0
                 if track.is_sure:
                     sureness = track.sureness
-                    added, width, depth = sureness.kept[k], sureness.taken[k], sureness.drawn[k]
+                    added, width, depth = sureness.kept[k], sureness.taken[k], source.rounds[k]
                 else:
                     added, width, depth = track.survival.totals[k], float(k), float(k)
                     fill = track.survival.fill
@@ -329,12 +353,29 @@ class Step:
             caution = None
             if k and track.is_sure:
                 source = track.source
-                round_s = source.scale * (source.row[-1] - source.row[1]) / (len(source.row) - 2)
+                round_s = source.scale * _slope(source.row)
                 caution = Caution(track.sureness.chances, prices, TOLL * rate * round_s)
             elif k:
                 caution = Caution(track.sureness.chances)
             found.append(caution)
         return found
+
+
+def _slope(drafts: Seq[float]) -> float:
+    """What another round of drafting takes."""
+    return (drafts[-1] - drafts[1]) / (len(drafts) - 2)
+
+
+def _rounds(drawn: list[list[float]], lone: float) -> list[float]:
+    """[k]: of drafts of at most k. A round counts in part by how many take part in it (`drawn`, see
+    `Sureness`), and for the rest whenever somebody does."""
+    num = len(drawn)
+    means = [sum(places) / num for places in zip(*drawn, strict=True)]
+    found = [0.0]
+    for before, now in pairwise(means):
+        somebody = 1.0 - (1.0 - min(1.0, now - before)) ** num
+        found.append(found[-1] + lone * somebody + (1.0 - lone) * (now - before))
+    return found
 
 
 def _at(row: Seq[float], x: float) -> float:

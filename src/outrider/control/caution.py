@@ -25,6 +25,7 @@ GUESS_WEIGHT = 8.0  # of that guess, in drafts
 CHANCE_DECAY = 0.9995  # per draft judged: levels that are left out for long return to the guess
 FIRST_TAKEN, FIRST_KEPT = 0.75, 0.65  # of the first place; the next ones fall as fast
 OWN_DECAY, SHARED_DECAY = 0.97, 0.99  # per step
+UNSEEN = 0.1  # steps that one counts as for places behind the last that drafts may reach
 PRIOR_WEIGHT = 5.0  # in steps
 MISS_WEIGHT = 3.0  # expected refusals that a request's own have to make up for
 MOST_FLOORS = 32
@@ -34,16 +35,20 @@ Outcome = tuple[Seq[int], int, int]  # levels of the drawn tokens, how many were
 
 
 class _Yields:
-    """Decayed counts by place in a draft: how often a token was drawn there, taken, and kept."""
+    """Decayed counts by place in a draft: how often a token was drawn there, taken, and kept, of
+    how many steps that went so far."""
 
     def __init__(self, decay: float) -> None:
         self._decay = decay
-        self.num_steps = 0.0
+        self.num_steps = [0.0] * MAX_AUTO_DRAFT_TOKENS
         self.counts = [[0.0] * MAX_AUTO_DRAFT_TOKENS for _ in range(3)]
 
-    def count(self, outcomes: Seq[Outcome]) -> None:
-        self.fade(self._decay ** len(outcomes))
-        self.num_steps += len(outcomes)
+    def count(self, outcomes: Seq[Outcome], most: int) -> None:
+        """Of drafts of at most so many: what is known of the places behind gets old, slowly."""
+        share = self._decay ** len(outcomes)
+        self.fade(share, 0, most)
+        self.fade(share**UNSEEN, most)
+        self.num_steps[:most] = [n + len(outcomes) for n in self.num_steps[:most]]
         ends = [[0] * (MAX_AUTO_DRAFT_TOKENS + 1) for _ in range(3)]  # how many were so long
         drawn, taken, kept = ends
         for levels, num_taken, num_kept in outcomes:
@@ -56,15 +61,17 @@ class _Yields:
                 longer += lengths[place + 1]
                 counts[place] += longer
 
-    def fade(self, share: float) -> None:
-        self.num_steps *= share
-        self.counts = [[share * n for n in counts] for counts in self.counts]
+    def fade(self, share: float, start: int = 0, stop: int = MAX_AUTO_DRAFT_TOKENS) -> None:
+        for counts in [self.num_steps, *self.counts]:
+            counts[start:stop] = [share * n for n in counts[start:stop]]
 
     def means(self, lean: Seq[Seq[float]]) -> list[list[float]]:
         """Leaning on others with the weight of some steps."""
-        total = self.num_steps + PRIOR_WEIGHT
         return [
-            [(n + PRIOR_WEIGHT * m) / total for n, m in zip(counts, means, strict=True)]
+            [
+                (n + PRIOR_WEIGHT * m) / (num_steps + PRIOR_WEIGHT)
+                for n, m, num_steps in zip(counts, means, self.num_steps, strict=True)
+            ]
             for counts, means in zip(self.counts, lean, strict=True)
         ]
 
@@ -125,7 +132,7 @@ class Shared:
 
 class Sureness:
     """One request. Of drafts of at most k: `kept[k]`, what they are expected to add to a step;
-    `taken[k]`, how many of them are verified; `drawn[k]`, how many rounds of drafting they take.
+    `taken[k]`, how many of them are verified; `drawn[k]`, in how many rounds it takes part.
     `chances[level]`: how often its drafts hold.
     """
 
@@ -136,15 +143,16 @@ class Sureness:
         self._version, self._drawn = 1, (0, 0)
         self.refresh()
 
-    def observe(self, outcomes: Seq[Outcome], is_cautious: bool) -> None:
-        """What became of drafts; those of a drafter that never stopped say nothing of yields."""
+    def observe(self, outcomes: Seq[Outcome], most: int) -> None:
+        """What became of drafts of at most so many; 0: of a drafter that never stopped by itself,
+        which says nothing of yields."""
         expected, refused = self.shared.judge(outcomes)
         share = OWN_DECAY ** len(outcomes)
         self._expected = MISS_WEIGHT + share * (self._expected - MISS_WEIGHT) + expected
         self._refused = MISS_WEIGHT + share * (self._refused - MISS_WEIGHT) + refused
-        if is_cautious:
-            self.shared.yields.count(outcomes)
-            self._yields.count(outcomes)
+        if most:
+            self.shared.yields.count(outcomes, most)
+            self._yields.count(outcomes, most)
         self._version += 1
 
     def fade(self, share: float) -> None:

@@ -173,13 +173,16 @@ class Learner:
         is_even = 4 * sum([k for _, _, k in drafting]) >= 3 * longest * len(drafting)
         if len(sources) > 1 or not (is_sure or is_even):
             return
-        name, bucket = sources.pop().name, batch_bucket(len(drafting))
+        source = sources.pop()
+        name, bucket = source.name, batch_bucket(len(drafting))
         took = [(longest, timing.draft_s) for timing, _, _ in news]
-        if is_sure:  # rounds of a step, as `Sureness.drawn` has them: the mean of sequences
+        if is_sure:  # whole rounds of a step, as `Source.rounds` counts them
             took = []
             for timing, proposals, _ in news:
-                num_drawn = sum([len(proposals[i].levels or ()) for i, _, _ in drafting])
-                took.append((round(num_drawn / len(drafting)), timing.draft_s))
+                drawn = [len(proposals[i].levels or ()) for i, _, _ in drafting]
+                mean = sum(drawn) / len(drawn)
+                num_rounds = source.lone * max(drawn) + (1.0 - source.lone) * mean
+                took.append((round(num_rounds), timing.draft_s))
         if now.behind:
             # Reading is no slower than drafting; the first time it meets untouched memory, too.
             first, first_s = took[0]
@@ -230,7 +233,7 @@ def _judge(
         if proposal.levels is not None
     ]
     if outcomes:
-        track.judge(outcomes, caution is not None and len(caution.floors) > 0)
+        track.judge(outcomes, k if caution is not None and caution.floors else 0)
     elif any(proposal.tokens for proposal, _ in drafts) or not track.is_sure:
         track.source.sure.discard(track.kind)
         track.survival.observe([(k, len(p), path, p.parents is not None) for p, path in drafts])

@@ -106,8 +106,8 @@ def test_a_request_that_differs_is_told_apart() -> None:
     shared = Shared()
     usual, odd = Sureness(shared), Sureness(shared)
     for _ in range(40):
-        usual.observe([([SURE] * 4, 4, 4)] * 8, is_cautious=True)
-        odd.observe([([SURE] * 4, 4, 1)] * 2, is_cautious=True)
+        usual.observe([([SURE] * 4, 4, 4)] * 8, most=16)
+        odd.observe([([SURE] * 4, 4, 1)] * 2, most=16)
     usual.refresh()
     odd.refresh()
     assert usual.chances[SURE] > 0.85
