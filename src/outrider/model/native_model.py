@@ -132,6 +132,11 @@ class NativeModel:
         if self._lib.outrider_ready(self._handle) != native.OK:
             raise ModelError(native.error_message())
 
+    def populate(self, offset: int, num_bytes: int) -> int:
+        """Has the system provide a part of the KV's memory now, not at its first use. Returns how
+        much it was; 0: there is no more. The one method for another thread than the steps'."""
+        return int(self._lib.outrider_populate(self._handle, offset, num_bytes))
+
     @property
     def weight_bytes(self) -> int:
         """Memory of the packed weights; the embedding is read where it lies."""

@@ -191,6 +191,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any] | None]] = {
     "outrider_set_ids": (c_int32, [c_void_p, c_void_p, c_int32]),
     "outrider_ready": (c_int32, [c_void_p]),
     "outrider_allocate": (c_int32, [c_void_p, c_int32, c_int32]),
+    "outrider_populate": (c_int64, [c_void_p, c_int64, c_int64]),
     "outrider_weight_bytes": (c_int64, [c_void_p]),
     # Called once per step: bytes, and argument blocks built beforehand, are passed as they are.
     "outrider_step": (c_int32, None),

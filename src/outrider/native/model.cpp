@@ -485,6 +485,19 @@ int32_t outrider_allocate(OutriderModel* m, int32_t blocks, int32_t block_size) 
   return OUTRIDER_OK;
 }
 
+int64_t outrider_populate(OutriderModel* m, int64_t offset, int64_t bytes) {
+#if defined(__linux__)
+  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
+  const int64_t left = int64_t(m->cache.size()) - offset;
+  bytes = std::min(bytes, left);
+  if (offset < 0 || offset % 4096 || bytes <= 0) return 0;
+  return madvise(m->cache.data() + offset, size_t(bytes), kPopulateWrite) == 0 ? bytes : 0;
+#else
+  (void)m, (void)offset, (void)bytes;
+  return 0;
+#endif
+}
+
 int64_t outrider_weight_bytes(const OutriderModel* m) {
   return int64_t(m->weights.size());
 }

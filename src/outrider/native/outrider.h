@@ -187,6 +187,10 @@ OUTRIDER_API int32_t outrider_set_rope(OutriderModel* model, const float* cosine
 OUTRIDER_API int32_t outrider_set_ids(OutriderModel* model, const int32_t* ids, int32_t count);
 OUTRIDER_API int32_t outrider_ready(OutriderModel* model);  // whether every tensor has been set
 OUTRIDER_API int32_t outrider_allocate(OutriderModel* model, int32_t blocks, int32_t block_size);
+// Has the system provide up to `bytes` of the cache's memory from `offset` on, which it otherwise does
+// at the first use. Returns how many it was, 0 at the end or where it cannot be asked for that.
+// Steps may run meanwhile; `outrider_allocate` and `outrider_free` may not.
+OUTRIDER_API int64_t outrider_populate(OutriderModel* model, int64_t offset, int64_t bytes);
 OUTRIDER_API int64_t outrider_weight_bytes(const OutriderModel* model);
 OUTRIDER_API int32_t outrider_step(OutriderModel* model, const int32_t* packed,
                                    const OutriderStep* step);

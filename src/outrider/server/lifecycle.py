@@ -40,6 +40,10 @@ class Lifecycle:
             raise overloaded("the queue is full: try again later", code="queue_full")
         self._num_in_flight += num
 
+    @property
+    def is_idle(self) -> bool:
+        return self._num_in_flight == 0
+
     def leave(self, num: int) -> None:
         self._num_in_flight -= num
         if self._num_in_flight == 0:

@@ -23,6 +23,7 @@ from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError
 from outrider.server.grammars import Grammars
 from outrider.server.lifecycle import Lifecycle, State
+from outrider.server.memory import Populating
 from outrider.server.metrics import Metrics
 from outrider.server.texts import TokenTexts
 from outrider.server.tracing import Tracing
@@ -56,6 +57,7 @@ class Service(Lifecycle):
         self.loader: threading.Thread | None = None
         self._load = load
         self._served: Served | None = None
+        self._populating: Populating | None = None
 
     # --- from loading to the end -------------------------------------------------------------
 
@@ -97,6 +99,7 @@ class Service(Lifecycle):
         self._served = Served(
             engine, core, core.tokenizer, template, texts, Grammars(core), frozenset(named)
         )
+        self._populating = Populating(core.parts.target, lambda: self.is_idle)
         self.was_ready = True
         if self.state is State.LOADING:
             self.state = State.READY
@@ -104,6 +107,8 @@ class Service(Lifecycle):
 
     async def close(self, timeout_s: float = 2.0) -> bool:
         """Ends the engine; False if its thread could not be ended."""
+        if self._populating is not None:
+            self._populating.stop()
         closed = self._served is None or await self._served.engine.close(timeout_s)
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
