@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from outrider.contracts import Model
@@ -24,34 +24,29 @@ PAUSE_S = 0.05  # between two looks at whether anybody is served
 
 
 class Populating:
-    """Goes on in a thread of its own, while `is_idle`, until all is there."""
+    """Goes on in a thread of its own, while `is_idle`, until all of these models' is there."""
 
-    def __init__(self, model: Model, is_idle: Callable[[], bool]) -> None:
+    def __init__(self, models: Sequence[Model], is_idle: Callable[[], bool]) -> None:
         self._is_idle = is_idle
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
-        if isinstance(model, NativeModel):
-            self._thread = threading.Thread(
-                target=self._run, args=(model,), name="outrider-memory", daemon=True
-            )
-            self._thread.start()
+        self._models = [model for model in models if isinstance(model, NativeModel)]
+        self._thread = threading.Thread(target=self._run, name="outrider-memory", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """Before the model may go."""
+        """Before a model may go."""
         self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
 
-    def _run(self, model: NativeModel) -> None:
-        offset = 0
-        while available_bytes() > LEFT and not self._stopped.is_set():
-            if not self._is_idle():
-                self._stopped.wait(PAUSE_S)
-                continue
-            found = model.populate(offset, PIECE)
-            if not found:
-                return
-            offset += found
+    def _run(self) -> None:
+        for model in self._models:
+            offset, found = 0, 1
+            while found and available_bytes() > LEFT and not self._stopped.is_set():
+                if self._is_idle():
+                    found = model.populate(offset, PIECE)
+                    offset += found
+                else:
+                    self._stopped.wait(PAUSE_S)
 
 
 def available_bytes() -> int:

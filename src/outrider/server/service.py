@@ -18,6 +18,7 @@ from time import monotonic
 from outrider.engine.async_engine import AsyncEngine
 from outrider.engine.engine import Engine
 from outrider.model.tokenizer import Tokenizer
+from outrider.proposers.draft_model import ModelProposer
 from outrider.server.chat import ChatTemplate, load_template
 from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError
@@ -99,7 +100,9 @@ class Service(Lifecycle):
         self._served = Served(
             engine, core, core.tokenizer, template, texts, Grammars(core), frozenset(named)
         )
-        self._populating = Populating(core.parts.target, lambda: self.is_idle)
+        drafters = [core.parts.proposers[name] for name in sorted(named)]
+        models = [d.memory.model for d in drafters if isinstance(d, ModelProposer)]
+        self._populating = Populating([core.parts.target, *models], lambda: self.is_idle)
         self.was_ready = True
         if self.state is State.LOADING:
             self.state = State.READY

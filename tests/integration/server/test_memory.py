@@ -32,7 +32,6 @@ def model() -> NativeDecoder:
 
 
 def finish(populating: Populating) -> None:
-    assert populating._thread is not None
     populating._thread.join(60)
     assert not populating._thread.is_alive()
 
@@ -40,14 +39,14 @@ def finish(populating: Populating) -> None:
 def test_all_of_it_is_there_before_the_first_request(model: NativeDecoder) -> None:
     num_bytes = NUM_BLOCKS * 16 * model.spec.kv_bytes_per_token
     before = resident_bytes()
-    finish(Populating(model, lambda: True))
+    finish(Populating([model], lambda: True))
     assert resident_bytes() - before > 0.9 * num_bytes
 
 
 def test_scarce_memory_is_left_alone(model: NativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 0)
     before = resident_bytes()
-    finish(Populating(model, lambda: True))
+    finish(Populating([model], lambda: True))
     assert resident_bytes() - before < 8 << 20
 
 
@@ -62,14 +61,14 @@ def test_who_serves_has_better_things_to_do(
         return num_bytes if len(pieces) < 3 else 0
 
     monkeypatch.setattr(model, "populate", populate)
-    finish(Populating(model, lambda: next(looks)))
+    finish(Populating([model], lambda: next(looks)))
     assert pieces == [0, memory.PIECE, 2 * memory.PIECE]
     assert not list(looks)
 
 
 def test_it_can_be_stopped(model: NativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "populate", lambda offset, num_bytes: num_bytes)  # never the end
-    populating = Populating(model, lambda: True)
+    populating = Populating([model], lambda: True)
     populating.stop()
     finish(populating)
 
