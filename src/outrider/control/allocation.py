@@ -283,15 +283,17 @@ class Step:
     def _capped(self, chosen: list[int], sure: list[int], most: list[int]) -> list[int]:
         """Limits: the best single one for whoever stops by himself. It ends drafting for those few
         that would go on while the others wait."""
-        best, best_rate = most, 0.0
+        best, best_rate = 0, 0.0
         for k in range(1, max(most[order] for order in sure) + 1):
             budgets = list(chosen)
             for order in sure:
                 budgets[order] = min(k, most[order])
             rate = self.rate(budgets)
             if rate > best_rate:
-                best_rate, best = rate, [min(k, limit) for limit in most]
-        return best
+                best, best_rate = k, rate
+            elif k > best + 2:  # a cliff is behind it, not just a step
+                break
+        return [min(best, limit) for limit in most]
 
     def _sureness(self, order: int) -> Sureness:
         return self.tracks[order].sureness
