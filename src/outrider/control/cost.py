@@ -139,7 +139,8 @@ class CostTable:
         if len(drawn) <= most:
             fixes, visits = self._nearest_fixes(place), self._visits.get(place, {})
             end = min((n for n in fixes if n > most), default=most)
-            drawn = _fixed(self._base(place, end)[: end + 1], fixes)
+            base = self._base(place, max(end, *fixes, 0))
+            drawn = _fixed(base[: end + 1], fixes, self._beyond_last(place, base, fixes))
             if visits:  # what was visited often counts for more
                 weights = [visits.get(n, 0) + 0.5 for n in range(1, end + 1)]
                 drawn[1:] = rising(drawn[1:], weights)
@@ -232,10 +233,22 @@ class CostTable:
             end = left if right is None else right
             if end is None:
                 return 0.0
-            base = self._base(place, max(end, count))
+            base = self._base(place, max(*fixes, count))
+            if right is None:
+                return base[count] * (self._beyond_last(place, base, fixes) - 1.0)
             return _beyond(base[count], base[end], fixes[end]) - base[count]
         share = (count - left) / (right - left)
         return fixes[left] + share * (fixes[right] - fixes[left])
+
+    def _beyond_last(
+        self, place: Place, base: Sequence[float], fixes: Mapping[int, float]
+    ) -> float:
+        """The factor of counts wider than any that steps have visited: that of the last one which
+        is known. A few steps of a probe say nothing about them."""
+        visits = self._visits.get(place, {})
+        known = [n for n in fixes if visits.get(n, 0) >= KNOWN_VISITS and base[n]]
+        last = max(known or [n for n in fixes if base[n]], default=None)
+        return 1.0 if last is None else 1.0 + fixes[last] / base[last]
 
     def _nearest_fixes(self, place: Place) -> Mapping[int, float]:
         own = self._fixes.get(place)
@@ -255,8 +268,9 @@ def _knot(count: int) -> int:
     return KNOTS[left] if count - KNOTS[left] < KNOTS[right] - count else KNOTS[right]
 
 
-def _fixed(base: list[float], fixes: Mapping[int, float]) -> list[float]:
-    """A row with what steps have added to it. No drafts go on costing nothing."""
+def _fixed(base: list[float], fixes: Mapping[int, float], beyond: float) -> list[float]:
+    """A row with what steps have added to it; `beyond` the last of them, a factor. No drafts go on
+    costing nothing."""
     places = sorted(n for n in fixes if n < len(base))
     if not places:
         return list(base)
@@ -265,7 +279,7 @@ def _fixed(base: list[float], fixes: Mapping[int, float]) -> list[float]:
     for left, right in pairwise(places):
         slope = (fixes[right] - fixes[left]) / (right - left)
         row += [base[n] + fixes[left] + slope * (n - left) for n in range(left, right)]
-    row += [_beyond(cell, base[last], fixes[last]) for cell in base[last:]]
+    row += [base[last] + fixes[last], *(beyond * cell for cell in base[last + 1 :])]
     if base[0] == 0.0:
         row[0] = 0.0
     return row

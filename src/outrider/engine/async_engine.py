@@ -29,6 +29,10 @@ logger = logging.getLogger(__name__)
 GATHER_S = 0.008  # times the sequences of a step
 MAX_GATHER_S = 0.08
 HEARING_S = 0.004  # most of that wait: clients that do more than listen are not waited for
+# What begins or ends takes a loop several turns: what has come in has been posted by then, what is
+# new has been sent. And who begins may not be alone: prompts that came together are read together.
+TURNS = 8
+ARRIVING_S = 0.012  # most of the wait for others
 Item = StepEvent | Result | Exception
 Deliver = Callable[[list[Item]], None]
 
@@ -53,6 +57,7 @@ class AsyncEngine:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._clients: dict[str, _Client] = {}  # touched by the engine thread only
         self._sent_at = 0.0  # when everybody's news was last delivered
+        self._arrived: set[asyncio.AbstractEventLoop] = set()  # with requests since the last step
         self._failure: BaseException | None = None
         self._alive_at: float | None = None  # last sign of life; None while there is no work
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
@@ -111,6 +116,7 @@ class AsyncEngine:
                 self._send([client])
             else:
                 self._clients[client.request_id] = client
+                self._arrived.add(client.loop)
 
         def stop() -> None:
             if client.request_id is not None and client.request_id in self._clients:
@@ -165,14 +171,22 @@ class AsyncEngine:
 
     def _obey(self) -> bool:
         """Runs all posted commands, waiting for one if there is nothing else to do."""
-        self._engine.parts.ahead.resume()  # before they are looked for: none is overlooked
+        waited_s = 0.0
         while True:
+            self._engine.parts.ahead.resume()  # before they are looked for: none is overlooked
             block = not self._engine.has_work
             self._alive_at = None if block else monotonic()
             try:
                 command = self._commands.get(block=block)
             except queue.Empty:
-                return True
+                if not self._arrived or waited_s >= ARRIVING_S:
+                    self._arrived.clear()
+                    return True
+                started = monotonic()
+                while self._arrived:
+                    _wait_for(self._arrived.pop(), TURNS)
+                waited_s += monotonic() - started
+                continue
             self._alive_at = monotonic()
             if command is None:
                 return False
@@ -203,13 +217,14 @@ class AsyncEngine:
         now = monotonic()
         # What has been computed ahead follows within microseconds.
         is_due = now - self._sent_at >= min(GATHER_S * len(report.events), MAX_GATHER_S)
+        num_turns = TURNS if urgent else 1
         if is_due and self._engine.parts.ahead.is_empty:
             self._sent_at = now
             urgent += self._clients.values()
-        self._send(urgent)
+        self._send(urgent, num_turns)
 
-    def _send(self, clients: Iterable[_Client]) -> None:
-        """Hands over what these have gathered; wakes each loop once."""
+    def _send(self, clients: Iterable[_Client], num_turns: int = 1) -> None:
+        """Hands over what these have gathered; wakes each loop once, and lets it work."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Client, list[Item]]]] = {}
         for client in clients:
             if client.news:
@@ -217,9 +232,8 @@ class AsyncEngine:
                 client.news = []
         for loop, mine in by_loop.items():
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
-                heard = threading.Event()
-                loop.call_soon_threadsafe(_deliver, mine, loop, heard)
-                heard.wait(HEARING_S)
+                loop.call_soon_threadsafe(_deliver, mine)
+                _wait_for(loop, num_turns)
 
     def _fail_everybody(self, error: BaseException) -> None:
         wrapped = error if isinstance(error, OutriderError) else EngineError(f"engine: {error}")
@@ -229,12 +243,24 @@ class AsyncEngine:
         self._clients.clear()
 
 
-def _deliver(
-    news: list[tuple[_Client, list[Item]]], loop: asyncio.AbstractEventLoop, heard: threading.Event
-) -> None:
+def _deliver(news: list[tuple[_Client, list[Item]]]) -> None:
     for client, items in news:
         if not client.left:
             # Whoever has the last of it need not leave: that would only disturb the others' passes.
             client.left = not isinstance(items[-1], StepEvent)
             client.deliver(items)
-    loop.call_soon(heard.set)  # behind whatever the news has woken
+
+
+def _wait_for(loop: asyncio.AbstractEventLoop, num_turns: int) -> None:
+    """Until a loop has done all that it has to do, as often; not for long."""
+    done = threading.Event()
+
+    def turn(left: int) -> None:
+        if left:
+            loop.call_soon(turn, left - 1)
+        else:
+            done.set()
+
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(turn, num_turns)
+        done.wait(HEARING_S)

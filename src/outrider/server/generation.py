@@ -50,12 +50,15 @@ class Delta:
     prompt_logprobs: list[TokenLogprob] | None = None
     finish_reason: str | None = None
 
-    def add(self, event: StepEvent) -> None:
-        self.tokens += event.tokens
-        self.pieces += event.pieces
-        self.logprobs += event.logprobs or ()
-        self.prompt_logprobs = self.prompt_logprobs or event.prompt_logprobs
-        self.finish_reason = event.finish_reason
+    def add(self, events: list[StepEvent]) -> None:
+        for event in events:
+            self.tokens += event.tokens
+            self.pieces += event.pieces
+        if events[0].logprobs is not None:  # all have them, or none
+            for event in events:
+                self.logprobs += event.logprobs or ()
+        self.prompt_logprobs = self.prompt_logprobs or events[0].prompt_logprobs
+        self.finish_reason = events[-1].finish_reason
 
     @property
     def text(self) -> str:
@@ -164,36 +167,43 @@ class Generation:
         return None not in self.results
 
     def _take(self, prompt_index: int, items: list[Item]) -> None:
-        gained: dict[int, int] = {}  # tokens by choice
-        for item in items:
-            if isinstance(item, StepEvent):
-                index = prompt_index * self.ask.params.n + item.sample_index
-                gained[index] = gained.get(index, 0) + len(item.tokens)
-                self._take_event(index, item)
-                continue
-            if isinstance(item, Result):
-                self._take_result(prompt_index, item)
-            else:
-                self._error = item
-            self._news.set()
-        now = monotonic()
-        for index, num_tokens in gained.items():
-            self.num_completion_tokens += num_tokens
-            if index in self._last_s:
-                self._service.metrics.count_pace(now - self._last_s[index], num_tokens)
-            self._last_s[index] = now
-        if self._streamed:
+        events = [item for item in items if isinstance(item, StepEvent)]
+        for index, some in self._by_choice(prompt_index, events).items():
+            self._take_events(index, some)
+        last = items[-1]
+        if isinstance(last, Result):
+            self._take_result(prompt_index, last)
+        elif isinstance(last, Exception):
+            self._error = last
+        if self._streamed or not isinstance(last, StepEvent):
             self._news.set()
 
-    def _take_event(self, index: int, event: StepEvent) -> None:
-        self._service.metrics.count_step(event)
+    def _by_choice(
+        self, prompt_index: int, events: list[StepEvent]
+    ) -> dict[int, list[StepEvent]]:
+        num = self.ask.params.n
+        if num == 1:
+            return {prompt_index: events} if events else {}
+        found: dict[int, list[StepEvent]] = {}
+        for event in events:
+            found.setdefault(prompt_index * num + event.sample_index, []).append(event)
+        return found
+
+    def _take_events(self, index: int, events: list[StepEvent]) -> None:
+        """What one choice has gained in several steps."""
+        now, metrics = monotonic(), self._service.metrics
+        num_tokens = metrics.count_steps(events)
+        self.num_completion_tokens += num_tokens
+        if index in self._last_s:
+            metrics.count_pace(now - self._last_s[index], num_tokens)
+        self._last_s[index] = now
         if self.drafting is not None:
-            self.drafting.add(event)
+            for event in events:
+                self.drafting.add(event)
         if self._streamed:
-            delta = self._pending.get(index)
-            if delta is None:
-                delta = self._pending[index] = Delta(index)
-            delta.add(event)
+            if index not in self._pending:
+                self._pending[index] = Delta(index)
+            self._pending[index].add(events)
 
     def _take_result(self, prompt_index: int, result: Result) -> None:
         self.results[prompt_index] = result

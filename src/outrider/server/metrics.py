@@ -86,18 +86,21 @@ class Metrics:
         if num_tokens:
             self._histograms["inter_token_latency_seconds"].add(seconds / num_tokens, num_tokens)
 
-    def count_step(self, event: StepEvent) -> None:
-        """One sequence's step."""
-        self.num_generation_tokens += len(event.tokens)
-        if event.draft_tokens:
-            num_accepted = len(event.path)
-            self.num_drafts += 1
-            self.num_draft_tokens += len(event.draft_tokens)
-            self.num_accepted_tokens += num_accepted
-            while len(self.accepted_at) < num_accepted:
-                self.accepted_at.append(0)
-            for position in range(num_accepted):
-                self.accepted_at[position] += 1
+    def count_steps(self, events: list[StepEvent]) -> int:
+        """One sequence's steps; returns how many tokens it gained."""
+        num_tokens = sum([len(event.tokens) for event in events])
+        self.num_generation_tokens += num_tokens
+        for event in events:
+            if event.draft_tokens:
+                num_accepted = len(event.path)
+                self.num_drafts += 1
+                self.num_draft_tokens += len(event.draft_tokens)
+                self.num_accepted_tokens += num_accepted
+                while len(self.accepted_at) < num_accepted:
+                    self.accepted_at.append(0)
+                for position in range(num_accepted):
+                    self.accepted_at[position] += 1
+        return num_tokens
 
     def count_request(
         self, times: RequestTimes, num_prompt_tokens: int, num_cached: int, num_outputs: list[int]

@@ -106,8 +106,13 @@ class Watched(Generation):
             if steps:
                 yield steps
 
-    def _take_event(self, index: int, event: StepEvent) -> None:
-        super()._take_event(index, event)
+    def _take_events(self, index: int, events: list[StepEvent]) -> None:
+        super()._take_events(index, events)
+        for event in events:
+            self._take_event(event)
+        self._news.set()
+
+    def _take_event(self, event: StepEvent) -> None:
         note = self._notebook.take(event)
         self._stats.add(event, note.timing)
         if event.step > 1:  # the first one's time is the prompt's
@@ -126,7 +131,6 @@ class Watched(Generation):
                 "stats": self._stats.to_dict(),
             }
         )
-        self._news.set()
 
 
 def _tokens(event: StepEvent, spell: Spelling) -> dict[str, Any]:
