@@ -157,9 +157,10 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._obey():
-                report = self._engine.step()
-                if report is not None:
-                    self._dispatch(report)
+                reports = [self._engine.step()]
+                while not self._engine.parts.ahead.is_empty:  # what was computed with it
+                    reports.append(self._engine.step())
+                self._dispatch([report for report in reports if report is not None])
         except BaseException as error:
             logger.exception("the engine stopped")
             self._failure = error
@@ -192,33 +193,37 @@ class AsyncEngine:
                 return False
             command()
 
-    def _dispatch(self, report: StepReport) -> None:
+    def _dispatch(self, reports: list[StepReport]) -> None:
         urgent: list[_Client] = []
         ended: list[str] = []
-        for event in report.events:
-            client = self._clients.get(event.request_id)
-            if client is not None:
-                client.news.append(event)
-                if event.step == 1:
-                    urgent.append(client)
-                if event.finish_reason is not None and self._engine.is_finished(event.request_id):
-                    ended.append(event.request_id)
+        clients = self._clients
+        for report in reports:
+            for event in report.events:
+                client = clients.get(event.request_id)
+                if client is not None:
+                    client.news.append(event)
+                    if event.step == 1:
+                        urgent.append(client)
+                    if event.finish_reason is not None:
+                        ended.append(event.request_id)
         # After all events: several samples of a request may end in the same step.
         for request_id in dict.fromkeys(ended):
-            client = self._clients.pop(request_id)
-            client.news.append(self._engine.collect(request_id))
-            urgent.append(client)
-        for request_id, error in report.failures.items():
-            client = self._clients.pop(request_id, None)
-            if client is not None:
-                self._engine.collect(request_id)
-                client.news.append(error)
+            if self._engine.is_finished(request_id):
+                client = clients.pop(request_id)
+                client.news.append(self._engine.collect(request_id))
                 urgent.append(client)
+        for report in reports:
+            for request_id, error in report.failures.items():
+                client = clients.pop(request_id, None)
+                if client is not None:
+                    self._engine.collect(request_id)
+                    client.news.append(error)
+                    urgent.append(client)
         now = monotonic()
-        # What has been computed ahead follows within microseconds.
-        is_due = now - self._sent_at >= min(GATHER_S * len(report.events), MAX_GATHER_S)
+        num_sequences = len(reports[-1].events) if reports else 0
+        is_due = now - self._sent_at >= min(GATHER_S * num_sequences, MAX_GATHER_S)
         num_turns = TURNS if urgent else 1
-        if is_due and self._engine.parts.ahead.is_empty:
+        if is_due:
             self._sent_at = now
             urgent += self._clients.values()
         self._send(urgent, num_turns)
