@@ -3,13 +3,14 @@
     make load                              our own server
     make load VLLM=~/vllm/bin/python       and vLLM, plain and with the draft model
 
-Contestants take turns, cell by cell, with the same prompts (whoever waits is stopped); a stream
-that has got a completion asks for the next at once, over the same connection. Figures are medians
-over the rounds, ratios are taken inside a round. `auto` and `off` are the same server, told by the
-request's own `speculation` field. There are two of ours: as it comes (float32 arithmetic), and with
-`--dtype bfloat16`; each is compared with vLLM of the same arithmetic. Besides: what HTTP costs over
-the engine (`serve_overhead.py`). The result file is written again after every part: a run that is
-cut short was not in vain.
+Contestants take turns, cell by cell (whoever waits is stopped); a stream that has got a completion
+asks for the next at once, over the same connection. In a round everybody has every cell twice, the
+second time in reverse order, so that a machine that slows down meanwhile does so for all; figures
+are medians over the rounds, ratios are taken inside a round. `auto` and `off` are the same server,
+told by the request's own `speculation` field. There are two of ours: as it comes (bfloat16, as the
+bundled models are stored), and with `--dtype float32`; each is compared with vLLM of the same
+arithmetic. Besides: what HTTP costs over the engine (`serve_overhead.py`). The result file is
+written again after every part: a run that is cut short was not in vain.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from serving import TARGET, awake, bodies, median, outrider_server, quantile, vl
 from stream_client import Load, ask_all
 
 Rows = list[dict[str, Any]]
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("bfloat16", "float32")  # the first is what our server and vLLM take by themselves
 EACH = 4  # completions of every stream, one behind the other
+LENGTHS = (192, 512)  # of completions, for the costs of HTTP
 VLLM_DRAFT = json.dumps(
     {"method": "draft_model", "model": str(TARGET.parent / "draft"), "num_speculative_tokens": 4}
 )
@@ -44,32 +46,42 @@ class Contestant:
     ) -> None:
         self.name, self.dtype, self._url, self._process = name, dtype, url, process
         self._more = more
-        self.loads: dict[tuple[int, int], Load] = {}  # by streams and round
+        self.loads: dict[tuple[int, int], list[Load]] = {}  # by streams and round
 
     def run(self, num_streams: int, round_: int, max_tokens: int) -> None:
+        found = self.loads.setdefault((num_streams, round_), [])
         # `auto` and `off` share a server: whoever comes second must not find the other's prefixes.
         more = self._more | {"cache_salt": self.name}
-        name = f"{round_}.{num_streams}"
-        asked = [body | more for body in bodies(EACH * num_streams, name, max_tokens)]
+        name = f"{round_}.{len(found)}.{num_streams}"
+        asked = [
+            body | more | {"max_tokens": length(i, max_tokens)}
+            for i, body in enumerate(bodies(EACH * num_streams, name, max_tokens))
+        ]
         gc.collect()
         with awake(self._process):
-            self.loads[num_streams, round_] = ask_all(self._url, asked, num_streams)
+            found.append(ask_all(self._url, asked, num_streams))
 
     def rounds(self, num_streams: int) -> list[int]:
         return [round_ for n, round_ in self.loads if n == num_streams]
 
+    def rate(self, num_streams: int, round_: int) -> float:
+        loads = self.loads[num_streams, round_]
+        return len(loads) / sum(1.0 / load.rate for load in loads)
+
     def texts(self, num_streams: int, round_: int) -> list[str]:
-        return [answer.text for answer in self.loads[num_streams, round_].answers]
+        loads = self.loads[num_streams, round_]
+        return [answer.text for load in loads for answer in load.answers]
 
     def row(self, num_streams: int) -> dict[str, Any]:
-        loads = [self.loads[num_streams, round_] for round_ in self.rounds(num_streams)]
+        rounds = self.rounds(num_streams)
+        loads = [load for round_ in rounds for load in self.loads[num_streams, round_]]
         answers = [answer for load in loads for answer in load.answers]
         row: dict[str, Any] = {
             "streams": num_streams,
             "server": self.name,
             "dtype": self.dtype,
-            "rounds": len(loads),
-            "tokens/s": round(median([load.rate for load in loads]), 1),
+            "rounds": len(rounds),
+            "tokens/s": round(median([self.rate(num_streams, r) for r in rounds]), 1),
         }
         for name, values in (
             ("TTFT", [answer.ttft_s for answer in answers]),
@@ -81,10 +93,16 @@ class Contestant:
         return row
 
 
+def length(index: int, usual: int) -> int:
+    """Of a completion: from two thirds to four thirds, evenly. If all were as long, a server that
+    does not speculate would have all streams begin and end in step, which no real one has."""
+    return round(usual * (2 + 2 * (index * 0.618034 % 1)) / 3)
+
+
 def ratio(ours: Contestant, other: Contestant, num_streams: int) -> float | None:
     """The median of the ratios inside each round both were in: a busy moment falls on both."""
     common = [r for r in other.rounds(num_streams) if r in ours.rounds(num_streams)]
-    found = [ours.loads[num_streams, r].rate / other.loads[num_streams, r].rate for r in common]
+    found = [ours.rate(num_streams, r) / other.rate(num_streams, r) for r in common]
     return median(found) if found else None
 
 
@@ -118,10 +136,10 @@ class Run:
         return time.monotonic() - self.started
 
     def play(self, streams: list[int]) -> None:
-        """One round of everybody; who begins changes from round to round."""
+        """One round of everybody, there and back; who begins changes from round to round."""
+        order = self.contestants if self._round % 2 else self.contestants[::-1]
         for n in streams:
-            order = self.contestants if self._round % 2 else self.contestants[::-1]
-            for contestant in order:
+            for contestant in [*order, *order[::-1]]:
                 contestant.run(n, self._round, self.asked.max_tokens)
         self._round += 1
         self.publish()
@@ -140,14 +158,16 @@ class Run:
             print(*(f"{heading}: {table}" for heading, table in tables.items()), sep="\n")
             return
         notes = (
-            f"Greedy, {EACH} completions of {self.asked.max_tokens} tokens one behind the other in "
-            "every stream, the bundled 25M target. float32 is `outrider serve` as it comes, "
-            "bfloat16 with `--dtype bfloat16`. Rounds with vLLM come after those without; "
+            f"Greedy, {EACH} completions one behind the other in every stream, "
+            f"{length(0, self.asked.max_tokens)} to {self.asked.max_tokens * 4 // 3} tokens each, "
+            "the bundled 25M target. bfloat16 is `outrider serve` as it comes, "
+            "float32 with `--dtype float32`. Rounds with vLLM come after those without; in a round "
+            "everybody has every cell twice, in mirrored order, and "
             "ratios are taken inside rounds. The client runs on the same cores; `client CPU` is "
             "its share of one. TTFT: from sending a request to its "
             "first text; TPOT: time per token after the first. `HTTP over the engine`: the same "
-            "requests through the same engine, float32, by Engine.step, by AsyncEngine in the "
-            "server's process, and by HTTP to another process."
+            "requests through the same engine, bfloat16, all at once, by Engine.step, by "
+            "AsyncEngine in the server's process, and by HTTP to another process."
         )
         report.write("serve-load", "Concurrent streams", tables, notes)
 
@@ -179,7 +199,7 @@ def rivals(stack: ExitStack, python: Path, dtypes: list[str]) -> list[Contestant
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--vllm", type=Path, help="the Python of an environment with vLLM")
     parser.add_argument("--vllm-streams", type=int, nargs="+", default=[1, 4, 16])
@@ -191,15 +211,17 @@ def main() -> None:
     run = Run(asked)
     with ExitStack() as stack:
         for dtype in DTYPES:
-            args = [] if dtype == "float32" else ["--dtype", dtype]
+            args = [] if dtype == DTYPES[0] else ["--dtype", dtype]
             served = stack.enter_context(outrider_server("bundled", *args))
             off = {"speculation": {"off": True}}
             run.contestants.append(Contestant("outrider auto", dtype, *served))
             run.contestants.append(Contestant("outrider off", dtype, *served, **off))
+        time.sleep(serve_overhead.SETTLING_S)
         warm_up(run.contestants)
         for _ in range(asked.rounds):
             run.play(asked.streams)
-        run.costs = serve_overhead.rows(8, asked.rounds, asked.max_tokens)
+        for length in LENGTHS:
+            run.costs += serve_overhead.rows(8, 2 * asked.rounds, length)
         run.publish()
         if asked.vllm is not None:
             run.contestants += rivals(stack, asked.vllm, asked.vllm_dtypes)

@@ -35,6 +35,7 @@ from outrider.server.lifecycle import State
 from outrider.server.run import SWITCH_S, Server, bind
 from outrider.server.service import Served, Service
 
+SETTLING_S = 8.0  # the idle server has memory provided meanwhile
 CLIENT = Path(__file__).with_name("stream_client.py")
 WISHES: dict[str, tuple[dict[str, Any], Speculation]] = {  # over HTTP, and for the engine
     "off": ({"off": True}, Speculation(proposer=None)),
@@ -114,6 +115,7 @@ async def measure(num_streams: int, rounds: int, max_tokens: int) -> list[dict[s
     )
     while service.state is State.LOADING:
         await asyncio.sleep(0.05)
+    await asyncio.sleep(SETTLING_S)
     ways = Ways(service.served, f"http://127.0.0.1:{listener.getsockname()[1]}", client)
     found = []
     try:
@@ -146,6 +148,7 @@ async def _compare(ways: Ways, num_streams: int, rounds: int, max_tokens: int) -
     return {
         "speculation": ways.wish,
         "streams": num_streams,
+        "tokens": max_tokens,
         "engine tokens/s": round(bare, 1),
         "AsyncEngine tokens/s": round(in_process, 1),
         "HTTP tokens/s": round(http, 1),
