@@ -213,10 +213,10 @@ def main() -> None:
         for dtype in DTYPES:
             args = [] if dtype == DTYPES[0] else ["--dtype", dtype]
             served = stack.enter_context(outrider_server("bundled", *args))
+            time.sleep(serve_overhead.SETTLING_S)  # before the next one measures the machine
             off = {"speculation": {"off": True}}
             run.contestants.append(Contestant("outrider auto", dtype, *served))
             run.contestants.append(Contestant("outrider off", dtype, *served, **off))
-        time.sleep(serve_overhead.SETTLING_S)
         warm_up(run.contestants)
         for _ in range(asked.rounds):
             run.play(asked.streams)
