@@ -48,11 +48,11 @@ class Load:
 
 
 class _Stream:
-    """A request over a connection of its own, or over one that an answer has come by."""
+    """A request, over a connection that an earlier answer may have come by."""
 
-    def __init__(self, address: tuple[str, int], request: bytes, before: _Stream | None) -> None:
+    def __init__(self, address: tuple[str, int], request: bytes, kept: list[socket.socket]) -> None:
         self.started = time.perf_counter()
-        self.socket = socket.create_connection(address) if before is None else before.socket
+        self.socket = kept.pop() if kept else socket.create_connection(address)
         self.socket.sendall(request)
         self.pieces: list[bytes] = []
         self.first = self.last = 0.0
@@ -96,11 +96,18 @@ def _unchunked(body: bytes) -> bytes:
     return b"".join(found)
 
 
-def ask_all(url: str, bodies: list[dict[str, Any]], at_once: int | None = None) -> Load:
+def ask_all(
+    url: str,
+    bodies: list[dict[str, Any]],
+    at_once: int | None = None,
+    kept: list[socket.socket] | None = None,
+) -> Load:
     """Streams all completions, so many at once (None: all); who ends is followed by the next.
 
-    Nothing is parsed before the last byte is there.
+    Nothing is parsed before the last byte is there. `kept`: open connections, which are used first
+    and left there again; without it they are closed.
     """
+    connections = [] if kept is None else kept
     host, port = url.removeprefix("http://").split(":")
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\n"
     head += "Content-Type: application/json\r\nContent-Length: "
@@ -114,11 +121,10 @@ def ask_all(url: str, bodies: list[dict[str, Any]], at_once: int | None = None) 
         def begin(before: _Stream | None = None) -> None:
             if before is not None:
                 selector.unregister(before.socket)
+                connections.append(before.socket)
             if len(streams) < len(requests):
-                streams.append(_Stream((host, int(port)), requests[len(streams)], before))
+                streams.append(_Stream((host, int(port)), requests[len(streams)], connections))
                 selector.register(streams[-1].socket, selectors.EVENT_READ, streams[-1])
-            elif before is not None:
-                before.socket.close()
 
         for _ in range(at_once or len(requests)):
             begin()
@@ -131,13 +137,18 @@ def ask_all(url: str, bodies: list[dict[str, Any]], at_once: int | None = None) 
                     begin(key.data)
     seconds = max(stream.last for stream in streams) - started
     cpu_s = time.process_time() - cpu
+    if kept is None:
+        for connection in connections:
+            connection.close()
     return Load(seconds, cpu_s, [stream.answer() for stream in streams])
 
 
 def main() -> None:
+    kept: list[socket.socket] = []
     for line in sys.stdin:
         asked = json.loads(line)
-        print(json.dumps(asdict(ask_all(asked["url"], asked["bodies"]))), flush=True)
+        load = ask_all(asked["url"], asked["bodies"], kept=kept)
+        print(json.dumps(asdict(load)), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -236,9 +237,7 @@ class AsyncEngine:
                 by_loop.setdefault(client.loop, []).append((client, client.news))
                 client.news = []
         for loop, mine in by_loop.items():
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
-                loop.call_soon_threadsafe(_deliver, mine)
-                _wait_for(loop, num_turns)
+            _wait_for(loop, num_turns, partial(_deliver, mine))
 
     def _fail_everybody(self, error: BaseException) -> None:
         wrapped = error if isinstance(error, OutriderError) else EngineError(f"engine: {error}")
@@ -256,8 +255,10 @@ def _deliver(news: list[tuple[_Client, list[Item]]]) -> None:
             client.deliver(items)
 
 
-def _wait_for(loop: asyncio.AbstractEventLoop, num_turns: int) -> None:
-    """Until a loop has done all that it has to do, as often; not for long."""
+def _wait_for(
+    loop: asyncio.AbstractEventLoop, num_turns: int, work: Callable[[], None] | None = None
+) -> None:
+    """Has a loop do some work, and all that follows from it in so many turns; waits, not long."""
     done = threading.Event()
 
     def turn(left: int) -> None:
@@ -266,6 +267,11 @@ def _wait_for(loop: asyncio.AbstractEventLoop, num_turns: int) -> None:
         else:
             done.set()
 
-    with contextlib.suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(turn, num_turns)
+    def begin() -> None:
+        if work is not None:
+            work()
+        loop.call_soon(turn, num_turns - 1)  # behind whatever it has woken
+
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+        loop.call_soon_threadsafe(begin)
         done.wait(HEARING_S)

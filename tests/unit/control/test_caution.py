@@ -9,6 +9,7 @@ import pytest
 
 from outrider.contracts import NUM_LEVELS
 from outrider.control.adaptive import AdaptiveController
+from outrider.control.allocation import _rounds
 from outrider.control.caution import Shared, Sureness, floors
 
 from .simulator import NATIVE, Levels, Machine, fixed, measured, run
@@ -115,6 +116,27 @@ def test_a_request_that_differs_is_told_apart() -> None:
     assert usual.kept[4] > 3.5
     assert odd.kept[4] < 1.5
     assert Sureness(shared).chances == shared.chances  # who is new is like everybody
+
+
+def test_places_that_no_draft_may_reach_are_not_forgotten_at_once() -> None:
+    """A limit says nothing about what lies behind it."""
+    shared = Shared()
+    request = Sureness(shared)
+    for _ in range(20):
+        request.observe([([SURE] * 6, 6, 6)] * 4, most=16)
+    request.refresh()
+    behind = request.kept[6] - request.kept[2]
+    for _ in range(10):
+        request.observe([([SURE] * 2, 2, 2)] * 4, most=2)
+    request.refresh()
+    assert request.kept[6] - request.kept[2] > 0.8 * behind
+
+
+def test_a_round_for_few_is_charged_to_all() -> None:
+    """Four that each draw a second token now and then keep a second round going mostly."""
+    drawn = [[0.0, 1.0, 1.5]] * 4
+    assert _rounds(drawn, lone=0.0) == [0.0, 1.0, 1.5]
+    assert _rounds(drawn, lone=1.0) == pytest.approx([0.0, 1.0, 1.9375])
 
 
 def test_levels_that_are_left_out_are_tried_again_some_day() -> None:

@@ -160,6 +160,28 @@ def test_plain_steps_of_a_large_batch_do_not_make_drafts_free() -> None:
     assert table.scale * (row[32] - row[8]) == pytest.approx(0.48, rel=0.1)
 
 
+def test_a_few_steps_of_a_probe_do_not_price_what_is_wider() -> None:
+    table = CostTable([[1.0 + 0.1 * n for n in range(65)]], measured=True)
+    for _ in range(200):
+        table.refresh(0, 8, 1.8)
+    table.refresh(0, 10, 3.0, num_steps=4)  # in a slow moment
+    assert table.seconds(0, 32) == pytest.approx(4.2, rel=0.05)
+
+
+def test_a_token_of_context_has_its_price_inside_a_bucket() -> None:
+    table = CostTable([[1.0] * 9], measured=True, context_s=0.001)
+    middle = int(bucket_context(0))
+    assert table.off_middle_s(0, 0, middle) == 0.0
+    assert table.off_middle_s(0, 0, middle + 100) == pytest.approx(0.1)
+    assert table.off_middle_s(0, 2, 4 * middle - 200) == pytest.approx(-0.2)  # of four sequences
+
+
+def test_what_context_costs_is_read_off_the_measurement() -> None:
+    points = {64: {1: 1.0, 9: 1.2}, 1064: {1: 1.5, 9: 1.7}}
+    assert verify_table(points).context_s == pytest.approx(0.0005)
+    assert verify_table({64: {1: 1.0, 9: 1.2}}).context_s == 0.0
+
+
 # --- on disk ----------------------------------------------------------------------------------
 
 

@@ -99,6 +99,33 @@ def test_news_is_gathered_but_for_the_first_and_the_last(
     assert sum(len(e.tokens) for e in events if isinstance(e, StepEvent)) == 30
 
 
+def test_who_comes_together_is_read_together(sync: Engine) -> None:
+    """The engine does not run off with the first of several requests."""
+    prompts = [[*PROMPT, i] for i in range(6)]
+    first_steps: list[int] = []  # how many requests got their first token in a step
+
+    def watch(report: StepReport) -> None:
+        num = sum(event.step == 1 for event in report.events)
+        if num:
+            first_steps.append(num)
+
+    async def ask(engine: AsyncEngine, prompt: list[int], num_turns: int) -> None:
+        for _ in range(num_turns):  # what a server does before a request gets here
+            await asyncio.sleep(0)
+        await engine.generate(prompt, params=PARAMS)
+
+    async def main() -> None:
+        async with running(sync) as engine:
+            await asyncio.gather(*(ask(engine, p, i // 2) for i, p in enumerate(prompts)))
+
+    sync.observers.append(watch)
+    try:
+        asyncio.run(main())
+    finally:
+        sync.observers.remove(watch)
+    assert first_steps == [6]
+
+
 def test_a_loop_that_does_not_listen_holds_nobody_up(
     sync: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
