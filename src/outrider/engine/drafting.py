@@ -84,11 +84,12 @@ def observe(
     taps: dict[int, torch.Tensor],
 ) -> None:
     """Tells every proposer what became of its sequences, with the taps of what was committed."""
-    groups = _by_proposer([line.sequence for line in lines])
+    names = {line.sequence.proposer for line in lines} - {None}
     if not any(proposal.tokens for proposal in proposals):
-        groups = {n: some for n, some in groups.items() if parts.proposers[n].needs.every_step}
-    if not groups:
+        names = {name for name in names if name and parts.proposers[name].needs.every_step}
+    if not names:
         return
+    groups = _by_proposer([line.sequence for line in lines])
     outcomes = zip(proposals, verdicts, strict=True)
     seen: list[Observation] = []
     row = 0
@@ -105,6 +106,8 @@ def observe(
             row += line.num_tokens + len(proposal)
         seen.append(Observation(proposal, verdict, hidden, line.start))
     for name, members in groups.items():
+        if name not in names:
+            continue
         views = [lines[i].sequence for i in members]
         try:
             parts.proposers[name].observe(views, [seen[i] for i in members])
