@@ -39,7 +39,7 @@ from dataclasses import dataclass
 
 from outrider.contracts import Caution, ControlledView, Proposal, Verdict
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
-from outrider.control.allocation import Source, Step, Track
+from outrider.control.allocation import Plain, Source, Step, Track
 from outrider.control.cost import Costs, batch_bucket, context_bucket
 from outrider.control.learning import (
     FIRST_CREDIT,
@@ -56,7 +56,8 @@ TURNING = 0.02  # what turning on or off must win by
 ANOTHER_K = 0.005  # the same of another K
 MOST_STEPS = 16  # of a decision that may be computed at once
 SURE_STEPS = 48  # where drafters stop by themselves, and it stands as long: less is to be decided
-MOST_RESTS = 7  # times that one to draft nothing stands on
+MOST_RESTED = 64  # steps for which one to draft nothing stands
+MANY = 5  # sequences, of which a newcomer is no reason to decide anew: it would change little
 PROBE_TOKENS, PROBE_STEPS = 2, 4
 GOOD = 0.8  # acceptance; where it would not pay, nothing is probed ...
 PRICE_CHECKS = 12  # ... once a proposer's price has been checked this often
@@ -151,18 +152,38 @@ class AdaptiveController:
     def caution(self, index: int) -> Caution | None:
         return self._now.cautions.get(index)
 
-    def _rests(self, ids: list[int], num_tokens: int) -> bool:
-        """Whether a decision to draft nothing stands for some steps more, since there is nothing
-        to probe with: most of the time nobody drafts, that is what deciding costs."""
+    def _rested(
+        self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int, ids: list[int]
+    ) -> Decision | None:
+        """A decision to draft nothing stands for some steps more where there is nothing to probe
+        with, and beside prompts: most of the time nobody drafts, that is what deciding costs. Who
+        comes meanwhile has to be one of many, and like those it was made for."""
         now = self._now
-        if now.missing is None or ids != now.ids or num_tokens != now.num_tokens:
-            return False
+        if now.missing is None:
+            return None
         source, batch, price_s = now.missing
-        if now.num_rests == MOST_RESTS or source.purses[batch] >= price_s:
-            return False
-        now.num_rests += 1
-        now.num_steps = 1
-        return True
+        is_beside_prompts = num_tokens != len(ids)
+        num_rested = now.num_rested + now.num_steps
+        if not is_beside_prompts and (num_rested >= MOST_RESTED or source.purses[batch] >= price_s):
+            return None
+        if ids == now.ids and num_tokens == now.num_tokens:
+            now.num_rested, now.num_steps = num_rested, 1
+            return now
+        if len(ids) < MANY or batch_bucket(len(ids)) != batch:
+            return None
+        if is_beside_prompts:
+            decision = Decision(ids, num_tokens, [], 1)  # whose steps would teach nothing
+        else:
+            decision = _decision(views, num_tokens, ids, Plain(self.costs, views))
+        for i, view in enumerate(views):
+            if view.adaptive and limits[i] > 0:
+                track = self._track(view)
+                if track.group not in now.groups:
+                    return None
+                track.budget = 0
+                decision.asked.append((i, track, 0))
+        decision.missing, decision.num_rested, decision.groups = now.missing, num_rested, now.groups
+        return decision
 
     def standing(self) -> int:
         return max(1, self._now.most_steps - self._now.num_steps + 1)
@@ -174,8 +195,9 @@ class AdaptiveController:
         self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int, ids: list[int]
     ) -> Decision:
         self._learn()
-        if self._rests(ids, num_tokens):
-            return self._now
+        rested = self._rested(views, limits, num_tokens, ids)
+        if rested is not None:
+            return rested
         mine = [i for i, view in enumerate(views) if view.adaptive and limits[i] > 0]
         if not mine:
             return Decision(ids, num_tokens, [], sys.maxsize)
@@ -191,8 +213,7 @@ class AdaptiveController:
         chosen = self._best(step, own, most)
         for track, k in zip(tracks, chosen, strict=True):
             track.budget = k
-        plain = step.plain_s, step.plain_base, step.num_read
-        decision = Decision(ids, num_tokens, [], MOST_STEPS, list(views), step.bucket, *plain)
+        decision = _decision(views, num_tokens, ids, step.plain)
         if self.costs.verify.is_guess:
             chosen = [0] * len(tracks)
         elif num_tokens == len(views):  # beside prompts, what a trial costs could not be told
@@ -235,7 +256,7 @@ class AdaptiveController:
                     chosen[order] = 0
         if any(chosen) and step.num_sequences > 1:
             # What was clocked lately counts for more than the table.
-            plain_s = self._learner.tried_s(step.batch, step.plain_base)
+            plain_s = self._learner.tried_s(step.batch, step.plain.base)
             if plain_s is not None and rate < step.doubt * step.num_sequences / plain_s:
                 chosen = [0] * len(chosen)
         if any(chosen):
@@ -280,11 +301,11 @@ class AdaptiveController:
         if not off:
             return
         order = max(off, key=lambda o: step.tracks[o].idle)
-        track, k = step.tracks[order], min(PROBE_TOKENS, most[order])
-        num_tried: float = k
-        if track.is_sure:
-            k = most[order]
-            num_tried = track.sureness.taken[k]
+        each = [
+            limit if track.is_sure else min(PROBE_TOKENS, limit)
+            for track, limit in zip(step.tracks, most, strict=True)
+        ]
+        track, k = step.tracks[order], each[order]
         source, least_s = track.source, STARTING * step.plain_s
         extra_s = step.extra_s(chosen, order, k) + least_s
         read_s = (self._learner.read_s or 0.0) * _behind(own[order], track)
@@ -292,13 +313,15 @@ class AdaptiveController:
         price_s = min(price_s, 0.9 * MOST_PURSE * step.plain_s)
         if source.purses[step.batch] < price_s:
             if not any(chosen):
-                decision.missing = source, step.batch, price_s
+                decision.rest(source, step.batch, price_s, step.tracks)
             return
-        # The price may be wrong, so what is too dear is tried a few times all the same.
-        if GOOD * num_tried * step.plain_s <= extra_s * step.num_sequences:
+        # The price may be wrong, so what is too dear is tried a few times all the same. Where all
+        # are off, it is all that would be turned on: they share what a round of drafting takes.
+        budgets = [k if o == order else b for o, b in enumerate(chosen)] if any(chosen) else each
+        if step.rate(budgets, GOOD) <= step.rate(chosen):
             if source.num_checks >= PRICE_CHECKS:
                 if not any(chosen):
-                    decision.missing = source, step.batch, math.inf
+                    decision.rest(source, step.batch, math.inf, step.tracks)
                 return
             source.num_checks += 1
         source.purses[step.batch] -= read_s
@@ -358,13 +381,29 @@ class AdaptiveController:
         timing: StepTiming,
     ) -> None:
         """Only notes what happened: between two passes every line of code is cold."""
-        if self._now.asked:
+        if self._now.views:
             self._news.append((timing, proposals, verdicts))
 
     def _learn(self) -> None:
         news, self._news = self._news, []
         if news:
             self._learner.learn(self._now, news)
+
+
+def _decision(
+    views: Seq[ControlledView], num_tokens: int, ids: list[int], plain: Plain
+) -> Decision:
+    return Decision(
+        ids,
+        num_tokens,
+        [],
+        MOST_STEPS,
+        list(views),
+        plain.bucket,
+        plain.seconds,
+        plain.base,
+        plain.num_read,
+    )
 
 
 def _behind(view: ControlledView, track: Track) -> int:

@@ -25,6 +25,7 @@ def heat(temperature: float) -> int:
 
 
 Kind = tuple[str, bool]  # of a request: how it is drawn, and whether its logits are left alone
+Group = tuple[Shared, Kind]  # requests that begin with the same estimates
 
 
 class Source:
@@ -89,6 +90,7 @@ class Track:
         "_survival",
         "_temperature",
         "budget",
+        "group",
         "idle",
         "kind",
         "num_read",
@@ -103,6 +105,7 @@ class Track:
         self._temperature = temperature
         self._survival: Survival | None = None
         self._shared = source.shared(temperature)
+        self.group: Group = (self._shared, kind)
         self._sureness: Sureness | None = None
         self.budget = -1  # the last choice; -1: none yet
         self.idle = 1  # steps since its last draft: its drafter has to catch up
@@ -142,6 +145,25 @@ class Track:
                     evidence.fade(OWN_DECAY**FADE_STEPS)
 
 
+class Plain:
+    """What a pass over these sequences takes without drafts, under the tables as they are; `row`
+    has as many cells as one of so many tokens needs."""
+
+    __slots__ = ("base", "batch", "bucket", "num_read", "row", "seconds")
+
+    def __init__(self, costs: Costs, views: Seq[ControlledView], widest: int = 0) -> None:
+        verify, num_sequences = costs.verify, len(views)
+        self.batch = batch_bucket(num_sequences)
+        self.num_read = sum([len(view.tokens) for view in views])  # of context
+        self.bucket = context_bucket(self.num_read // num_sequences)
+        base = verify.base(self.bucket, num_sequences, self.batch)
+        more_s = verify.off_middle_s(self.bucket, self.batch, self.num_read)
+        more_s = max(more_s, -MOST_OFF * base)
+        self.base = base + more_s  # before any step, at scale 1
+        self.row = verify.row(self.bucket, max(num_sequences, widest), self.batch)
+        self.seconds = verify.scale * (self.row[num_sequences] + more_s)
+
+
 class Step:
     """Rates of allocations under the tables as they are.
 
@@ -151,13 +173,11 @@ class Step:
 
     __slots__ = (
         "batch",
-        "bucket",
         "doubt",
         "evenly",
         "most",
-        "num_read",
         "num_sequences",
-        "plain_base",
+        "plain",
         "plain_s",
         "row",
         "scale",
@@ -182,11 +202,8 @@ class Step:
         self.evenly = evenly
         self.most = most
         self.num_sequences = len(views)
-        self.batch = batch_bucket(len(views))
         self.doubt = min(BENEFIT_OF_DOUBT + BY_SEQUENCE * (len(views) - 1), MOST_DOUBT)
         self.start = num_tokens
-        self.num_read = sum([len(view.tokens) for view in views])  # of context
-        self.bucket = context_bucket(self.num_read // len(views))
         self.sources: list[Source] = []
         priors: list[Prior] = []
         for track in tracks:
@@ -204,14 +221,9 @@ class Step:
                 prior.refresh()
             track.survival.refresh()
         most += sum([int(track.sureness.taken[-1]) + 1 for track in tracks if track.is_sure])
-        verify = costs.verify
-        self.row = verify.row(self.bucket, num_tokens + most + extra, self.batch)
-        self.scale = verify.scale
-        more_s = verify.off_middle_s(self.bucket, self.batch, self.num_read)
-        self.plain_base = verify.base(self.bucket, len(views), self.batch)
-        more_s = max(more_s, -MOST_OFF * self.plain_base)
-        self.plain_base += more_s
-        self.plain_s = self.scale * (self.row[len(views)] + more_s)
+        self.plain = Plain(costs, views, num_tokens + most + extra)
+        self.plain_s, self.batch, self.row = self.plain.seconds, self.plain.batch, self.plain.row
+        self.scale = costs.verify.scale
         for source in self.sources:
             table = costs.draft(source.name)
             alone = _slope(table.row(0, MAX_AUTO_DRAFT_TOKENS))
@@ -312,12 +324,13 @@ class Step:
             ranked.sort(reverse=True)
         return ranked[: self.most]
 
-    def rate(self, budgets: list[int]) -> float:
-        """Tokens per second of any allocation; of none, a little more than it is."""
-        tokens, seconds = self.worth(budgets)
+    def rate(self, budgets: list[int], held: float | None = None) -> float:
+        """Tokens per second of any allocation; of none, a little more than it is. `held`: if so
+        many of the drafts were right."""
+        tokens, seconds = self.worth(budgets, held)
         return (1.0 if any(budgets) else self.doubt) * tokens / seconds
 
-    def worth(self, budgets: list[int]) -> tuple[float, float]:
+    def worth(self, budgets: list[int], held: float | None = None) -> tuple[float, float]:
         """The tokens that are expected of an allocation, and the seconds."""
         n, spent_s = float(self.start), self.plain_s
         tokens = float(self.num_sequences)
@@ -332,7 +345,7 @@ class Step:
                 else:
                     added, width, depth = track.survival.totals[k], float(k), float(k)
                     fill = track.survival.fill
-                tokens += fill * added
+                tokens += fill * (added if held is None else held * width)
                 spent_s += fill * self.scale * (_at(self.row, n + width) - _at(self.row, n))
                 n += width
                 source.deepest = max(source.deepest, depth)

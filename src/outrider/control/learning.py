@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from outrider.contracts import Caution, ControlledView, Proposal, Verdict
-from outrider.control.allocation import MOST_OFF, Source, Track
+from outrider.control.allocation import MOST_OFF, Group, Source, Track
 from outrider.control.cost import Costs, CostTable, batch_bucket
 from outrider.events import StepTiming
 
@@ -42,7 +42,7 @@ class Decision:
     num_tokens: int  # of the pass before any draft
     asked: list[Asked]
     most_steps: int
-    views: Seq[ControlledView] = ()
+    views: Seq[ControlledView] = ()  # none where nothing is to be learnt
     bucket: int = 0  # of the context
     plain_s: float = 0.0
     plain_base: float = 1.0  # of the table
@@ -54,9 +54,15 @@ class Decision:
     num_steps: int = 1  # that it has stood for, the one under way included
     # Whose purse lacks what for a probe; infinitely much where none could tell anything new.
     missing: tuple[Source, int, float] | None = None
-    num_rests: int = 0  # how often it was left standing for that
+    groups: frozenset[Group] = frozenset()  # whom it was made for then
+    num_rested: int = 0  # steps for which it was left standing before
     is_first: bool = False  # somebody drafted in the pass over its prompt
     cautions: dict[int, Caution | None] = field(default_factory=dict)  # by index of the view
+
+    def rest(self, source: Source, batch: int, price_s: float, tracks: Seq[Track]) -> None:
+        """Nobody drafts, and there is no probe."""
+        self.missing = source, batch, price_s
+        self.groups = frozenset([track.group for track in tracks])
 
     def has_grown(self, num_tokens: int, verify: CostTable) -> None:
         """The sequences' contexts, all together."""
