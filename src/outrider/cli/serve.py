@@ -261,8 +261,7 @@ def serve(
     otlp_endpoint: OtlpEndpoint = None,
 ) -> None:
     """Serve a model over HTTP, OpenAI-compatible, with speculation chosen per request."""
-    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if not find_spec(name)]
-    if missing:
+    if not all(map(find_spec, ("fastapi", "uvicorn", "httptools", "prometheus_client"))):
         raise ConfigError("the server's parts are not installed: pip install 'outrider[server]'")
     if log_format not in ("text", "json"):
         raise ConfigError(f"--log-format is text or json, not {log_format!r}")

@@ -10,7 +10,7 @@ from outrider import __version__
 
 # extra -> the modules it brings
 OPTIONAL_PARTS = {
-    "server": ("fastapi", "uvicorn", "prometheus_client"),
+    "server": ("fastapi", "uvicorn", "httptools", "prometheus_client"),
     "plots": ("matplotlib",),
     "grammar": ("llguidance",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),

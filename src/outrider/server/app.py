@@ -17,7 +17,7 @@ from outrider import __version__
 from outrider.engine.engine import Result
 from outrider.errors import OutriderError
 from outrider.server.asking import chat_ask, chat_prompt, check_model, completion_ask
-from outrider.server.errors import ApiError, api_error, validation_error
+from outrider.server.errors import ApiError, ClientLeft, api_error, validation_error
 from outrider.server.generation import Ask, Generation
 from outrider.server.guards import Guard
 from outrider.server.live.router import live_router
@@ -34,10 +34,6 @@ from outrider.server.service import Service
 from outrider.server.stream import EventStream, disconnected, frames
 
 T = TypeVar("T")
-
-
-class ClientLeft(Exception):
-    """Nobody is there to answer."""
 
 
 def make_app(service: Service) -> Guard:
@@ -108,7 +104,7 @@ class Handlers:
         )
         if body.stream:
             stream = self._stream(body.stream_options or StreamOptions(), generation, reply, log)
-            return await self._event_stream(request, stream)
+            return EventStream(stream, send_timeout_s=self.service.config.send_timeout_s)
 
         async def whole() -> list[Result]:
             with generation:
@@ -141,17 +137,6 @@ class Handlers:
                 async for part in stream:
                     log["tokens"] = generation.num_completion_tokens
                     yield part
-
-    async def _event_stream(
-        self, request: Request, stream: AsyncGenerator[bytes, None]
-    ) -> Response:
-        """The response, once there is something to send: a refusal is a status, not an event."""
-        try:
-            first = await until_disconnect(request, stream.__anext__())
-        except BaseException:
-            await stream.aclose()
-            raise
-        return EventStream(first, stream, send_timeout_s=self.service.config.send_timeout_s)
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:

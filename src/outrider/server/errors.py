@@ -19,6 +19,10 @@ MAX_MESSAGE_CHARS = 400
 RETRY_AFTER_S = 2
 
 
+class ClientLeft(Exception):
+    """Nobody is there to answer."""
+
+
 class ApiError(Exception):
     """An answer that is an error. `message` is shown to the client as it is, in one short line."""
 

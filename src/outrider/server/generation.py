@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 from outrider.engine.async_engine import Item
 from outrider.engine.engine import Result
@@ -167,10 +167,10 @@ class Generation:
         return None not in self.results
 
     def _take(self, prompt_index: int, items: list[Item]) -> None:
-        events = [item for item in items if isinstance(item, StepEvent)]
+        last = items[-1]  # all before it are events
+        events = cast("list[StepEvent]", items if isinstance(last, StepEvent) else items[:-1])
         for index, some in self._by_choice(prompt_index, events).items():
             self._take_events(index, some)
-        last = items[-1]
         if isinstance(last, Result):
             self._take_result(prompt_index, last)
         elif isinstance(last, Exception):
@@ -178,9 +178,7 @@ class Generation:
         if self._streamed or not isinstance(last, StepEvent):
             self._news.set()
 
-    def _by_choice(
-        self, prompt_index: int, events: list[StepEvent]
-    ) -> dict[int, list[StepEvent]]:
+    def _by_choice(self, prompt_index: int, events: list[StepEvent]) -> dict[int, list[StepEvent]]:
         num = self.ask.params.n
         if num == 1:
             return {prompt_index: events} if events else {}

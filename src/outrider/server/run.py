@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import signal
@@ -25,11 +26,13 @@ from outrider.server.app import make_app
 from outrider.server.config import ServerConfig
 from outrider.server.guards import Guarded
 from outrider.server.lifecycle import State
+from outrider.server.protocol import LimitedProtocol
 from outrider.server.service import Service
 
 logger = logging.getLogger(__name__)
 
 SWITCH_S = 0.0005  # the engine's thread waits at most so long for this one to let go
+GARBAGE = 20_000  # objects more than were freed, before cycles are looked for: few are ever made
 LAST_WORDS_S = 1.0  # for streams to notice that their requests were dropped
 
 
@@ -80,7 +83,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=LimitedProtocol,
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -130,15 +133,29 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+def tune_interpreter() -> None:
+    """For a process that does nothing else than serve."""
+    sys.setswitchinterval(SWITCH_S)
+    gc.set_threshold(GARBAGE)
+
+
+def freeze_garbage() -> None:
+    """What has been loaded stays: no search for cycles need go through all of it again, which would
+    hold up everybody's next token."""
+    gc.collect()
+    gc.freeze()
+
+
 def serve(service: Service, listener: socket.socket) -> int:
     """Serves until told to stop; returns the exit code, or raises what loading raised."""
+    service.on_ready = freeze_garbage
     return run(service, make_app(service), listener)
 
 
 def run(service: Running, app: ASGIApp, listener: socket.socket) -> int:
     """The same for any service behind an app of its own."""
     server = Server(service, app)
-    sys.setswitchinterval(SWITCH_S)
+    tune_interpreter()
     asyncio.run(server.serve([listener]))
     if service.failure is not None:
         if not service.was_ready:

@@ -55,6 +55,7 @@ class Service(Lifecycle):
         super().__init__(config)
         self.metrics = Metrics(config.model_name)
         self.tracing = None if config.otlp_endpoint is None else Tracing(config.otlp_endpoint)
+        self.on_ready: Callable[[], None] = lambda: None  # everything is loaded
         self.loader: threading.Thread | None = None
         self._load = load
         self._served: Served | None = None
@@ -104,6 +105,7 @@ class Service(Lifecycle):
         models = [d.memory.model for d in drafters if isinstance(d, ModelProposer)]
         self._populating = Populating([core.parts.target, *models], lambda: self.is_idle)
         self.was_ready = True
+        self.on_ready()
         if self.state is State.LOADING:
             self.state = State.READY
         logger.info("ready", extra={"model": self.config.model_name, "load_s": round(load_s, 3)})

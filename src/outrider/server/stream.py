@@ -20,7 +20,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from outrider.server.errors import api_error
+from outrider.server.errors import ClientLeft, api_error
 from outrider.server.generation import Delta, Generation
 from outrider.server.reply import Reply
 
@@ -170,20 +170,23 @@ def _take(held: Delta, num_tokens: int) -> Delta:
 
 
 class EventStream(Response):
-    """Sends frames until they end, the client leaves, or it stops reading."""
+    """Sends frames until they end, the client leaves, or it stops reading.
+
+    The status waits for the first frame: what is raised before it is the caller's to answer, and so
+    is ClientLeft.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, first: bytes, rest: AsyncGenerator[bytes, None], *, send_timeout_s: float
-    ) -> None:
+    def __init__(self, frames: AsyncGenerator[bytes, None], *, send_timeout_s: float) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._first = first
-        self._rest = rest
+        self._frames = frames
         self._send_timeout_s = send_timeout_s
+        self._begun = False
         self._num_sent = 0
         self._is_sending = False
+        self._is_over = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send_all(send))
@@ -200,26 +203,28 @@ class EventStream(Response):
                 if ended or (self._is_sending and self._num_sent == num_sent):
                     break
         finally:
-            for task in (sending, leaving):
-                task.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
-            await self._rest.aclose()
+            if not self._is_over:
+                sending.cancel()
+            leaving.cancel()
+            outcome, _ = await asyncio.gather(sending, leaving, return_exceptions=True)
+            await self._frames.aclose()
+        if isinstance(outcome, BaseException) and not self._begun:
+            raise ClientLeft if isinstance(outcome, asyncio.CancelledError) else outcome
 
     async def _send_all(self, send: Send) -> None:
-        await send(
-            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        )
-        body = self._first
-        while True:
+        async for body in self._frames:
+            if not self._begun:
+                self._begun = True
+                head = {"type": "http.response.start", "status": self.status_code}
+                await send({**head, "headers": self.raw_headers})
+            is_last = body.endswith(DONE)  # the end of the body then goes with it
             self._is_sending = True
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": body, "more_body": not is_last})
             self._is_sending = False
+            self._is_over = is_last
             self._num_sent += 1
-            try:
-                body = await anext(self._rest)
-            except StopAsyncIteration:
-                break
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        if not self._is_over:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def disconnected(receive: Receive) -> None:

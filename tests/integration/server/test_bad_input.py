@@ -145,6 +145,35 @@ def test_row_32_headers_and_bodies_that_are_too_large(keyed: Live) -> None:
         assert b" 413 " in answer.split(b"\r\n")[0]
 
 
+@pytest.mark.parametrize("line", ["head", "chunk", "trailer"])
+def test_row_32_a_line_that_never_ends(keyed: Live, line: str) -> None:
+    """Nothing but a limit of ours would end these: no route sees them before they are complete."""
+    begun = request_bytes(keyed, "/v1/completions", b"", Content_Length="0")
+    chunked = begun.replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    sent = {
+        "head": begun[:-2] + b"X-Large: ",
+        "chunk": chunked + b"1;",
+        "trailer": chunked + b"1\r\n{\r\n0\r\nX-Large: ",
+    }
+    with raw_connection(keyed) as connection:
+        connection.sendall(sent[line])
+        num_sent = 0
+        with contextlib.suppress(ConnectionError):
+            while num_sent < 16 << 20:
+                connection.sendall(b"x" * (1 << 14))
+                num_sent += 1 << 14
+        assert num_sent < 16 << 20
+
+
+@pytest.mark.parametrize("size", [20 << 10, 40 << 10])
+def test_row_32_a_whole_head_has_a_size(keyed: Live, size: int) -> None:
+    with raw_connection(keyed) as connection:
+        head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Large: "
+        connection.sendall(head + b"x" * size + b"\r\n\r\n")
+        status = connection.recv(4096).split(b"\r\n")[0]
+    assert (b" 200 " if size < keyed.config.max_header_bytes else b" 400 ") in status
+
+
 def test_row_32_a_body_that_takes_its_time(keyed: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyed.service, "config", replace(keyed.config, body_timeout_s=0.5))
     started = time.monotonic()

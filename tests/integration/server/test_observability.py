@@ -131,6 +131,7 @@ def test_traces_tell_what_a_request_took_and_nothing_of_its_text(live: Live) -> 
         headers = {"traceparent": parent, "x-request-id": "traced"}
         reply = live.post("/v1/completions", PROBE, headers=headers).json()
         live.stream(prompt=SECRET, max_tokens=5, n=2)
+        wait_for(lambda: live.service.is_idle)  # its last words come before it is put down
         live.service.tracing.close()
     finally:
         live.service.tracing = None

@@ -221,6 +221,22 @@ def test_row_14_a_broken_engine_ends_the_process_with_an_error(start: Any) -> No
     assert process.end() == 1
 
 
+def test_what_is_loaded_is_left_out_of_the_search_for_garbage(start: Any) -> None:
+    """Through all of it, that search holds up everybody's next token."""
+    told = """
+import atexit, gc
+atexit.register(lambda: print("frozen", gc.get_freeze_count(), file=sys.stderr))
+"""
+    process = start(told)
+    url = process.listen()
+    wait_for(lambda: health(url) == 200, 60, "it did not get ready")
+    process.inner.send_signal(signal.SIGTERM)
+    assert process.inner.wait(20) == 0
+    process._reader.join(5)
+    (line,) = [line for line in process.lines if line.startswith("frozen")]
+    assert int(line.split()[1]) > 10_000
+
+
 def test_small_pieces_of_a_stream_do_not_wait_for_each_other() -> None:
     """Nagle's algorithm is off: else whoever keeps a connection waits 40 ms for every answer."""
 

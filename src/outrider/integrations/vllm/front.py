@@ -26,9 +26,9 @@ from outrider import __version__
 from outrider.errors import EngineError, OutriderError
 from outrider.integrations.vllm.child import Child
 from outrider.integrations.vllm.mailbox import Mailbox
-from outrider.server.app import ClientLeft, until_disconnect
+from outrider.server.app import until_disconnect
 from outrider.server.config import ServerConfig
-from outrider.server.errors import ApiError, api_error
+from outrider.server.errors import ApiError, ClientLeft, api_error
 from outrider.server.guards import Guard
 from outrider.server.lifecycle import Lifecycle, State
 from outrider.server.stream import DONE, EventStream, frame
@@ -197,12 +197,7 @@ class Front(Lifecycle):
         kind = response.headers.get("content-type", "application/json")
         if kind.startswith("text/event-stream"):
             stream = self._frames(response, leave)
-            try:
-                first = await until_disconnect(request, anext(stream))
-            except BaseException:
-                await stream.aclose()
-                raise
-            return EventStream(first, stream, send_timeout_s=self.config.send_timeout_s)
+            return EventStream(stream, send_timeout_s=self.config.send_timeout_s)
         try:
             body = await until_disconnect(request, response.aread())
         except httpx.HTTPError:
@@ -232,7 +227,7 @@ class Front(Lifecycle):
                 yield frame(stopped().body()) + DONE
         finally:
             await response.aclose()
-            if begun and leave is not None:  # otherwise the caller raises, and leaves
+            if leave is not None:
                 await leave()
 
     # --- what vLLM does not know ---------------------------------------------------------------

@@ -137,5 +137,4 @@ class _Live:
         stream = frames(
             Watched(self._service, ask, self._notebook, self._spell), padded=config.pads
         )
-        first = await anext(stream)  # at once: a refusal is a status, not an event
-        return EventStream(first, stream, send_timeout_s=config.send_timeout_s)
+        return EventStream(stream, send_timeout_s=config.send_timeout_s)
