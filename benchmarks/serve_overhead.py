@@ -1,14 +1,15 @@
 """What HTTP costs over the engine: the same requests three ways through one and the same engine.
 
-    python benchmarks/serve_overhead.py
+    python benchmarks/serve_overhead.py [--write]
 
 bare     Engine.step in a loop, nobody listening
 async    AsyncEngine: every step's events delivered to coroutines of this process
 HTTP     server-sent events over a socket to a client in a process of its own
 
-They take turns, round by round; overheads are medians of the ratios inside a round. K is fixed, so
-that all ways take the same steps: with "auto", what the controller tries out would be compared. The
-client runs on the same cores, so its processor time is given too.
+They take turns, round by round; overheads are medians of the ratios inside a round, over several
+servers one after the other: what one of them shows is off as a whole, by where its memory happens
+to lie. K is fixed, so that all ways take the same steps: with "auto", what the controller tries out
+would be compared. The client runs on the same cores, so its processor time is given too.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import gc
 import json
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import report
 from serving import bodies
 from stream_client import Answer, Load
 
@@ -32,10 +35,12 @@ from outrider.sampling import SamplingParams
 from outrider.server.app import make_app
 from outrider.server.config import ServerConfig
 from outrider.server.lifecycle import State
-from outrider.server.run import SWITCH_S, Server, bind
+from outrider.server.run import Server, bind, freeze_garbage, tune_interpreter
 from outrider.server.service import Served, Service
 
 SETTLING_S = 8.0  # the idle server has memory provided meanwhile
+NUM_SERVERS = 4
+LENGTHS = (192, 512)  # of completions
 CLIENT = Path(__file__).with_name("stream_client.py")
 WISHES: dict[str, tuple[dict[str, Any], Speculation]] = {  # over HTTP, and for the engine
     "off": ({"off": True}, Speculation(proposer=None)),
@@ -99,10 +104,35 @@ class Ways:
         return load.rate, load.cpu_s / load.seconds
 
 
-async def measure(num_streams: int, rounds: int, max_tokens: int) -> list[dict[str, Any]]:
+@dataclass
+class Found:
+    """What one way of speculation came to, round by round."""
+
+    rates: list[list[float]] = field(default_factory=list)  # bare, in process, over HTTP
+    client_shares: list[float] = field(default_factory=list)
+
+    def row(self, wish: str, num_streams: int, max_tokens: int) -> dict[str, Any]:
+        bare, in_process, http = (median(rate) for rate in zip(*self.rates, strict=True))
+        return {
+            "speculation": wish,
+            "streams": num_streams,
+            "tokens": max_tokens,
+            "rounds": len(self.rates),
+            "engine tokens/s": round(bare, 1),
+            "AsyncEngine tokens/s": round(in_process, 1),
+            "HTTP tokens/s": round(http, 1),
+            "HTTP over engine": f"{median([b / h for b, _, h in self.rates]) - 1:.1%}",
+            "HTTP over AsyncEngine": f"{median([a / h for _, a, h in self.rates]) - 1:.1%}",
+            "client's share of a core": f"{median(self.client_shares):.1%}",
+        }
+
+
+async def measure(found: dict[str, Found], num_streams: int, rounds: int, max_tokens: int) -> None:
+    """Adds what a new server shows."""
     # All ways get the same prompts: none may profit from what another one left behind.
     config = EngineConfig(num_draft_tokens=3, prefix_caching=False)
     service = Service(ServerConfig(port=0), lambda: build(config))
+    service.on_ready = freeze_garbage  # as `outrider serve` does
     listener = bind(service.config)
     server = Server(service, make_app(service))
     serving = asyncio.create_task(server.serve([listener]))
@@ -117,61 +147,59 @@ async def measure(num_streams: int, rounds: int, max_tokens: int) -> list[dict[s
         await asyncio.sleep(0.05)
     await asyncio.sleep(SETTLING_S)
     ways = Ways(service.served, f"http://127.0.0.1:{listener.getsockname()[1]}", client)
-    found = []
     try:
         for ways.wish in WISHES:
-            found.append(await _compare(ways, num_streams, rounds, max_tokens))
+            await _compare(ways, found[ways.wish], num_streams, rounds, max_tokens)
     finally:
         client.terminate()
         await client.wait()
         server.stop()
         await serving
-    return found
 
 
-async def _compare(ways: Ways, num_streams: int, rounds: int, max_tokens: int) -> dict[str, Any]:
+async def _compare(
+    ways: Ways, found: Found, num_streams: int, rounds: int, max_tokens: int
+) -> None:
     contestants = [ways.bare, ways.in_process, ways.over_http]
-    rates: list[list[float]] = []
-    client_share = []
     for round_ in range(-1, rounds):
-        found = {}
+        rates = {}
         for i in range(len(contestants)):
             way = contestants[(round_ + i) % len(contestants)]
             asked = bodies(num_streams, round_, max_tokens)
             gc.collect()
-            found[way.__name__], cpu_share = await way(asked)
+            rates[way.__name__], cpu_share = await way(asked)
             if cpu_share:
-                client_share.append(cpu_share)
+                found.client_shares.append(cpu_share)
         if round_ >= 0:
-            rates.append([found[way.__name__] for way in contestants])
-    bare, in_process, http = (median(rate) for rate in zip(*rates, strict=True))
-    return {
-        "speculation": ways.wish,
-        "streams": num_streams,
-        "tokens": max_tokens,
-        "engine tokens/s": round(bare, 1),
-        "AsyncEngine tokens/s": round(in_process, 1),
-        "HTTP tokens/s": round(http, 1),
-        "HTTP over engine": f"{median([b / h for b, _, h in rates]) - 1:.1%}",
-        "HTTP over AsyncEngine": f"{median([a / h for _, a, h in rates]) - 1:.1%}",
-        "client's share of a core": f"{median(client_share):.1%}",
-    }
+            found.rates.append([rates[way.__name__] for way in contestants])
 
 
 def rows(num_streams: int, rounds: int, max_tokens: int) -> list[dict[str, Any]]:
-    """A row with speculation and one without."""
-    sys.setswitchinterval(SWITCH_S)  # as `outrider serve` does
-    return asyncio.run(measure(num_streams, rounds, max_tokens))
+    """A row with speculation and one without, of so many rounds with each of the servers."""
+    tune_interpreter()  # as `outrider serve` does
+    found = {wish: Found() for wish in WISHES}
+    for _ in range(NUM_SERVERS):
+        asyncio.run(measure(found, num_streams, rounds, max_tokens))
+    return [one.row(wish, num_streams, max_tokens) for wish, one in found.items()]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=192)
+    parser.add_argument("--rounds", type=int, default=10, help="with each server")
+    parser.add_argument("--max-tokens", type=int, nargs="+", default=list(LENGTHS))
+    parser.add_argument("--write", action="store_true", help="write results/serve-overhead")
     asked = parser.parse_args()
-    for row in rows(asked.streams, asked.rounds, asked.max_tokens):
+    found = [row for n in asked.max_tokens for row in rows(asked.streams, asked.rounds, n)]
+    for row in found:
         print(json.dumps(row))
+    if asked.write:
+        notes = (
+            "The same requests through the same engine, bfloat16, all at once, by Engine.step, by "
+            "AsyncEngine in the server's process, and by HTTP to another process on the same "
+            f"cores. Medians over all rounds of {NUM_SERVERS} servers."
+        )
+        report.write("serve-overhead", "What HTTP costs", {"HTTP over the engine": found}, notes)
 
 
 if __name__ == "__main__":
