@@ -26,6 +26,7 @@ from statistics import median
 from typing import Any
 
 import report
+import uvloop
 from serving import bodies
 from stream_client import Answer, Load
 
@@ -179,7 +180,7 @@ def rows(num_streams: int, rounds: int, max_tokens: int) -> list[dict[str, Any]]
     tune_interpreter()  # as `outrider serve` does
     found = {wish: Found() for wish in WISHES}
     for _ in range(NUM_SERVERS):
-        asyncio.run(measure(found, num_streams, rounds, max_tokens))
+        uvloop.run(measure(found, num_streams, rounds, max_tokens))  # as well
     return [one.row(wish, num_streams, max_tokens) for wish, one in found.items()]
 
 

@@ -156,7 +156,7 @@ def run(service: Running, app: ASGIApp, listener: socket.socket) -> int:
     """The same for any service behind an app of its own."""
     server = Server(service, app)
     tune_interpreter()
-    asyncio.run(server.serve([listener]))
+    server.run([listener])  # on uvloop where it is installed
     if service.failure is not None:
         if not service.was_ready:
             raise service.failure

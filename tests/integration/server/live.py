@@ -58,9 +58,7 @@ class Live:
         self.url = f"http://127.0.0.1:{self.port}"
         self.service = Service(self.config, load)
         self.server = Server(self.service, make_app(self.service))
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self.server.serve([listener])), name="live"
-        )
+        self._thread = threading.Thread(target=self.server.run, args=([listener],), name="live")
         self._thread.start()
         wait_for(lambda: self.service.state is not State.LOADING)
         auth = {} if self.key is None else {"authorization": f"Bearer {self.key}"}

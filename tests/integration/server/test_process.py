@@ -12,12 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import uvloop
 
 from outrider.server.config import ServerConfig
 from outrider.server.run import bind
@@ -237,7 +238,10 @@ atexit.register(lambda: print("frozen", gc.get_freeze_count(), file=sys.stderr))
     assert int(line.split()[1]) > 10_000
 
 
-def test_small_pieces_of_a_stream_do_not_wait_for_each_other() -> None:
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_small_pieces_of_a_stream_do_not_wait_for_each_other(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
     """Nagle's algorithm is off: else whoever keeps a connection waits 40 ms for every answer."""
 
     async def main() -> int:
@@ -254,4 +258,5 @@ def test_small_pieces_of_a_stream_do_not_wait_for_each_other() -> None:
             writer.close()
             return await found
 
-    assert asyncio.run(main())
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(main())
