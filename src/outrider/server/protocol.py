@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Refuses what would fill the memory before any route sees it.
+    """Refuses what would fill the memory, or keep a connection for ever, before any route sees it.
 
     A head may have so many bytes, and so many may come without completing a head or bringing a
-    piece of a body: lines that never end, trailers, extensions of chunks.
+    piece of a body: lines that never end, trailers, extensions of chunks. And it has to be there
+    within the time that a connection is kept for the next.
     """
 
     _num_idle = 0  # bytes since there was progress
     _has_begun = False  # a request that is not complete yet
+    _impatience: asyncio.TimerHandle | None = None  # while there is no whole head
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._be_patient()
+        super().connection_lost(exc)
+
+    def _wait_for_head(self) -> None:
+        self._be_patient()
+        self._impatience = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
+
+    def _be_patient(self) -> None:
+        if self._impatience is not None:
+            self._impatience.cancel()
+            self._impatience = None
 
     def data_received(self, data: bytes) -> None:
         self._num_idle += len(data)
@@ -27,10 +48,12 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._has_begun = True
+        self._wait_for_head()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._num_idle = 0
+        self._be_patient()
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > self._limit:
             raise ValueError("the head is too large")  # which is answered with status 400

@@ -15,7 +15,7 @@ import pytest
 
 from outrider.engine.build import EngineConfig
 
-from .live import JSON, PROBE, Live, raw_connection, request_bytes
+from .live import JSON, PROBE, Live, Target, raw_connection, request_bytes
 
 KEY = "sesame-open-up-1234567890"
 ROUTES = [
@@ -172,6 +172,33 @@ def test_row_32_a_whole_head_has_a_size(keyed: Live, size: int) -> None:
         connection.sendall(head + b"x" * size + b"\r\n\r\n")
         status = connection.recv(4096).split(b"\r\n")[0]
     assert (b" 200 " if size < keyed.config.max_header_bytes else b" 400 ") in status
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: "])
+def test_row_32_a_head_that_takes_its_time(
+    keyed: Live, monkeypatch: pytest.MonkeyPatch, sent: bytes, kept: bool
+) -> None:
+    """Whoever opens connections and says nothing would otherwise have them all one day."""
+    monkeypatch.setattr(keyed.server.config, "timeout_keep_alive", 0.5)
+    with raw_connection(keyed) as connection:
+        if kept:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b" 200 " in connection.recv(4096).split(b"\r\n")[0]
+        started = time.monotonic()
+        connection.sendall(sent)
+        connection.settimeout(10)
+        assert connection.recv(1) == b""
+        assert 0.3 < time.monotonic() - started < 5
+
+
+def test_an_answer_that_takes_longer_than_a_head_may(
+    keyed: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyed.server.config, "timeout_keep_alive", 0.1)
+    Target(keyed, monkeypatch).delay_s = 0.05
+    reply = keyed.post("/v1/completions", PROBE)
+    assert reply.json()["choices"][0]["text"] == keyed.expected_probe
 
 
 def test_row_32_a_body_that_takes_its_time(keyed: Live, monkeypatch: pytest.MonkeyPatch) -> None:
