@@ -18,8 +18,10 @@ import argparse
 import asyncio
 import gc
 import json
+import multiprocessing
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -112,6 +114,10 @@ class Found:
     rates: list[list[float]] = field(default_factory=list)  # bare, in process, over HTTP
     client_shares: list[float] = field(default_factory=list)
 
+    def add(self, more: Found) -> None:
+        self.rates += more.rates
+        self.client_shares += more.client_shares
+
     def row(self, wish: str, num_streams: int, max_tokens: int) -> dict[str, Any]:
         bare, in_process, http = (median(rate) for rate in zip(*self.rates, strict=True))
         return {
@@ -128,8 +134,8 @@ class Found:
         }
 
 
-async def measure(found: dict[str, Found], num_streams: int, rounds: int, max_tokens: int) -> None:
-    """Adds what a new server shows."""
+async def measure(num_streams: int, rounds: int, max_tokens: int) -> dict[str, Found]:
+    """What a new server shows."""
     # All ways get the same prompts: none may profit from what another one left behind.
     config = EngineConfig(num_draft_tokens=3, prefix_caching=False)
     service = Service(ServerConfig(port=0), lambda: build(config))
@@ -149,8 +155,10 @@ async def measure(found: dict[str, Found], num_streams: int, rounds: int, max_to
     await asyncio.sleep(SETTLING_S)
     ways = Ways(service.served, f"http://127.0.0.1:{listener.getsockname()[1]}", client)
     try:
+        found = {}
         for ways.wish in WISHES:
-            await _compare(ways, found[ways.wish], num_streams, rounds, max_tokens)
+            found[ways.wish] = await _compare(ways, num_streams, rounds, max_tokens)
+        return found
     finally:
         client.terminate()
         await client.wait()
@@ -158,9 +166,8 @@ async def measure(found: dict[str, Found], num_streams: int, rounds: int, max_to
         await serving
 
 
-async def _compare(
-    ways: Ways, found: Found, num_streams: int, rounds: int, max_tokens: int
-) -> None:
+async def _compare(ways: Ways, num_streams: int, rounds: int, max_tokens: int) -> Found:
+    found = Found()
     contestants = [ways.bare, ways.in_process, ways.over_http]
     for round_ in range(-1, rounds):
         rates = {}
@@ -173,15 +180,25 @@ async def _compare(
                 found.client_shares.append(cpu_share)
         if round_ >= 0:
             found.rates.append([rates[way.__name__] for way in contestants])
+    return found
 
 
 def rows(num_streams: int, rounds: int, max_tokens: int) -> list[dict[str, Any]]:
     """A row with speculation and one without, of so many rounds with each of the servers."""
-    tune_interpreter()  # as `outrider serve` does
     found = {wish: Found() for wish in WISHES}
-    for _ in range(NUM_SERVERS):
-        uvloop.run(measure(found, num_streams, rounds, max_tokens))  # as well
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as processes:
+        for _ in range(NUM_SERVERS):
+            shown = processes.submit(one_server, num_streams, rounds, max_tokens).result()
+            for wish, more in shown.items():
+                found[wish].add(more)
     return [one.row(wish, num_streams, max_tokens) for wish, one in found.items()]
+
+
+def one_server(num_streams: int, rounds: int, max_tokens: int) -> dict[str, Found]:
+    """In a process of its own, as `outrider serve` is: on its loop, and tuned like it."""
+    tune_interpreter()
+    return uvloop.run(measure(num_streams, rounds, max_tokens))
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -94,25 +95,30 @@ def _server(
     command: list[str], environment: dict[str, str]
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     port = free_port()
-    process = subprocess.Popen(
-        [*command, "--port", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | environment,
-        start_new_session=True,
-    )
     url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_until_healthy(url, process)
-        yield url, process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGCONT)
-        process.terminate()
+    with tempfile.TemporaryFile() as told:
+        process = subprocess.Popen(
+            [*command, "--port", str(port)],
+            stdout=told,
+            stderr=subprocess.STDOUT,
+            env=os.environ | environment,
+            start_new_session=True,
+        )
         try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
+            _wait_until_healthy(url, process)
+            yield url, process
+        except SystemExit:
+            told.seek(0)
+            print(told.read()[-4000:].decode(errors="replace"), file=sys.stderr)
+            raise
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGCONT)
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 @contextmanager
