@@ -11,6 +11,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import httpx
 import pytest
 
 from integration.server.live import Live, chunks_of, wait_for
+from outrider.control import MAX_AUTO_DRAFT_TOKENS
+from outrider.control.adaptive import AdaptiveController, Choice
 from outrider.engine.build import EngineConfig
 from outrider.events import StepReport
 from outrider.testing import write_tiny_llama
@@ -394,6 +397,27 @@ def test_type_generate_switch_and_compare(browser: Browser, live: Live) -> None:
     browser.find("#replay").click()
     browser.wait_until_done()
     assert browser.texts() == [expected, expected]
+
+
+@needs_browser
+def test_the_chosen_number_is_one_of_the_bars(
+    browser: Browser, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large it is, and whoever decides in the end."""
+    explain, many = AdaptiveController.explain, MAX_AUTO_DRAFT_TOKENS
+
+    def most(controller: AdaptiveController, view: Any) -> Choice | None:
+        choice = explain(controller, view)
+        return choice and replace(choice, decided=many, asked=many, stops_itself=True)
+
+    monkeypatch.setattr(AdaptiveController, "explain", most)
+    browser.set("prompt", PROMPT)
+    browser.set("max-tokens", 24)
+    browser.find("#generate").click()
+    browser.wait("return document.querySelectorAll('.token').length > 0")
+    browser.wait_until_done()
+    assert browser.find(".rates .decided span").text == str(many)
+    assert browser.find(".why").text.startswith(f"At most {many}, and the drafter stops")
 
 
 @needs_browser

@@ -80,6 +80,7 @@ class Choice:
     asked: int  # of the last step: mostly the same, now and then a trial
     survival: list[float]  # [k]: that draft k + 1 is accepted
     rates: list[float]  # [k]: tokens per second with k drafts a step; [0] is plain decoding
+    stops_itself: bool  # before so many, where the drafter is unsure
 
 
 class AdaptiveController:
@@ -124,7 +125,7 @@ class AdaptiveController:
         step = Step(self.costs, [view], [track], 1, most)
         rates = [1.0 / step.plain_s, *(step.rate([k]) for k in range(1, most + 1))]
         survival = track.sureness.survival if track.is_sure else track.survival.curve
-        return Choice(track.budget, asked, list(survival), rates)
+        return Choice(track.budget, asked, list(survival), rates, track.is_sure)
 
     def plain_step_s(self, view: ControlledView) -> float | None:
         """What a pass without drafts takes for this sequence alone; None until it is known."""

@@ -10,7 +10,6 @@ const EXAMPLES = {
 };
 const PLAIN = "off";
 const NOBODY = "";
-const MOST_RATES = 12;
 
 const $ = (id) => document.getElementById(id);
 const number = (value, digits) => value.toLocaleString("en", {
@@ -203,15 +202,14 @@ class Pane {
     chart.replaceChildren();
     const choice = this.steps.slice(0, index + 1).findLast((step) => step.choice)?.choice;
     if (choice) {
-      const rates = choice.rates.slice(0, MOST_RATES + 1);
-      const most = Math.max(...rates);
-      rates.forEach((rate, k) => {
+      const most = Math.max(...choice.rates);
+      choice.rates.forEach((rate, k) => {
         const bar = element("div", "bar");
         bar.classList.toggle("decided", k === choice.decided);
         bar.title = `K = ${k}: ${Math.round(rate)} tokens per second expected`;
         const fill = element("i");
         fill.style.height = `${100 * rate / most}%`;
-        bar.append(fill, element("span", "", k));
+        bar.append(fill, element("span", "", k % 4 && k !== choice.decided ? "\u00a0" : k));
         chart.append(bar);
       });
     }
@@ -351,6 +349,7 @@ function reason(choice, pane) {
     : k === 0 ? ` This step tries ${choice.asked}, to see whether drafts are good again.`
       : choice.asked === 0 ? " This step is plain, to know what that costs now."
         : ` This step tries ${choice.asked}, to know its neighbours.`;
+  if (k === 0 && best > 0) return `K = 0: ${best} drafts are expected to bring ${rates[best]} tokens per second instead of ${rates[0]}, and have yet to show it.${trial}`;
   if (k === 0) return `K = 0: drafting does not pay here. Plain: ${rates[0]} tokens per second, with one draft: ${rates[1]}.${trial}`;
   const held = choice.survival[k - 1];
   const further = choice.survival[k];
@@ -358,7 +357,8 @@ function reason(choice, pane) {
     : ` Draft ${k} is expected to hold in ${percent(held)} of the steps, draft ${k + 1} in ${percent(further)}.`;
   const doubt = best === k || choice.rates[best] < 1.005 * choice.rates[k] ? ""
     : ` K = ${best} looks a little better now, too little to change at once.`;
-  return `K = ${k}: ${rates[k]} tokens per second expected, ${rates[0]} without drafts.${curve}${doubt}${trial}`;
+  const limit = choice.stops_itself ? `At most ${k}, and the drafter stops where it is unsure` : `K = ${k}`;
+  return `${limit}: ${rates[k]} tokens per second expected, ${rates[0]} without drafts.${curve}${doubt}${trial}`;
 }
 
 // --- the streams -------------------------------------------------------------------------------------
