@@ -33,7 +33,7 @@ RECIPES: dict[str, tuple[list[str], list[str]]] = {
     "auto-duel": (["benchmarks/auto_duel.py"], ["--quick"]),
     "auto-by-batch": (
         [*SWEEP, "--axis", "batch", "--values", "1,2,4,8,16,32", "-k", "4,auto", "-n", "8",
-         "-m", "128", "-r", "10", "--title", "K = auto against plain decoding, by batch size"],
+         "-m", "128", "-r", "20", "--title", "K = auto against plain decoding, by batch size"],
         ["--values", "1,8", "-n", "2", "-m", "32", "-r", "1"],
     ),
     "junk": (
