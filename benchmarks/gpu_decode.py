@@ -31,16 +31,16 @@ from gpu_pair import LLAMA_1B, LLAMA_8B, RandomTensors, make, make_transformers,
 from outrider.contracts import StepBatch
 from outrider.cuda.ahead import num_runners_up, prepared_cycles
 from outrider.cuda.cycle import Cycle
-from outrider.cuda.decoder import CudaDecoder
-from outrider.cuda.eagle import CudaEagle3
 from outrider.cuda.ops import Pass, TorchOps
-from outrider.cuda.rounded import RoundedLayer, round_rows
 from outrider.cuda.triton_ops import Shape, Tiles, TritonOps
 from outrider.engine import build
 from outrider.engine.build import EngineConfig
 from outrider.engine.engine import Engine
 from outrider.model.borrowed import Borrowed
+from outrider.model.cuda_decoder import CudaDecoder
+from outrider.model.cuda_eagle3 import CudaEagle3
 from outrider.model.heads import Eagle3Config, Eagle3Head
+from outrider.model.int8 import RoundedLayer, round_rows
 from outrider.model.tokenizer import load_tokenizer
 from outrider.testing import write_tiny_tokenizer
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from outrider.cuda.decoder import CudaDecoder
+from outrider.model.cuda_decoder import CudaDecoder
 from outrider.model.families import DecoderConfig, read_decoder_config
 
 LLAMA_8B: dict[str, Any] = {

@@ -16,10 +16,10 @@ import torch
 
 from outrider.contracts import AheadBatch, AheadStep, IntArray
 from outrider.cuda.cycle import draft_part, verify_part
-from outrider.cuda.decoder import CudaDecoder, padded_batch
-from outrider.cuda.eagle import CudaEagle3, Steps
 from outrider.cuda.inputs import MAX_TOKENS, make_event
 from outrider.cuda.ops import MAX_WIDTH
+from outrider.model.cuda_decoder import CudaDecoder, padded_batch
+from outrider.model.cuda_eagle3 import CudaEagle3, Steps
 
 MOST_OTHERS = 2  # runners-up of a draft
 _CLOCKED = 3  # runs of a cycle whose time is asked for

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from outrider.contracts import StepBatch, Stream
-from outrider.cuda.decoder import CudaDecoder
-from outrider.cuda.eagle import CudaEagle3
 from outrider.cuda.inputs import MAX_TOKENS, make_event
 from outrider.cuda.ops import MAX_WIDTH, Pass
+from outrider.model.cuda_decoder import CudaDecoder
+from outrider.model.cuda_eagle3 import CudaEagle3
 from outrider.noise import as_signed, sequence_key
 
 _CHUNK = 512  # of a prompt

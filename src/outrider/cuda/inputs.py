@@ -1,6 +1,6 @@
 """What describes a pass on a GPU: buffers that never move, on the host and on the device.
 
-Shape legend: see `outrider.cuda.decoder`.
+Shape legend: see `outrider.model.cuda_decoder`.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 
 from outrider.contracts import Draw, IntArray, Observation, Proposal, SequenceView, StepBatch
-from outrider.cuda.eagle import CudaEagle3
 from outrider.kv.cache import KVCache
 from outrider.layout import Slice, pack
+from outrider.model.cuda_eagle3 import CudaEagle3
 from outrider.model.heads_native import NativeHead
 from outrider.proposers._autoregressive import target_keys
 from outrider.proposers._head_memory import HeadMemory

@@ -8,11 +8,11 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from outrider.contracts import Model, ModelSpec, ProposerContext
-from outrider.cuda.decoder import CudaDecoder
-from outrider.cuda.eagle import CudaEagle3
 from outrider.errors import ConfigError, ModelError
 from outrider.model.borrowed import Borrowed, borrow
 from outrider.model.bundled import bundled_path, find_folder
+from outrider.model.cuda_decoder import CudaDecoder
+from outrider.model.cuda_eagle3 import CudaEagle3
 from outrider.model.heads import DFlashHead, Eagle3Head, MedusaHeads, head_kind, load_head
 from outrider.model.heads_native import NativeDFlash, NativeEagle3
 from outrider.model.native_model import WEIGHT_TYPES, NativeModel

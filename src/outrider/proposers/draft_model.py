@@ -17,8 +17,8 @@ from outrider.contracts import (
     ProposerContext,
     SequenceView,
 )
-from outrider.cuda.decoder import CudaDecoder
 from outrider.errors import ConfigError, ModelError
+from outrider.model.cuda_decoder import CudaDecoder
 from outrider.model.native_model import NativeModel
 from outrider.proposers._autoregressive import AutoregressiveDrafter
 from outrider.proposers._draft_memory import DraftMemory

@@ -34,8 +34,8 @@ from outrider.contracts import (
     StepBatch,
     TreeLimits,
 )
-from outrider.cuda.eagle import CudaEagle3
 from outrider.errors import ConfigError
+from outrider.model.cuda_eagle3 import CudaEagle3
 from outrider.model.head_layers import KeyValue
 from outrider.model.heads import Eagle3Head
 from outrider.model.heads_native import NativeEagle3

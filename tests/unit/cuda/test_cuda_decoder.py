@@ -16,9 +16,7 @@ from outrider.control import NumDraftTokens
 from outrider.control.adaptive import AdaptiveController
 from outrider.cuda.ahead import Ahead, run_ahead
 from outrider.cuda.cycle import Cycle
-from outrider.cuda.decoder import CudaDecoder
 from outrider.cuda.ops import TorchOps
-from outrider.cuda.rounded import RoundedLayer
 from outrider.cuda.triton_ops import TritonOps
 from outrider.doctor.advice import Advice
 from outrider.doctor.checks import examine_passes
@@ -26,7 +24,9 @@ from outrider.engine.build import EngineConfig, assemble
 from outrider.engine.engine import Engine
 from outrider.errors import ModelError
 from outrider.model import load_model
+from outrider.model.cuda_decoder import CudaDecoder
 from outrider.model.driver import Driver
+from outrider.model.int8 import RoundedLayer
 from outrider.model.selfcheck import self_check
 from outrider.model.tokenizer import load_tokenizer
 from outrider.model.torch_decoder import TorchDecoder
@@ -147,7 +147,7 @@ def test_int8_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
         with pytest.raises(ModelError, match="choose backend 'torch' and dtype 'auto'"):
             load_model(folder, dtype="int8", backend="torch")
-        monkeypatch.setattr("outrider.model._kernels", lambda _: CudaDecoder)
+        monkeypatch.setattr("outrider.model.load._kernels", lambda _: CudaDecoder)
     model = load_model(folder, device=DEVICE, dtype="int8", backend="torch")
     assert isinstance(model, CudaDecoder)
     assert model.head_VH.dtype == torch.int8

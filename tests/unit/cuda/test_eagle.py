@@ -10,13 +10,13 @@ import torch
 from outrider.contracts import AheadBatch
 from outrider.cuda import ahead
 from outrider.cuda.ahead import Ahead
-from outrider.cuda.decoder import CudaDecoder
-from outrider.cuda.eagle import CudaEagle3, Steps
 from outrider.cuda.ops import Pass, TorchOps
 from outrider.cuda.triton_ops import TritonOps
 from outrider.engine.build import EngineConfig, assemble
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
+from outrider.model.cuda_decoder import CudaDecoder
+from outrider.model.cuda_eagle3 import CudaEagle3, Steps
 from outrider.model.tokenizer import load_tokenizer
 from outrider.model.torch_decoder import TorchDecoder
 from outrider.proposers.eagle3 import Eagle3Proposer

@@ -8,8 +8,8 @@ import torch
 
 from outrider.contracts import Stream
 from outrider.cuda.ops import Pass, TorchOps
-from outrider.cuda.rounded import round_rows
 from outrider.cuda.triton_ops import Shape, Tiles, TritonOps, _fitting, usual_tiles
+from outrider.model.int8 import round_rows
 from outrider.noise import as_signed, draw_key, gumbel, uniforms_numpy
 from outrider.sampling import RowParams, SamplingParams, draw_tokens
 

@@ -26,9 +26,9 @@ import torch
 from outrider.contracts import AheadBatch, AheadStep, IntArray, Model, StepBatch, StepOutput
 from outrider.cuda.inputs import MAX_TOKENS, Inputs
 from outrider.cuda.ops import MAX_WIDTH, Ops, Pass, TorchOps
-from outrider.cuda.rounded import RoundedLayer, Scales, round_layer, round_rows
 from outrider.cuda.triton_ops import TritonOps
 from outrider.model.attention import Plan
+from outrider.model.int8 import RoundedLayer, Scales, round_layer, round_rows
 from outrider.model.torch_decoder import Layer, TorchDecoder
 from outrider.noise import draw_keys
 from outrider.sampling import RowParams
@@ -46,7 +46,7 @@ class CudaDecoder(TorchDecoder):
     head_scale_V: torch.Tensor | None = None  # of an output head in int8
 
     def round_weights(self) -> Self:
-        """Replaces the weights of all products by int8 ones (`outrider.cuda.rounded`)."""
+        """Replaces the weights of all products by int8 ones (`outrider.model.int8`)."""
         for i, layer in enumerate(self.layers):
             self.layers[i] = round_layer(layer)
         self.head_VH, self.head_scale_V = round_rows(self.head_VH)

@@ -5,7 +5,7 @@ row's position here is its place among the rows that the head has read of a text
 differences alone. The noise of a draw belongs to its place in the text, so sequence keys are moved
 by what lies between the two.
 
-Shape legend: see `outrider.cuda.decoder`; F width of all taps side by side, n rows that are read.
+Shape legend: see `outrider.model.cuda_decoder`; F width of all taps side by side, n rows read.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import numpy.typing as npt
 import torch
 
 from outrider.contracts import IntArray, ModelSpec, StepBatch, StepOutput
-from outrider.cuda.decoder import CudaDecoder
 from outrider.cuda.inputs import MAX_TOKENS
 from outrider.cuda.ops import Pass
-from outrider.cuda.rounded import round_rows
 from outrider.cuda.triton_ops import WIDE, TritonOps
 from outrider.errors import EngineError
 from outrider.model.borrowed import Borrowed
+from outrider.model.cuda_decoder import CudaDecoder
 from outrider.model.families import DecoderConfig
 from outrider.model.heads import Eagle3Head
+from outrider.model.int8 import round_rows
 from outrider.model.rope import RopeConfig
 from outrider.model.torch_decoder import Loader
 from outrider.sampling import RowParams

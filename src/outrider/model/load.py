@@ -1,0 +1,133 @@
+"""Models: from a folder or a name to something that implements `contracts.Model`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from outrider.contracts import Model
+from outrider.errors import ConfigError, ModelError, UnknownName
+from outrider.model.bundled import bundled_path, find_folder
+from outrider.model.families import DecoderConfig, UnsupportedByDecoder, read_decoder_config
+from outrider.model.weights import read_config
+
+if TYPE_CHECKING:
+    from outrider.model.cuda_decoder import CudaDecoder
+    from outrider.model.torch_decoder import TorchDecoder
+
+__all__ = ["bundled_path", "load_model"]
+
+Backend = Literal["auto", "native", "torch", "transformers"]
+BACKENDS = ("auto", "native", "torch", "transformers")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+INTEGER = ("int8", "int4")  # weights that only own kernels read: the native step's, on CUDA int8
+
+
+def load_model(
+    path_or_name: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: str = "auto",
+    backend: Backend = "auto",
+    tensor_parallel_size: int = 1,
+) -> Model:
+    """Loads a causal language model from a folder, a hub name or `bundled[:NAME]`.
+
+    backend "auto" takes the first that can: the native CPU step, the compact torch decoder, any
+    architecture through transformers. dtype "auto" is the stored type; torch on a CPU computes in
+    float32. `tensor_parallel_size` processes share the model (the compact torch decoder only).
+    Raises `ModelError` or `ConfigError`, one line each.
+    """
+    _check_options(device, dtype, backend)
+    folder = find_folder(path_or_name)
+    decoder_config = _decoder_config(folder, backend)
+    if tensor_parallel_size != 1:
+        return _shared(folder, decoder_config, device, dtype, backend, tensor_parallel_size)
+    if decoder_config is not None and backend in ("auto", "native"):
+        native = _native(decoder_config, device)
+        if native is not None and dtype != "float16":
+            model: Model = native.NativeDecoder.load(folder, dtype=dtype)
+            return model
+    if decoder_config is not None and dtype == "int8" and backend != "native":
+        kernels = _kernels(device)
+        if kernels is not None:
+            return kernels.load(folder, device=device).round_weights()
+    if backend == "native" or dtype in INTEGER:
+        wanted = f"dtype {dtype!r}" if dtype in INTEGER else "backend 'native'"
+        raise ModelError(
+            f"{wanted} needs the native step, which cannot run this model here; choose backend "
+            "'torch' and dtype 'auto', or install with a C++ compiler"
+        )
+    if decoder_config is not None:
+        return _compact(device).load(folder, device=device, dtype=DTYPES.get(dtype))
+    from outrider.model.transformers_model import TransformersModel
+
+    return TransformersModel.load(folder, device=device, dtype=DTYPES.get(dtype))
+
+
+def _check_options(device: str, dtype: str, backend: str) -> None:
+    if backend not in BACKENDS:
+        raise UnknownName("backend", backend, BACKENDS)
+    if dtype != "auto" and dtype not in DTYPES and dtype not in INTEGER:
+        raise UnknownName("dtype", dtype, ["auto", *DTYPES, *INTEGER])
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device {device!r}; use cpu, cuda or cuda:N") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("no CUDA device here; use device cpu")
+
+
+def _decoder_config(folder: Path, backend: str) -> DecoderConfig | None:
+    """What the compact decoders need to know, or None if transformers is to run the model."""
+    config = read_config(folder)
+    if backend == "transformers":
+        return None
+    try:
+        return read_decoder_config(config)
+    except UnsupportedByDecoder:
+        if backend == "auto":
+            return None
+        raise
+
+
+def _shared(
+    folder: Path, config: DecoderConfig | None, device: str, dtype: str, backend: str, size: int
+) -> Model:
+    from outrider.model.tensor_parallel import TensorParallelModel, check_split
+
+    if config is None or backend == "native" or dtype in INTEGER:
+        raise ConfigError(
+            "tensor_parallel_size above 1 needs the compact torch decoder: a Llama, Mistral or "
+            "Qwen model, backend 'auto' or 'torch', no integer dtype"
+        )
+    check_split(config, size)
+    return TensorParallelModel(folder, size, device=device, dtype=DTYPES.get(dtype))
+
+
+def _compact(device: str) -> type[TorchDecoder]:
+    """The compact decoder for a device: with our kernels where they run."""
+    from outrider.model.torch_decoder import TorchDecoder
+
+    return _kernels(device) or TorchDecoder
+
+
+def _kernels(device: str) -> type[CudaDecoder] | None:
+    """The decoder with our own GPU kernels: on CUDA, where Triton is installed."""
+    if torch.device(device).type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    from outrider.model.cuda_decoder import CudaDecoder
+
+    return CudaDecoder
+
+
+def _native(config: DecoderConfig, device: str) -> Any | None:
+    """The native step's module, if it is built and can run this model here."""
+    if importlib.util.find_spec("outrider.model.native_decoder") is None:
+        return None
+    module = importlib.import_module("outrider.model.native_decoder")
+    return module if module.available(config, device) else None
