@@ -23,10 +23,10 @@ from outrider.bench.report import Result, Row
 from outrider.bench.statistics import estimate
 from outrider.bench.synthetic import add_synthetic
 from outrider.bench.workloads import load_workload
-from outrider.control.fixed import FixedController
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.llm import LLM
+from outrider.policy.fixed import FixedPolicy
 from outrider.theory import expected_tokens
 
 ALPHAS = (0.4, 0.6, 0.8, 0.9, 1.0)
@@ -66,7 +66,7 @@ class Turns:
 
 def run_turns(engine: Engine, job: Job, name: str, k: int, turns: Turns) -> None:
     """Until the speculative side has written its text; the plain one starts anew as needed."""
-    fast = Ours("fast", engine, Speculation(proposer=name, num_draft_tokens=k), FixedController())
+    fast = Ours("fast", engine, Speculation(proposer=name, num_draft_tokens=k), FixedPolicy())
     slow = plain(engine)
     lane, beside = fast.start([job]), slow.start([job])
     with BareCycle(engine, BENEATH, k, CONTEXT) as bare:

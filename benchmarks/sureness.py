@@ -19,31 +19,34 @@ from outrider.bench.workloads import load_workload
 from outrider.contracts import (
     LEVEL_STEP,
     NUM_LEVELS,
-    Caution,
     ControlledView,
     Proposal,
+    StopRule,
     Verdict,
 )
-from outrider.control.fixed import FixedController
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.request import Speculation
 from outrider.events import StepTiming
+from outrider.policy.base import Decision
+from outrider.policy.fixed import FixedPolicy
 
 WORKLOADS = ("code", "prose", "edit", "json", "summary", "hot", "long")
 GROUP = 2  # levels of a row
 
 
-class Listening(FixedController):
+class Listening(FixedPolicy):
     """Lets everybody draft all they may, and notes at which level."""
 
     def __init__(self) -> None:
         self.judged: Counter[tuple[bool, int]] = Counter()  # (sampled, level)
         self.held: Counter[tuple[bool, int]] = Counter()
 
-    def caution(self, index: int) -> Caution | None:
-        return Caution([1.0] * NUM_LEVELS)
+    def decide(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> Decision:
+        decision = super().decide(views, limits, num_tokens)
+        decision.stop_rules = [StopRule([1.0] * NUM_LEVELS)] * len(views)
+        return decision
 
-    def update(
+    def observe(
         self,
         views: Seq[ControlledView],
         proposals: Seq[Proposal],

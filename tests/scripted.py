@@ -6,14 +6,16 @@ from collections.abc import Sequence as Seq
 
 from outrider.contracts import (
     NUM_LEVELS,
-    Caution,
+    ControlledView,
     Draw,
     Needs,
     Observation,
     Proposal,
     SequenceView,
+    StopRule,
 )
-from outrider.control.fixed import FixedController
+from outrider.policy.base import Decision
+from outrider.policy.fixed import FixedPolicy
 
 
 class Drafter:
@@ -42,9 +44,14 @@ class Drafter:
         self.released.append(sequence_id)
 
 
-class Cautious(FixedController):
+class Cautious(FixedPolicy):
     """Lets drafters stop as they would on a machine where rows are dear."""
 
-    def caution(self, index: int) -> Caution | None:
+    def decide(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> Decision:
+        decision = super().decide(views, limits, num_tokens)
+        decision.stop_rules = [self._rule(i) for i in range(len(views))]
+        return decision
+
+    def _rule(self, index: int) -> StopRule:
         sure = [min(1.0, 0.3 + 0.1 * level + 0.01 * index) for level in range(NUM_LEVELS)]
-        return Caution(sure, [0.2, 0.3, 0.35, 0.4], toll=0.1)
+        return StopRule(sure, [0.2, 0.3, 0.35, 0.4], toll=0.1)

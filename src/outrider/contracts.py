@@ -22,7 +22,6 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import torch
 
-    from outrider.events import StepTiming
     from outrider.kv.cache import KVCache
     from outrider.model.tokenizer import Tokenizer
     from outrider.sampling import RowDraws, RowParams, SamplingParams
@@ -59,7 +58,7 @@ class Begun(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Caution:
+class StopRule:
     """When a drafter stops by itself, for one sequence.
 
     A draft's *level* says by how much its score beats the runner-up's, the noise of its draw
@@ -88,7 +87,7 @@ class Proposal:
     `parents[i] < i` is the node that node i continues, -1 the root (the last committed token);
     `parents is None` means a chain. Siblings stand in the order they were drawn. `q` is the law
     that was really drawn from, one row per node, and is None exactly where no rule needs it.
-    `levels` of a cautious drafter (see `Caution`): one per node, and of one more token that was
+    `levels` of a cautious drafter (see `StopRule`): one per node, and of one more token that was
     left out.
     """
 
@@ -145,7 +144,7 @@ class SequenceView(Protocol):
     salt: str  # tenants with different salts share nothing
 
     @property
-    def caution(self) -> Caution | None:
+    def caution(self) -> StopRule | None:
         """In this step's draft, where its proposer heeds such a thing."""
         ...
 
@@ -296,7 +295,7 @@ class DraftsCautiously(Protocol):
         num_tokens_S: IntArray,
         rows: RowParams,
         key_S: npt.NDArray[np.uint64],
-        cautions: Seq[Caution | None],
+        cautions: Seq[StopRule | None],
     ) -> tuple[list[list[int]], list[list[int]]]:
         """`DraftsInOneCall.draft_chain` of at most so many tokens, and the levels of all that were
         drawn. None: this sequence does not stop."""
@@ -353,7 +352,7 @@ class AheadBatch:
     heads: AheadHeads | None = None  # of a drafter that reads the target's states
     # Asked first where given; not every model that runs ahead can.
     lookups: list[AheadLookup | None] | None = None
-    cautions: list[Caution | None] | None = None  # of the drafter; None for one that does not stop
+    cautions: list[StopRule | None] | None = None  # of the drafter; None for one that does not stop
     stop: ctypes.c_int32 | None = None  # not 0 any more: another thread wants no further step
 
 
@@ -574,41 +573,3 @@ class ControlledView(SequenceView, Protocol):
 
     proposer: str | None  # who drafts for it; None: nobody, or nobody any more
     adaptive: bool  # its K is the controller's choice, not the request's own
-
-
-class Controller(Protocol):
-    """Chooses K, per sequence and step; 0 is plain decoding.
-
-    A budget may depend on finished steps, load and costs, never on the draft it is for: whether a
-    token is submitted must be settled before it is drawn, or ratio rules are biased.
-    """
-
-    def budget(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> list[int]:
-        """A budget for each view, at most its limit; `num_tokens` has the pass without drafts."""
-        ...
-
-    def caution(self, index: int) -> Caution | None:
-        """How cautious view `index` of the last `budget` had better be; None: not at all."""
-        ...
-
-    def standing(self) -> int:
-        """For how many steps the last budgets may be used, the one they were asked for included."""
-        ...
-
-    def repeat(self) -> None:
-        """Says that they are being used once more."""
-        ...
-
-    def update(
-        self,
-        views: Seq[ControlledView],
-        proposals: Seq[Proposal],
-        verdicts: Seq[Verdict],
-        timing: StepTiming,
-    ) -> None:
-        """What the step's drafts were worth and what it cost; the views of the last `budget`."""
-        ...
-
-    def release(self, sequence_id: int) -> None:
-        """Forget a sequence: finished, cancelled or preempted. Unknown ids are fine."""
-        ...

@@ -11,15 +11,16 @@ from time import perf_counter
 from typing import Protocol
 
 from outrider.bench.workloads import Prompt
-from outrider.contracts import ControlledView, Controller
+from outrider.contracts import ControlledView
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
-from outrider.control.fixed import FixedController
 from outrider.engine.ahead import Ahead
 from outrider.engine.engine import Engine
 from outrider.engine.request import Sequence as Sequence_
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError
 from outrider.events import StepReport
+from outrider.policy.base import Decision, Policy
+from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import SamplingParams
 from outrider.statistics import SpeculationStats
 
@@ -70,7 +71,7 @@ class Ours:
         name: str,
         engine: Engine,
         speculation: Speculation,
-        controller: Controller | None = None,
+        controller: Policy | None = None,
     ) -> None:
         self.name = name
         self.engine = engine
@@ -87,13 +88,13 @@ class Ours:
         return race([self.start(jobs, batch)])[0]
 
 
-class Reading(FixedController):
+class Reading(FixedPolicy):
     """While prompts are read: a step drafts `most` tokens at most."""
 
     most = 0
 
-    def budget(self, views: Sequence[ControlledView], limits: Sequence[int], _: int) -> list[int]:
-        return [min(limit, self.most) for limit in limits]
+    def decide(self, views: Sequence[ControlledView], limits: Sequence[int], _: int) -> Decision:
+        return super().decide(views, [min(limit, self.most) for limit in limits], _)
 
 
 class Lane:
@@ -117,7 +118,7 @@ class Lane:
         self._next = chain(jobs, cycle(jobs))
         self._num_jobs = len(jobs)
         self._ids: list[str] = []  # the first are the jobs', the others only fill the batch
-        self._controller: Controller = contender.controller
+        self._controller: Policy = contender.controller
         self._ahead = Ahead(self._engine.parts.ahead.most_steps)
         self._fill_up()
 

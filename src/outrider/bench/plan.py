@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from outrider.bench.contenders import Contender, Ours, plain
 from outrider.bench.synthetic import add_synthetic
-from outrider.contracts import Controller
 from outrider.control import NumDraftTokens
 from outrider.control.adaptive import AdaptiveController
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError
+from outrider.policy.base import Policy
 
 SYNTHETIC = "synthetic"
 
@@ -62,7 +62,7 @@ def ours(
     return contenders
 
 
-def _controller(engine: Engine, count: NumDraftTokens) -> Controller | None:
+def _controller(engine: Engine, count: NumDraftTokens) -> Policy | None:
     """One that learns from this contender's steps alone; prices start from the same measurement."""
     own = engine.parts.controller
     if count != "auto" or not isinstance(own, AdaptiveController):

@@ -20,7 +20,6 @@ from typing import Any, cast
 from outrider.contracts import (
     AheadBatch,
     AheadStep,
-    Caution,
     DraftsAhead,
     Draw,
     IntArray,
@@ -29,6 +28,7 @@ from outrider.contracts import (
     Proposal,
     Proposer,
     SequenceView,
+    StopRule,
 )
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
@@ -147,7 +147,7 @@ class _Shadow:
         self._view = view
         self.tokens = list(view.tokens)
         self.draft = Proposal()
-        self.caution: Caution | None = None  # its own drafts are not what is accepted
+        self.caution: StopRule | None = None  # its own drafts are not what is accepted
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)

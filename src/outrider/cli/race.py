@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from outrider.control.fixed import FixedController
 from outrider.engine.ahead import Ahead
 from outrider.engine.engine import Engine, Result
 from outrider.engine.request import Speculation
 from outrider.engine.scheduler import Scheduler, SchedulerConfig
 from outrider.events import StepEvent
+from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import SamplingParams
 from outrider.statistics import SpeculationStats
 
@@ -61,7 +61,7 @@ def lanes(engine: Engine) -> tuple[Lane, Lane]:
     own = replace(
         parts,
         scheduler=schedule,
-        controller=FixedController(),
+        controller=FixedPolicy(),
         ahead=Ahead(parts.ahead.most_steps),
     )
     plain = Engine(own, engine.tokenizer, engine.default)

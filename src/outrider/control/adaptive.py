@@ -37,7 +37,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from outrider.contracts import Caution, ControlledView, Proposal, Verdict
+from outrider.contracts import ControlledView, Proposal, Verdict
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.control.allocation import Plain, Source, Step, Track
 from outrider.control.cost import Costs, batch_bucket, context_bucket
@@ -51,6 +51,7 @@ from outrider.control.learning import (
     num_emitted_by,
 )
 from outrider.events import StepTiming
+from outrider.policy.base import Decision as Answer
 
 TURNING = 0.02  # what turning on or off must win by
 ANOTHER_K = 0.005  # the same of another K
@@ -84,7 +85,7 @@ class Choice:
 
 
 class AdaptiveController:
-    """contracts.Controller. `costs` is refreshed by every step.
+    """policy.base.Policy. `costs` is refreshed by every step.
 
     `measure` fills in what drafting with a proposer costs, when it is first asked for. `evenly`:
     everybody drafts as much (see `Step`), up to so many; 0: to each what is best.
@@ -103,6 +104,7 @@ class AdaptiveController:
         self._tracks: dict[int, Track] = {}
         self._learner = Learner(self.costs)
         self._now = Decision([], 0, [], sys.maxsize)
+        self._is_decided = False  # and the first step of it is under way
         self._news: list[News] = []  # steps of this decision that are not learnt from yet
         self._until_trial = FIRST_TRIAL
         self._num_trials = 0
@@ -135,7 +137,13 @@ class AdaptiveController:
 
     # --- before the draft ---------------------------------------------------------------------
 
-    def budget(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> list[int]:
+    def decide(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> Answer:
+        budgets = self._budget(views, limits, num_tokens)
+        self._is_decided = True
+        rules = [self._now.cautions.get(i) for i in range(len(budgets))]
+        return Answer(budgets, rules, max(1, self._now.most_steps - self._now.num_steps + 1))
+
+    def _budget(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> list[int]:
         now, ids = self._now, [view.id for view in views]
         if (
             now.num_steps < min(now.least_steps, now.most_steps)
@@ -149,9 +157,6 @@ class AdaptiveController:
         for i, _, k in now.asked:
             budgets[i] = min(k, limits[i])
         return budgets
-
-    def caution(self, index: int) -> Caution | None:
-        return self._now.cautions.get(index)
 
     def _rested(
         self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int, ids: list[int]
@@ -185,12 +190,6 @@ class AdaptiveController:
                 decision.asked.append((i, track, 0))
         decision.missing, decision.num_rested, decision.groups = now.missing, num_rested, now.groups
         return decision
-
-    def standing(self) -> int:
-        return max(1, self._now.most_steps - self._now.num_steps + 1)
-
-    def repeat(self) -> None:
-        self._now.num_steps += 1
 
     def _decide(
         self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int, ids: list[int]
@@ -374,7 +373,7 @@ class AdaptiveController:
 
     # --- after the verdict --------------------------------------------------------------------
 
-    def update(
+    def observe(
         self,
         views: Seq[ControlledView],
         proposals: Seq[Proposal],
@@ -382,6 +381,9 @@ class AdaptiveController:
         timing: StepTiming,
     ) -> None:
         """Only notes what happened: between two passes every line of code is cold."""
+        if not self._is_decided:  # a further step of the last decision
+            self._now.num_steps += 1
+        self._is_decided = False
         if self._now.views:
             self._news.append((timing, proposals, verdicts))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from itertools import pairwise
 
-from outrider.contracts import Caution, ControlledView
+from outrider.contracts import ControlledView, StopRule
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.control.caution import TOLL, Outcome, Shared, Sureness, floors
 from outrider.control.cost import Costs, batch_bucket, context_bucket
@@ -359,19 +359,19 @@ class Step:
         _, after_s = self.worth([k if i == order else b for i, b in enumerate(budgets)])
         return after_s - before_s
 
-    def cautions(self, budgets: list[int]) -> list[Caution | None]:
+    def cautions(self, budgets: list[int]) -> list[StopRule | None]:
         """For whoever drafts: at the prices of this step."""
         rate = self.rate(budgets)
         prices = floors(self.row, self.start, rate * self.scale)
-        found: list[Caution | None] = []
+        found: list[StopRule | None] = []
         for track, k in zip(self.tracks, budgets, strict=True):
             caution = None
             if k and track.is_sure:
                 source = track.source
                 round_s = source.scale * _slope(source.row)
-                caution = Caution(track.sureness.chances, prices, TOLL * rate * round_s)
+                caution = StopRule(track.sureness.chances, prices, TOLL * rate * round_s)
             elif k:
-                caution = Caution(track.sureness.chances)
+                caution = StopRule(track.sureness.chances)
             found.append(caution)
         return found
 

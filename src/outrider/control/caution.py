@@ -1,6 +1,6 @@
 """Drafters that know how sure they are: how far to trust them, and where they had better stop.
 
-A cautious drafter says of every draft at which *level* it was drawn (see `contracts.Caution`), and
+A cautious drafter says of every draft at which *level* it was drawn (see `contracts.StopRule`), and
 that tells more about the draft than its place, or what became of those before: half of all drafts
 hold nearly always, the others every other time. So K need not be guessed. A draft is worth
 verifying if its chance of being kept is more than its row costs, in tokens that the same time

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from statistics import median
 
-from outrider.contracts import Caution, ControlledView, Proposal, Verdict
+from outrider.contracts import ControlledView, Proposal, StopRule, Verdict
 from outrider.control.allocation import MOST_OFF, Group, Source, Track
 from outrider.control.cost import Costs, CostTable, batch_bucket
 from outrider.events import StepTiming
@@ -57,7 +57,7 @@ class Decision:
     groups: frozenset[Group] = frozenset()  # whom it was made for then
     num_rested: int = 0  # steps for which it was left standing before
     is_first: bool = False  # somebody drafted in the pass over its prompt
-    cautions: dict[int, Caution | None] = field(default_factory=dict)  # by index of the view
+    cautions: dict[int, StopRule | None] = field(default_factory=dict)  # by index of the view
 
     def rest(self, source: Source, batch: int, price_s: float, tracks: Seq[Track]) -> None:
         """Nobody drafts, and there is no probe."""
@@ -230,7 +230,7 @@ def _earned_s(now: Decision, index: int, news: list[News]) -> float:
 
 
 def _judge(
-    track: Track, caution: Caution | None, k: int, drafts: Seq[tuple[Proposal, Seq[int]]]
+    track: Track, caution: StopRule | None, k: int, drafts: Seq[tuple[Proposal, Seq[int]]]
 ) -> None:
     """What became of a sequence's drafts: (proposal, accepted path) of every step."""
     outcomes = [

@@ -7,10 +7,10 @@ from statistics import median
 
 from outrider.bench.contenders import Job, Ours, plain
 from outrider.bench.measure import Tell, decode
-from outrider.control.fixed import FixedController
 from outrider.doctor.advice import Advice
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
+from outrider.policy.fixed import FixedPolicy
 
 REPEATS = 5
 LEAST_JOBS = 8
@@ -25,7 +25,7 @@ def measure_advice(
         if entry.proposer is None:
             continue
         wish = Speculation(proposer=entry.proposer, num_draft_tokens=entry.num_draft_tokens)
-        contenders = [plain(engine), Ours("advised", engine, wish, FixedController())]
+        contenders = [plain(engine), Ours("advised", engine, wish, FixedPolicy())]
         size = max(entry.batch, min(LEAST_JOBS, len(jobs)))
         some = [jobs[i % len(jobs)] for i in range(size)]
         speedups = []

@@ -16,9 +16,9 @@ from statistics import median
 from outrider.bench.contenders import Job, Ours, fit_together, take_turns
 from outrider.bench.measure import Tell
 from outrider.control.cost import between, rising
-from outrider.control.fixed import FixedController
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
+from outrider.policy.fixed import FixedPolicy
 from outrider.statistics import SpeculationStats
 
 # Draft lengths that are timed, by batch.
@@ -183,7 +183,7 @@ def _steps(
             f"{name} {count}",
             engine,
             Speculation(proposer=name or None, num_draft_tokens=count),
-            FixedController(),
+            FixedPolicy(),
         )
         for name, count in kinds
     ]

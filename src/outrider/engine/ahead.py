@@ -32,6 +32,7 @@ from outrider.engine.scheduler import Scheduled
 from outrider.errors import EngineError
 from outrider.layout import stack_tables
 from outrider.noise import sequence_key
+from outrider.policy.base import Decision
 from outrider.sampling import RowLaws, RowParams
 
 if TYPE_CHECKING:
@@ -106,13 +107,14 @@ class Ahead:
         return not self._steps
 
     def begin(
-        self, parts: Parts, lines: list[Scheduled], budgets: list[int], started: float
+        self, parts: Parts, lines: list[Scheduled], decision: Decision, started: float
     ) -> Computed | None:
         """Computes this step, which `started` then, and those that follow from it alone.
 
         None: it cannot be done so.
         """
-        most_steps = min(self.most_steps, parts.controller.standing())
+        budgets = decision.budgets
+        most_steps = min(self.most_steps, decision.valid_steps)
         target = parts.runs_ahead if any(budgets) else parts.runs_ahead or parts.plain_loop
         # One step alone, too: what trials cost must compare with what is done for long.
         if self.most_steps < 2 or target is None:
@@ -163,7 +165,6 @@ class Ahead:
             self._steps.clear()
             self._let_go(parts)
             return None
-        parts.controller.repeat()
         return self._next(parts)
 
     def _next(self, parts: Parts) -> Computed:

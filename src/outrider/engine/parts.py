@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from outrider.contracts import (
-    Caution,
-    Controller,
     Model,
     PrefersThinPasses,
     Proposer,
@@ -20,6 +18,7 @@ from outrider.engine.plain_loop import PlainLoop
 from outrider.engine.request import Sequence
 from outrider.engine.scheduler import Scheduler
 from outrider.kv.cache import KVCache
+from outrider.policy.base import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ class Parts:
     target: Model
     kv: KVCache
     scheduler: Scheduler
-    controller: Controller
+    controller: Policy
     proposers: Mapping[str, Proposer]
     verifiers: dict[str, Verifier]
     ahead: Ahead = field(default_factory=Ahead)
@@ -50,12 +49,10 @@ class Parts:
         names = {s.proposer for s in sequences if s.proposer is not None and s.max_draft_tokens}
         return tuple(sorted({tap for name in names for tap in self.proposers[name].needs.taps}))
 
-    def caution(self, sequence: Sequence, index: int) -> Caution | None:
-        """That the controller wishes of view `index`, if its proposer heeds such a thing."""
-        if not sequence.adaptive or sequence.proposer is None:
-            return None
-        is_heeded = self.proposers[sequence.proposer].needs.caution
-        return self.controller.caution(index) if is_heeded else None
+    def heeds_stop_rules(self, sequence: Sequence) -> bool:
+        """Whether the policy may let the sequence's drafter stop early."""
+        name = sequence.proposer if sequence.adaptive else None
+        return name is not None and self.proposers[name].needs.caution
 
     def release_drafts(self, sequence: Sequence) -> None:
         """Makes proposer and controller forget a sequence: finished, preempted or failed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
-from outrider.contracts import Caution, Draw, Edits
+from outrider.contracts import Draw, Edits, StopRule
 from outrider.control import DEFAULT_NUM_DRAFT_TOKENS, MAX_AUTO_DRAFT_TOKENS, NumDraftTokens
 from outrider.engine.stops import StopScanner
 from outrider.events import TokenLogprob
@@ -75,7 +75,7 @@ class Sequence:
         self.edits: Edits | None = self.matcher or edits
         self.text = text
         self.scanner = StopScanner(list(request.params.stop))
-        self.caution: Caution | None = None
+        self.caution: StopRule | None = None
         self.num_computed = 0  # tokens whose K/V the target holds
         self.num_steps = 0
         self.finish_reason: str | None = None

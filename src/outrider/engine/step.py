@@ -60,7 +60,7 @@ def run_step(parts: Parts) -> StepReport | None:
         num_sequences=len(lines),
         num_tokens=num_tokens,
     )
-    parts.controller.update(ready, proposals, verdicts, timing)
+    parts.controller.observe(ready, proposals, verdicts, timing)
     for sequence in ready:
         if sequence.finish_reason is not None:
             parts.scheduler.remove(sequence)
@@ -81,17 +81,17 @@ def compute(parts: Parts) -> Computed | None:
         most = parts.thin_passes.most_drafts(len(ready))
         for line in ready:
             line.draft_limit = min(line.draft_limit, most)
-    budgets = parts.controller.budget(
+    decision = parts.controller.decide(
         [line.sequence for line in ready],
         [line.draft_limit for line in ready],
         sum([line.num_tokens for line in lines]),
     )
-    for i, line in enumerate(ready):
-        line.sequence.caution = parts.caution(line.sequence, i)
-    computed = parts.ahead.begin(parts, lines, budgets, started)
+    for line, rule in zip(ready, decision.stop_rules, strict=True):
+        line.sequence.caution = rule if parts.heeds_stop_rules(line.sequence) else None
+    computed = parts.ahead.begin(parts, lines, decision, started)
     if computed is not None:
         return computed
-    proposals = draft(parts, ready, budgets)
+    proposals = draft(parts, ready, decision.budgets)
     drafted = perf_counter()
     passed = forward(parts, lines, proposals)
     verify_s = perf_counter() - drafted

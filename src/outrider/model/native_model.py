@@ -19,9 +19,9 @@ from outrider import native
 from outrider.contracts import (
     NUM_LEVELS,
     Begun,
-    Caution,
     IntArray,
     StepBatch,
+    StopRule,
     TreeDraft,
     TreeLimits,
 )
@@ -55,14 +55,14 @@ def _room(num_seqs: int, width: int) -> _Drafts:
 
 
 class Stops(NamedTuple):
-    """`Caution`s as the library reads them."""
+    """`StopRule`s as the library reads them."""
 
     chances: array[float]
     floors: array[float]
     toll: float
 
     @classmethod
-    def of(cls, cautions: Iterable[Caution | None]) -> Stops:
+    def of(cls, cautions: Iterable[StopRule | None]) -> Stops:
         """None of whoever does not stop by itself."""
         chances, floors, toll = array("f"), array("f"), 0.0
         for caution in cautions:
@@ -260,7 +260,7 @@ class NativeModel:
         num_tokens_S: IntArray,
         rows: RowParams,
         key_S: npt.NDArray[np.uint64],
-        cautions: Seq[Caution | None],
+        cautions: Seq[StopRule | None],
     ) -> tuple[list[list[int]], list[list[int]]]:
         """See `contracts.DraftsCautiously`."""
         packed = self._describe(batch)

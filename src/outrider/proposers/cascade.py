@@ -24,7 +24,6 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from outrider.contracts import (
-    Caution,
     Draw,
     Edits,
     Needs,
@@ -33,6 +32,7 @@ from outrider.contracts import (
     Proposer,
     ProposerContext,
     SequenceView,
+    StopRule,
     Stream,
     Verdict,
 )
@@ -90,7 +90,7 @@ class _Tentative:
         self.finish_ids = outer.finish_ids
         self.prediction = outer.prediction
         self.salt = outer.salt
-        self.caution: Caution | None = None
+        self.caution: StopRule | None = None
         self.num_committed = len(self.tokens)
         self.num_told = self.num_committed  # tokens the inner proposer knows of
         self.untold: Observation | None = None

@@ -13,10 +13,11 @@ from functools import cache
 from random import Random
 from typing import Any, cast
 
-from outrider.contracts import Caution, ControlledView, Controller, Draw, Proposal, Verdict
+from outrider.contracts import ControlledView, Draw, Proposal, StopRule, Verdict
 from outrider.control.cost import Costs, draft_table, interpolate, verify_table
-from outrider.control.fixed import FixedController
 from outrider.events import StepTiming
+from outrider.policy.base import Decision, Policy
+from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import SamplingParams
 
 MOST = 16
@@ -91,7 +92,7 @@ class Trace:
 def run(
     machine: Machine,
     acceptance: Acceptance,
-    controller: Controller,
+    controller: Policy,
     *,
     num_steps: int = 2000,
     batch: Callable[[int], int] = lambda step: 1,
@@ -114,21 +115,21 @@ def run(
     trace = Trace()
     views: list[View] = []
     next_id = num_left = 0
+    decision = Decision([], [], 0)
     budgets: list[int] = []
     for step in range(num_steps):
         if len(views) != batch(step):
             num_left = 0
         while len(views) < batch(step):
-            views.append(View(next_id, adaptive=not isinstance(controller, FixedController)))
+            views.append(View(next_id, adaptive=not isinstance(controller, FixedPolicy)))
             next_id += 1
         del views[batch(step) :]
         seen = cast("list[ControlledView]", views)
         begins = num_left <= 0
         if begins:
-            budgets = controller.budget(seen, [limit] * len(views), len(views))
-            num_left = min(ahead, controller.standing())
-        else:
-            controller.repeat()
+            decision = controller.decide(seen, [limit] * len(views), len(views))
+            budgets = decision.budgets
+            num_left = min(ahead, decision.valid_steps)
         num_left -= 1
         assert all(0 <= k <= limit for k in budgets)
         proposals, verdicts, worth = [], [], 0.0
@@ -138,7 +139,7 @@ def run(
         for i, (view, k) in enumerate(zip(views, budgets, strict=True)):
             if levels is not None:
                 draws = [levels(step, random) for _ in range(k)]
-                proposal, verdict, added = _stop(draws, controller.caution(i), num_taken, random)
+                proposal, verdict, added = _stop(draws, decision.stop_rules[i], num_taken, random)
                 proposals.append(proposal)
                 verdicts.append(verdict)
                 asked.append(len(proposal.levels or ()))
@@ -159,7 +160,7 @@ def run(
         for view, verdict in zip(views, verdicts, strict=True):
             view.num_tokens += len(verdict.path) + 1
         read = _read(timing, machine.noise, slowness(step), random)
-        controller.update(seen, proposals, verdicts, read)
+        controller.observe(seen, proposals, verdicts, read)
         for view in [v for v in views if v.num_tokens >= 100 + length]:
             controller.release(view.id)
             views.remove(view)
@@ -167,7 +168,7 @@ def run(
 
 
 def _stop(
-    draws: Sequence[tuple[int, float]], caution: Caution | None, num_taken: int, random: Random
+    draws: Sequence[tuple[int, float]], caution: StopRule | None, num_taken: int, random: Random
 ) -> tuple[Proposal, Verdict, float]:
     """A chain of drafts that ends where the drafter is not sure, and what it is expected to add."""
     levels: list[int] = []
@@ -262,7 +263,7 @@ def _read(true: StepTiming, noise: float, slowness: float, random: Random) -> St
 
 def fixed(machine: Machine, acceptance: Acceptance, k: int, **options: Any) -> Trace:
     """The same with one K throughout."""
-    return run(machine, acceptance, FixedController(), limit=k, **options)
+    return run(machine, acceptance, FixedPolicy(), limit=k, **options)
 
 
 def best_fixed(machine: Machine, acceptance: Acceptance, **options: Any) -> tuple[int, float]:

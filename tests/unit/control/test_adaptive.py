@@ -228,7 +228,7 @@ def test_the_last_call_of_a_text_does_not_make_short_drafts_dear() -> None:
         for step in range(num_steps):
             other_s = each_s + (0.0 if step else once_s)
             timing = StepTiming(1e-4, pass_s, other_s, 1, 1 + k)
-            auto.update([view], [Proposal([7] * k)], [Verdict([], 7)], timing)
+            auto.observe([view], [Proposal([7] * k)], [Verdict([], 7)], timing)
         auto._learn()
 
     before_s = auto.costs.verify.seconds(0, 2)
@@ -283,7 +283,7 @@ def test_without_a_measurement_the_first_steps_teach_the_costs() -> None:
 def budget(
     ctrl: AdaptiveController, views: list[View], limits: list[int], tokens: int
 ) -> list[int]:
-    return ctrl.budget(cast("list[ControlledView]", views), limits, tokens)
+    return ctrl.decide(cast("list[ControlledView]", views), limits, tokens).budgets
 
 
 def test_requests_with_a_k_of_their_own_are_left_alone() -> None:
@@ -292,7 +292,7 @@ def test_requests_with_a_k_of_their_own_are_left_alone() -> None:
     assert budget(ctrl, views, [3, 16, 0], 3)[::2] == [3, 0]
     assert budget(ctrl, views[:1], [7], 1) == [7]
     timing = StepTiming(0.1, 1.0, 0.0, 1, 8)
-    ctrl.update(
+    ctrl.observe(
         cast("list[ControlledView]", views[:1]), [Proposal([1] * 7)], [Verdict([], 0)], timing
     )
 
@@ -353,8 +353,8 @@ def test_a_step_of_one_sequence_takes_microseconds() -> None:
     for _ in range(20):
         started = perf_counter()
         for _ in range(20):
-            ctrl.budget(views, [16], 1)
-            ctrl.update(views, proposals, verdicts, timing)
+            ctrl.decide(views, [16], 1)
+            ctrl.observe(views, proposals, verdicts, timing)
         fastest = min(fastest, (perf_counter() - started) / 20)
     print(f"{fastest * 1e6:.1f} µs")
     assert fastest < 400e-6  # about 15 on a quiet machine
@@ -379,7 +379,7 @@ def test_a_long_text_is_not_read_for_a_short_answer(num_left: int, drafts: bool)
     view = View(0, num_tokens=301, num_prompt_tokens=300)
     view.params = SamplingParams(max_tokens=num_left)
     # Somebody else's prompt is in the pass, so that nothing is tried.
-    budgets = adaptive.budget(cast("list[ControlledView]", [view]), [8], 5)
+    budgets = budget(adaptive, [view], [8], 5)
     assert any(budgets) == drafts
 
 
@@ -390,9 +390,9 @@ def test_a_lookup_in_the_pass_over_the_prompt_says_nothing_about_drafting() -> N
     before = adaptive.costs.draft_s("simulated", 0, 4)
     for _ in range(40):
         view.id, view.num_tokens = view.id + 1, 100
-        (k,) = adaptive.budget(views, [4], 1)
+        (k,) = adaptive.decide(views, [4], 1).budgets
         view.num_tokens += 1
-        adaptive.update(
+        adaptive.observe(
             views, [Proposal([1] * k)], [Verdict([], 0)], StepTiming(1e-9, 1.0, 0, 1, 1 + k)
         )
     assert adaptive.costs.draft_s("simulated", 0, 4) == pytest.approx(before, rel=0.2)

@@ -37,12 +37,11 @@ def one_step(
 ) -> list[int]:
     """With a decision of its own, which is returned."""
     seen, num = cast("list[ControlledView]", views), len(views)
-    budgets = controller.budget(seen, [16] * num, num + num_prompt)
-    for _ in range(controller.standing() - 1):
-        controller.repeat()
+    decision = controller.decide(seen, [16] * num, num + num_prompt)
     took = StepTiming(0.0, NATIVE.verify_s(num + num_prompt), 0.02, num, num + num_prompt)
-    controller.update(seen, [Proposal()] * num, [Verdict([], 0)] * num, took)
-    return budgets
+    for _ in range(decision.valid_steps):
+        controller.observe(seen, [Proposal()] * num, [Verdict([], 0)] * num, took)
+    return decision.budgets
 
 
 def resting(num: int = 24) -> tuple[AdaptiveController, list[View]]:
@@ -81,9 +80,9 @@ def test_steps_of_a_changing_batch_are_learnt_from() -> None:
     for i in range(4):
         views = [*views[1:], View(3000 + i)]
         seen, num = cast("list[ControlledView]", views), len(views)
-        controller.budget(seen, [16] * num, num)
+        controller.decide(seen, [16] * num, num)
         took = StepTiming(0.0, 0.9 * before, 0.0, num, num)
-        controller.update(seen, [Proposal()] * num, [Verdict([], 0)] * num, took)
+        controller.observe(seen, [Proposal()] * num, [Verdict([], 0)] * num, took)
     controller._learn()
     assert source.purses[5] > purse
     assert controller.costs.verify.seconds(0, len(views), 5) < before

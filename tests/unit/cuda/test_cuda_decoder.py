@@ -30,6 +30,7 @@ from outrider.model.int8 import RoundedLayer
 from outrider.model.selfcheck import self_check
 from outrider.model.tokenizer import load_tokenizer
 from outrider.model.torch_decoder import TorchDecoder
+from outrider.policy.base import Decision
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
 from outrider.verifiers._ratio import RatioVerifier, accept_uniforms, draw_next
@@ -336,13 +337,14 @@ def test_auto_drafts_evenly_and_prices_what_it_prepares(
     assert "draft-model" in controller.costs.drafts
     assert target.cycle_s(None, 16, 4, 64) is None  # too wide
     asked: list[list[int]] = []
-    real = controller.budget
+    real = controller.decide
 
-    def noted(*given: Any) -> list[int]:
-        asked.append(real(*given))
-        return asked[-1]
+    def noted(*given: Any) -> Decision:
+        decision = real(*given)
+        asked.append(decision.budgets)
+        return decision
 
-    monkeypatch.setattr(controller, "budget", noted)
+    monkeypatch.setattr(controller, "decide", noted)
     together = run_all(engine, 0.8)
     assert together == run_all(make_engine(folder, load(folder), 0), 0.8)
     assert any(len(set(some)) == 1 for some in asked if len(some) == 3)

@@ -11,9 +11,6 @@ import pytest
 from native_models import needs_native
 from outrider.bench.synthetic import add_synthetic
 from outrider.contracts import AheadBatch, AheadStep
-from outrider.control.adaptive import AdaptiveController
-from outrider.control.allocation import Source, Track
-from outrider.control.learning import Decision
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine, Result
 from outrider.engine.request import Speculation
@@ -295,15 +292,6 @@ def test_ratio_rules_go_step_by_step(make: Make, runs: Runs) -> None:
     wish = Speculation(proposer="draft-model", num_draft_tokens=4, verifier="token")
     decode(make(8), SamplingParams(max_tokens=12, temperature=1.0, seed=1), [wish], PROMPTS[:1])
     assert runs.asked == 0
-
-
-def test_a_decision_is_used_for_as_long_as_it_stands() -> None:
-    controller = AdaptiveController()
-    assert controller.standing() > 1000  # nobody asked for anything adaptive
-    controller._now = Decision([1], 1, [(0, Track(Source("draft-model")), 4)], most_steps=16)
-    assert controller.standing() == 16
-    controller.repeat()
-    assert controller.standing() == 15
 
 
 @pytest.mark.parametrize("method", ["drafted_ahead", "end_ahead"])

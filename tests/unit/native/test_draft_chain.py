@@ -14,8 +14,8 @@ from outrider import native
 from outrider.contracts import (
     LEVEL_STEP,
     NUM_LEVELS,
-    Caution,
     StepBatch,
+    StopRule,
     Stream,
     TreeDraft,
     TreeLimits,
@@ -165,7 +165,7 @@ def test_a_cautious_drafter_stops_where_it_is_not_sure(
     chances = [sorted(random.uniform(0.2, 1.0, NUM_LEVELS).tolist()) for _ in prompts]
     # Without floors nothing is left out, and every level is told.
     same, levels = model.draft_cautiously(
-        batch(), most, rows, keys, [Caution(some) for some in chances]
+        batch(), most, rows, keys, [StopRule(some) for some in chances]
     )
     assert same == chains
     for i, (name, chain) in enumerate(zip(prompts, chains, strict=True)):
@@ -178,7 +178,7 @@ def test_a_cautious_drafter_stops_where_it_is_not_sure(
             assert level >= min(margin / LEVEL_STEP - 1.0 - 1e-3, NUM_LEVELS - 1)
     some_end_early = False
     for floors, toll in [([0.5], 0.0), ([0.1, 0.1, 0.2, 0.3, 0.4, 0.6], 0.3), ([1.1], 0.0)]:
-        cautions = [Caution(some, floors, toll) for some in chances]
+        cautions = [StopRule(some, floors, toll) for some in chances]
         got, drawn = model.draft_cautiously(batch(), most, rows, keys, cautions)
         num_drawn, num_taken = stopped(levels, chances, floors, toll)
         assert [len(some) for some in drawn] == num_drawn

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import numpy.typing as npt
 
-from outrider.contracts import Caution, Draw, Edits, Observation, Proposal, Proposer, SequenceView
+from outrider.contracts import Draw, Edits, Observation, Proposal, Proposer, SequenceView, StopRule
 from outrider.integrations.vllm.mailbox import Mailbox
 from outrider.proposers._options import read_options
 from outrider.proposers.hybrid import HybridProposer
@@ -54,7 +54,7 @@ class Sequence:
     draw: Draw = Draw.DETERMINISTIC
     salt: str = ""
     edits: Edits | None = None
-    caution: Caution | None = None
+    caution: StopRule | None = None
 
 
 class LookUp(ABC):

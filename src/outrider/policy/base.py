@@ -1,0 +1,45 @@
+"""What the engine asks before a step, and what it reports after one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.contracts import ControlledView, Proposal, StopRule, Verdict
+from outrider.events import StepTiming
+
+
+@dataclass(slots=True)
+class Decision:
+    """How much each sequence drafts, in the order of the views that were asked about."""
+
+    budgets: list[int]
+    stop_rules: Seq[StopRule | None]  # for drafters that can stop early
+    valid_steps: int  # steps that may use this decision, the first included
+
+
+class Policy(Protocol):
+    """Chooses K, per sequence and step; 0 is plain decoding.
+
+    A budget depends on finished steps, load and costs, never on the draft that it is for: whether a
+    token is submitted must be settled before it is drawn, or ratio rules are biased.
+    """
+
+    def decide(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> Decision:
+        """Budgets are at most `limits`; `num_tokens` is the size of the pass without drafts."""
+        ...
+
+    def observe(
+        self,
+        views: Seq[ControlledView],
+        proposals: Seq[Proposal],
+        verdicts: Seq[Verdict],
+        timing: StepTiming,
+    ) -> None:
+        """One finished step of the last decision: what its drafts brought and what it cost."""
+        ...
+
+    def release(self, sequence_id: int) -> None:
+        """Forget a sequence: finished, cancelled or preempted. Unknown ids are fine."""
+        ...
