@@ -595,7 +595,7 @@ def engine(bench: Bench) -> None:
             for temperature, (bare_rate, bare_length) in bare.items():
                 write = partial(
                     gpu_engine.decode, made, speculation=made.default, max_tokens=512,
-                    temperature=temperature, cached=True,
+                    temperature=temperature,
                 )  # fmt: skip
                 write(texts[:1], max_tokens=64)
                 runs = [write([text]) for text in texts]
@@ -676,7 +676,6 @@ def auto(bench: Bench) -> None:
             made,
             lambda size: [prompt(512, seed) for seed in range(size)],
             max_tokens=160,
-            cached=True,
         )
 
 

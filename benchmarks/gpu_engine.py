@@ -4,7 +4,6 @@ decoding would have written the same. Used by the other benchmarks for GPUs.
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -13,13 +12,13 @@ from functools import partial
 from typing import Any
 
 from outrider.engine.engine import Engine
+from outrider.engine.lane import fresh_salt
 from outrider.engine.request import Speculation
 from outrider.sampling import SamplingParams
 from outrider.statistics import SpeculationStats
 
 BATCHES = (1, 4, 16, 64)
 PLAIN = Speculation(num_draft_tokens=0)
-_salts = itertools.count()
 
 Prompt = list[int]
 STARTED = time.monotonic()
@@ -49,11 +48,10 @@ def decode(
     *,
     max_tokens: int,
     temperature: float = 0.0,
-    cached: bool = False,
 ) -> Run:
-    """All prompts at once. `cached`: models may know them from an earlier run."""
+    """All prompts at once; no model and no proposer knows them from an earlier run."""
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=1, ignore_eos=True)
-    salt = "" if cached else str(next(_salts))
+    salt = fresh_salt()
     requests = [made.add(p, params, speculation=speculation, salt=salt) for p in prompts]
     begun: set[str] = set()
     start = stop = 0.0
@@ -146,7 +144,6 @@ def auto_rows(
     *,
     max_tokens: int,
     rounds: int = 3,
-    cached: bool = False,
 ) -> list[dict[str, Any]]:
     """The controller's own choice against plain decoding, in turns, in the same engine."""
     rows = []
@@ -156,7 +153,7 @@ def auto_rows(
         runs: dict[str, list[Run]] = {kind: [] for kind in kinds}
         for _ in range(rounds + 1):  # the first warms up
             for kind, speculation in kinds.items():
-                run = decode(made, some, speculation, max_tokens=max_tokens, cached=cached)
+                run = decode(made, some, speculation, max_tokens=max_tokens)
                 runs[kind].append(run)
         plain, auto = ([run.rate for run in runs[kind][1:]] for kind in kinds)
         ratios = [b / a for a, b in zip(plain, auto, strict=True)]

@@ -24,6 +24,7 @@ from outrider.bench.statistics import Estimate, estimate
 from outrider.contracts import StepBatch, Stream
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
+from outrider.engine.lane import fresh_salt
 from outrider.engine.request import Speculation
 from outrider.noise import draw_key
 from outrider.sampling import RowParams, SamplingParams, draw_tokens
@@ -64,7 +65,7 @@ def engine_loop(
 ) -> tuple[list[int], float, float]:
     """Tokens, seconds of one, and the share of them that was not spent in drafts and passes."""
     speculation = Speculation(proposer=proposer, num_draft_tokens=count)
-    request = engine.add(prompt, params, speculation=speculation)
+    request = engine.add(prompt, params, speculation=speculation, salt=fresh_salt())
     steps = engine.run([request])
     next(steps)
     models_s = 0.0

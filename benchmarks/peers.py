@@ -35,6 +35,7 @@ Generate = Callable[[list[int], int, float], list[int]]
 
 def ours(dtype: str, proposer: str, num_drafts: str) -> Generate:
     from outrider.engine.build import EngineConfig, build
+    from outrider.engine.lane import fresh_salt
     from outrider.engine.request import Speculation
     from outrider.sampling import SamplingParams
 
@@ -47,7 +48,7 @@ def ours(dtype: str, proposer: str, num_drafts: str) -> Generate:
         params = SamplingParams(
             temperature=temperature, seed=1, max_tokens=num_tokens, ignore_eos=True
         )
-        request = engine.add(prompt, params, speculation=speculation, salt=str(perf_counter()))
+        request = engine.add(prompt, params, speculation=speculation, salt=fresh_salt())
         for _ in engine.run([request]):
             pass
         return engine.collect(request).tokens

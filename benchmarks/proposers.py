@@ -30,6 +30,7 @@ from workloads import Workload, workloads
 from outrider import native
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
+from outrider.engine.lane import fresh_salt
 from outrider.engine.request import Speculation
 from outrider.sampling import SamplingParams
 
@@ -75,7 +76,6 @@ def decode(
     name: str,
     workload: Workload,
     index: int,
-    salt: str,
     num_tokens: int | None = None,
 ) -> Run:
     speculation = Speculation(
@@ -92,7 +92,7 @@ def decode(
         params,
         speculation=speculation,
         prediction=workload.prediction(index),
-        salt=salt,  # nobody learns from an earlier run's output
+        salt=fresh_salt(),  # no run drafts from an earlier run's output
     )
     steps: list[float] = []
     num_tokens, draft_s, verify_s = 0, 0.0, 0.0
@@ -120,22 +120,20 @@ def measure(
 ) -> list[dict[str, Any]]:
     names = [n for n in names if n != "prediction" or workload.predictions]
     indices = range(len(workload.prompts))
-    plain = [decode(engine, PLAIN, workload, i, "plain").tokens for i in indices]
+    plain = [decode(engine, PLAIN, workload, i).tokens for i in indices]
     runs: dict[str, list[Run]] = defaultdict(list)
     ratios: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     order = random.Random(0)
 
     def reference(index: int) -> float:
-        run = decode(engine, PLAIN, workload, index, "reference", NUM_REFERENCE)
+        run = decode(engine, PLAIN, workload, index, NUM_REFERENCE)
         return run.seconds / run.num_tokens
 
-    for round_ in range(rounds):
+    for _ in range(rounds):
         for index in indices:
             before = reference(index)
             for name in order.sample(names, len(names)):
-                run = decode(
-                    engine, name, workload, index, f"{workload.name} {round_} {index} {name}"
-                )
+                run = decode(engine, name, workload, index)
                 assert run.tokens == plain[index], f"{name} changed the output"
                 after = reference(index)
                 plain_s = (before + after) / 2 * run.num_tokens
@@ -175,8 +173,7 @@ def duels(
         for index in indices:
             turn = (round_ + index) % len(names)
             for name in names[turn:] + names[:turn]:
-                salt = f"{workload.name} duel {round_} {index} {name}"
-                seconds[name][index].append(decode(engine, name, workload, index, salt).seconds)
+                seconds[name][index].append(decode(engine, name, workload, index).seconds)
     rows = []
     for name in names[1:]:
         prompts = [
@@ -207,7 +204,7 @@ def main() -> None:
         w for w in workloads() if not options.workloads or w.name in options.workloads.split(",")
     ]
     for name in names:  # loads what it needs, and touches its memory for the first time
-        decode(engine, name, chosen[0], 0, "first")
+        decode(engine, name, chosen[0], 0)
     tables = {w.name: measure(engine, w, names, options.rounds) for w in chosen}
     met = [
         row

@@ -55,11 +55,9 @@ class Contestant:
 
     def run(self, num_streams: int, round_: int, max_tokens: int) -> None:
         found = self.loads.setdefault((num_streams, round_), [])
-        # `auto` and `off` share a server: whoever comes second must not find the other's prefixes.
-        more = self._more | {"cache_salt": self.name}
         name = f"{round_}.{len(found)}.{num_streams}"
         asked = [
-            body | more | {"max_tokens": length(i, max_tokens)}
+            body | self._more | {"max_tokens": length(i, max_tokens)}
             for i, body in enumerate(bodies(EACH * num_streams, name, max_tokens))
         ]
         gc.collect()

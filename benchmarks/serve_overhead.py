@@ -58,7 +58,8 @@ def _asked(body: dict[str, Any], wish: str) -> tuple[str, dict[str, Any]]:
     params = SamplingParams(
         max_tokens=body["max_tokens"], temperature=body["temperature"], ignore_eos=True
     )
-    return body["prompt"], {"params": params, "speculation": WISHES[wish][1]}
+    wanted = {"params": params, "speculation": WISHES[wish][1], "salt": body["cache_salt"]}
+    return body["prompt"], wanted
 
 
 class Ways:

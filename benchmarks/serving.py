@@ -17,6 +17,8 @@ from typing import Any
 
 import httpx
 
+from outrider.engine.lane import fresh_salt
+
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "src/outrider/bundled/target"
 # Beginnings of Python files in many moods; every stream gets one of its own.
@@ -41,9 +43,14 @@ PROMPTS = [
 
 
 def bodies(num_streams: int, round_: object, max_tokens: int) -> list[dict[str, Any]]:
-    """Every stream and round has a prompt of its own: no prefix cache can help."""
+    """Every stream and round has its own prompt, and every call a fresh salt.
+
+    So neither a prefix cache nor earlier outputs can help.
+    """
+    salt = fresh_salt()
     return [
         {
+            "cache_salt": salt,
             "prompt": f"# {round_}.{num_streams}.{i}\n" + PROMPTS[i % len(PROMPTS)],
             "max_tokens": max_tokens,
             "temperature": 0,

@@ -25,6 +25,7 @@ from outrider.contracts import (
     Verdict,
 )
 from outrider.engine.build import EngineConfig, build
+from outrider.engine.lane import fresh_salt
 from outrider.engine.request import Speculation
 from outrider.events import StepTiming
 from outrider.policy.base import Decision
@@ -71,7 +72,9 @@ def main() -> None:
     wish = Speculation(proposer="draft-model", num_draft_tokens="auto")
     for name in WORKLOADS[: 1 if asked.quick else None]:
         for job in make_jobs(engine, load_workload(name, 7).prompts, 64):
-            request = engine.add(job.prompt, job.params, speculation=wish)
+            request = engine.add(
+                job.prompt, job.params, speculation=wish, salt=fresh_salt()
+            )
             for _ in engine.run([request]):
                 pass
             engine.collect(request)

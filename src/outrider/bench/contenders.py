@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +15,7 @@ from outrider.contracts import ControlledView
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.engine.ahead import Ahead
 from outrider.engine.engine import Engine
+from outrider.engine.lane import fresh_salt
 from outrider.engine.request import Sequence as Sequence_
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError
@@ -101,7 +102,9 @@ class Lane:
     """Some requests that move when they are told to; meanwhile the engine serves other lanes.
 
     `batch` of them decode at any time. Its sequences keep their place in the KV cache, but are
-    scheduled in its own steps only.
+    scheduled in its own steps only. A prompt never runs twice under one salt: no lane and no repeat
+    drafts from an earlier output of the same prompt. Different prompts of one lane share a salt, as
+    the requests of one tenant do.
     """
 
     def __init__(self, contender: Ours, jobs: Sequence[Job], batch: int = 1) -> None:
@@ -117,6 +120,8 @@ class Lane:
         self._num_before = 0
         self._next = chain(jobs, cycle(jobs))
         self._num_jobs = len(jobs)
+        self._salt = fresh_salt()
+        self._num_runs: Counter[tuple[int, ...]] = Counter()  # of each prompt
         self._ids: list[str] = []  # the first are the jobs', the others only fill the batch
         self._controller: Policy = contender.controller
         self._ahead = Ahead(self._engine.parts.ahead.most_steps)
@@ -142,12 +147,15 @@ class Lane:
 
     def _add(self) -> str:
         job = next(self._next)
+        prompt = tuple(job.prompt)
+        self._num_runs[prompt] += 1
         self._ids.append(
             self._engine.add(
                 job.prompt,
                 job.params,
                 speculation=self._speculation,
                 prediction=job.prediction,
+                salt=f"{self._salt} {self._num_runs[prompt]}",
             )
         )
         return self._ids[-1]

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from statistics import median
 from time import perf_counter
 
 from outrider.contracts import Observation, Proposal, Verdict
 from outrider.engine.engine import Engine
+from outrider.engine.lane import fresh_salt
 from outrider.engine.request import Request, Speculation
+from outrider.engine.request import Sequence as Sequence_
 from outrider.layout import Slice, pack
 from outrider.sampling import SamplingParams
 from outrider.theory import expected_tokens_from_survival
@@ -64,18 +66,14 @@ class BareCycle:
         self._num_drafts = num_drafts
         self._context = context
         self._proposer = engine.parts.proposers[proposer]
-        self._make = partial(
-            engine.make_sequence,
-            Request(
-                id="bare costs",
-                prompt=[1 + i % 50 for i in range(context)],
-                params=SamplingParams(ignore_eos=True, max_tokens=1024),
-                speculation=Speculation(proposer=proposer, num_draft_tokens=num_drafts),
-                seed=0,
-                prediction=[1] * 1024,
-                salt="bare costs",
-            ),
-            0,
+        self._engine = engine
+        self._request = Request(
+            id="bare costs",
+            prompt=[1 + i % 50 for i in range(context)],
+            params=SamplingParams(ignore_eos=True, max_tokens=1024),
+            speculation=Speculation(proposer=proposer, num_draft_tokens=num_drafts),
+            seed=0,
+            prediction=[1] * 1024,
         )
         self._view = self._make()
 
@@ -86,6 +84,9 @@ class BareCycle:
     def __exit__(self, *exception: object) -> None:
         self._parts.kv.free(_ID)
         self._proposer.release(self._view.id)
+
+    def _make(self) -> Sequence_:
+        return self._engine.make_sequence(replace(self._request, salt=fresh_salt()), 0)
 
     def plain_s(self) -> float:
         """A pass over one token."""

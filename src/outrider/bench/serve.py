@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from secrets import token_hex
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -22,6 +21,7 @@ from outrider.bench.measure import Tell
 from outrider.bench.report import Result, Row
 from outrider.bench.statistics import estimate
 from outrider.bench.workloads import Prompt, Workload
+from outrider.engine.lane import fresh_salt
 from outrider.errors import ConfigError
 
 TIMEOUT_S = 300.0
@@ -163,9 +163,9 @@ def bench_server(
 
 
 def _body(model: str, max_tokens: int) -> dict[str, Any]:
-    """With a salt of its own: nobody finds prompts in the cache that others have computed."""
+    """With a fresh salt: no request finds an earlier load's prompts or outputs."""
     return {
-        "cache_salt": token_hex(8),
+        "cache_salt": fresh_salt(),
         "model": model,
         "max_tokens": max_tokens,
         "ignore_eos": True,

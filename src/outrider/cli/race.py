@@ -13,6 +13,7 @@ from time import perf_counter
 
 from outrider.engine.ahead import Ahead
 from outrider.engine.engine import Engine, Result
+from outrider.engine.lane import fresh_salt
 from outrider.engine.request import Speculation
 from outrider.engine.scheduler import Scheduler, SchedulerConfig
 from outrider.events import StepEvent
@@ -35,7 +36,9 @@ class Lane:
     _request_id: str = ""
 
     def start(self, prompt: str, params: SamplingParams) -> None:
-        self._request_id = self.engine.add(prompt, params, speculation=self.speculation)
+        self._request_id = self.engine.add(
+            prompt, params, speculation=self.speculation, salt=fresh_salt()
+        )
         self.elapsed_s, self.num_tokens, self.events, self.result = 0.0, 0, [], None
 
     def step(self) -> None:

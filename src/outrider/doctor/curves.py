@@ -17,6 +17,7 @@ from outrider.bench.contenders import Job, Ours, fit_together, take_turns
 from outrider.bench.measure import Tell
 from outrider.control.cost import between, rising
 from outrider.engine.engine import Engine
+from outrider.engine.lane import fresh_salt
 from outrider.engine.request import Speculation
 from outrider.policy.fixed import FixedPolicy
 from outrider.statistics import SpeculationStats
@@ -201,12 +202,14 @@ def _steps(
 def _worth(engine: Engine, jobs: Sequence[Job], proposer: str) -> Worth:
     stats = SpeculationStats()
     wish = Speculation(proposer=proposer, num_draft_tokens=DEEPEST)
+    salt = fresh_salt()  # earlier outputs of these prompts must not help
     ids = [
         engine.add(
             job.prompt,
             replace(job.params, max_tokens=SURVIVAL_TOKENS),
             speculation=wish,
             prediction=job.prediction,
+            salt=salt,
         )
         for job in jobs
     ]

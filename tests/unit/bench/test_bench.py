@@ -294,3 +294,14 @@ def test_results_come_back_from_their_files(tmp_path: Path) -> None:
     paths[0].write_text(json.dumps({"rows": 3}))
     with pytest.raises(ConfigError, match="no result"):
         read_result(paths[0])
+
+
+@pytest.mark.parametrize("proposer", ["suffix", "hybrid"])
+def test_a_repeat_gains_nothing(engine: Engine, proposer: str) -> None:
+    """Sampled outputs of a tiny model are noise: only a replay of an earlier output can draft."""
+    jobs = make_jobs(engine, [Prompt("abc", temperature=1.0), Prompt("xyz", temperature=1.0)], 48)
+    contender = Ours(proposer, engine, Speculation(proposer=proposer, num_draft_tokens=8))
+    rounds = [contender.run([*jobs, jobs[0]], batch=2) for _ in range(3)]
+    assert rounds[0].outputs == rounds[1].outputs == rounds[2].outputs
+    accepted = [run.stats.num_accepted for run in rounds if run.stats is not None]
+    assert max(accepted) < 0.3 * rounds[0].num_tokens

@@ -485,6 +485,7 @@ class Page {
     pane.asked = k;
     return {
       prompt,
+      cache_salt: `live ${Date.now()} ${Math.random()}`, // a repeat must not replay its own output
       max_tokens: Number($("max-tokens").value) || 1,
       temperature: Number($("temperature").value),
       seed: Number($("seed").value) || 0,
