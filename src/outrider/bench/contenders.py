@@ -77,7 +77,7 @@ class Ours:
         self.name = name
         self.engine = engine
         self.speculation = speculation
-        self.controller = controller or engine.parts.controller
+        self.controller = controller or engine.policy
         exact = speculation.verifier == "coupled"
         self.reference = PLAIN if exact and speculation.proposer is not None else None
 
@@ -124,7 +124,7 @@ class Lane:
         self._num_runs: Counter[tuple[int, ...]] = Counter()  # of each prompt
         self._ids: list[str] = []  # the first are the jobs', the others only fill the batch
         self._controller: Policy = contender.controller
-        self._ahead = Ahead(self._engine.parts.ahead.most_steps)
+        self._ahead = Ahead(self._engine.ahead.most_steps)
         self._fill_up()
 
     def _fill_up(self) -> None:
@@ -210,16 +210,16 @@ class Lane:
 
     @contextmanager
     def _on_stage(self) -> Iterator[None]:
-        parts = self._engine.parts
-        scheduler = parts.scheduler
-        before = scheduler.running, scheduler.waiting, parts.controller, parts.ahead
+        engine = self._engine
+        scheduler = engine.scheduler
+        before = scheduler.running, scheduler.waiting, engine.policy, engine.ahead
         scheduler.running, scheduler.waiting = self._running, self._waiting
-        parts.controller, parts.ahead = self._controller, self._ahead
+        engine.policy, engine.ahead = self._controller, self._ahead
         try:
             yield
         finally:
             self._running, self._waiting = scheduler.running, scheduler.waiting
-            scheduler.running, scheduler.waiting, parts.controller, parts.ahead = before
+            scheduler.running, scheduler.waiting, engine.policy, engine.ahead = before
 
 
 def take_turns(lanes: Sequence[Lane]) -> Iterator[tuple[Lane, StepReport]]:
@@ -246,7 +246,7 @@ def fit_together(contenders: Sequence[Contender], jobs: Sequence[Job], batch: in
     if len(engines) != 1 or None in engines:
         return False
     [engine] = {id(c.engine): c.engine for c in contenders if isinstance(c, Ours)}.values()
-    kv = engine.parts.kv
+    kv = engine.kv
     sizes = sorted(
         2 + (len(job.prompt) + job.params.max_tokens + MAX_AUTO_DRAFT_TOKENS) // kv.block_size
         for job in jobs
@@ -271,7 +271,7 @@ def make_jobs(
 
     `context`: every prompt has exactly so many tokens, with those that follow it where it is short.
     """
-    room = engine.parts.scheduler.max_positions - max_tokens - 1
+    room = engine.scheduler.max_positions - max_tokens - 1
     if room < 1 or (context or 0) > room:
         raise ConfigError(f"{max_tokens} tokens more than the prompt do not fit the context")
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)

@@ -34,7 +34,7 @@ class BareCosts:
     def __init__(self, engine: Engine, proposer: str) -> None:
         self._engine = engine
         self._proposer = proposer
-        self._context = min(CONTEXT, engine.parts.scheduler.max_positions // 2)
+        self._context = min(CONTEXT, engine.scheduler.max_positions // 2)
         self._known: dict[int, tuple[float, float]] = {}
 
     def speedup(self, num_drafts: int, survival: Sequence[float]) -> float:
@@ -62,11 +62,10 @@ class BareCycle:
     """Calls of the models as a step makes them, timed one by one; a context manager."""
 
     def __init__(self, engine: Engine, proposer: str, num_drafts: int, context: int) -> None:
-        self._parts = engine.parts
+        self._engine = engine
         self._num_drafts = num_drafts
         self._context = context
-        self._proposer = engine.parts.proposers[proposer]
-        self._engine = engine
+        self._proposer = engine.proposers[proposer]
         self._request = Request(
             id="bare costs",
             prompt=[1 + i % 50 for i in range(context)],
@@ -78,11 +77,11 @@ class BareCycle:
         self._view = self._make()
 
     def __enter__(self) -> BareCycle:
-        assert self._parts.kv.reserve(_ID, self._context + self._num_drafts + 1)
+        assert self._engine.kv.reserve(_ID, self._context + self._num_drafts + 1)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._parts.kv.free(_ID)
+        self._engine.kv.free(_ID)
         self._proposer.release(self._view.id)
 
     def _make(self) -> Sequence_:
@@ -94,7 +93,7 @@ class BareCycle:
 
     def cycle_s(self) -> float:
         """A draft, and the pass that verifies it."""
-        last = min(2 * self._context, self._parts.scheduler.max_positions) - self._num_drafts - 1
+        last = min(2 * self._context, self._engine.scheduler.max_positions) - self._num_drafts - 1
         if len(self._view.tokens) >= last:  # starts anew; reading the text is not what is timed
             self._proposer.release(self._view.id)
             self._view = self._make()
@@ -113,8 +112,8 @@ class BareCycle:
         return seconds
 
     def _pass_s(self, num_drafts: int) -> float:
-        parts = self._parts
-        batch = pack([Slice([1], self._context, parts.kv.table(_ID), Proposal([1] * num_drafts))])
+        engine = self._engine
+        batch = pack([Slice([1], self._context, engine.kv.table(_ID), Proposal([1] * num_drafts))])
         started = perf_counter()
-        parts.target.forward(batch).logits_RV[0, 0].item()
+        engine.target.forward(batch).logits_RV[0, 0].item()
         return perf_counter() - started

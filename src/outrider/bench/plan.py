@@ -64,7 +64,7 @@ def ours(
 
 def _controller(engine: Engine, count: NumDraftTokens) -> Policy | None:
     """One that learns from this contender's steps alone; prices start from the same measurement."""
-    own = engine.parts.controller
+    own = engine.policy
     if count != "auto" or not isinstance(own, AdaptiveController):
         return None
     return AdaptiveController(measure=own.measure, evenly=own.evenly)

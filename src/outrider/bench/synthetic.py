@@ -181,14 +181,13 @@ class WithSynthetic(Mapping[str, Proposer]):
 def add_synthetic(engine: Engine, alpha: float | Seq[float], beneath: str | None = None) -> str:
     """Makes the engine know a synthetic proposer; returns its name. Requests need a prediction."""
     alphas = [alpha] if isinstance(alpha, int | float) else list(alpha)
-    parts = engine.parts
     proposer = SyntheticProposer(
         alphas,
-        parts.target.spec.num_tokens,
-        None if beneath is None else parts.proposers[beneath],
+        engine.target.spec.num_tokens,
+        None if beneath is None else engine.proposers[beneath],
     )
     proposer.name = f"{NAME} {','.join(f'{alpha:g}' for alpha in alphas)}"
     if beneath is not None:
         proposer.name += f" over {beneath}"
-    parts.proposers = WithSynthetic(parts.proposers, {proposer.name: proposer})
+    engine.proposers = WithSynthetic(engine.proposers, {proposer.name: proposer})
     return proposer.name

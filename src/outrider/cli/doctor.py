@@ -108,7 +108,7 @@ def doctor(
         own = engine.default.proposer or "ngram"
         names = split(proposers) if proposers else list(dict.fromkeys([own, "ngram"]))
         for name in names:
-            engine.parts.proposers[name]
+            engine.proposers[name]
         drafter = draft_model or ("bundled:draft" if model == "bundled" else None)
         findings = examine(engine, drafter, device=device, dtype=dtype)
         jobs = make_jobs(engine, work.prompts, SURVIVAL_TOKENS)

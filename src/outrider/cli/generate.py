@@ -134,7 +134,7 @@ def refuse_unused(engine: Engine, options: Iterable[str]) -> None:
     """Options of a proposer that nobody asks would be silently ignored."""
     from outrider.engine.build import ProposerSet
 
-    proposers = engine.parts.proposers
+    proposers = engine.proposers
     assert isinstance(proposers, ProposerSet)
     for name in options:
         if name not in proposers.built():

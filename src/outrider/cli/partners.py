@@ -159,7 +159,7 @@ class Local:
         if wish and not wanted.num_draft_tokens:
             wanted = replace(wanted, num_draft_tokens="auto")
         if wanted.proposer is not None:
-            _ = self._engine.parts.proposers[wanted.proposer]  # built now, or refused
+            _ = self._engine.proposers[wanted.proposer]  # built now, or refused
         return wanted
 
 

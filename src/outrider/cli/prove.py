@@ -162,7 +162,7 @@ def prove(
     refuse_unused(engine, options)
     encoded = fit(
         [engine.tokenizer.encode(text) for text in texts],
-        engine.parts.scheduler.max_positions,
+        engine.scheduler.max_positions,
         max_tokens,
         own=prompts is not None,
     )
@@ -191,8 +191,8 @@ def run_checks(
 
     default = engine.default
     assert default.proposer is not None
-    drafter = engine.parts.proposers[default.proposer]
-    rule = engine.parts.verifiers[default.verifier]
+    drafter = engine.proposers[default.proposer]
+    rule = engine.verifiers[default.verifier]
     draw = exact_pairing(drafter.draws, drafter.trees, rule)
     pair = small_pair(engine, prompts)
 

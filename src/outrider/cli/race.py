@@ -8,10 +8,9 @@ falls on both alike, and whatever draws the race in between costs neither of the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 
-from outrider.engine.ahead import Ahead
 from outrider.engine.engine import Engine, Result
 from outrider.engine.lane import fresh_salt
 from outrider.engine.request import Speculation
@@ -59,15 +58,17 @@ class Lane:
 
 def lanes(engine: Engine) -> tuple[Lane, Lane]:
     """A plain and a speculative lane over the engine's models and KV pool, scheduled apart."""
-    parts = engine.parts
-    schedule = Scheduler(parts.kv, parts.scheduler.max_positions, SchedulerConfig())
-    own = replace(
-        parts,
-        scheduler=schedule,
-        controller=FixedPolicy(),
-        ahead=Ahead(parts.ahead.most_steps),
+    plain = Engine(
+        engine.target,
+        engine.kv,
+        Scheduler(engine.kv, engine.scheduler.max_positions, SchedulerConfig()),
+        FixedPolicy(),
+        engine.proposers,
+        engine.verifiers,
+        engine.tokenizer,
+        engine.default,
+        engine.ahead.most_steps,
     )
-    plain = Engine(own, engine.tokenizer, engine.default)
     return (
         Lane("plain", plain, Speculation(num_draft_tokens=0)),
         Lane("speculative", engine, engine.default),

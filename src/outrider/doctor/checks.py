@@ -29,13 +29,13 @@ class Finding:
 
 def examine(engine: Engine, draft_model: str | None, *, device: str, dtype: str) -> list[Finding]:
     """What can be said without decoding. A drafter that cannot be loaded is a problem."""
-    target = engine.parts.target
+    target = engine.target
     found = [*_machine(target, device), *_vocabulary(target, "target")]
     found.append(
         Finding(
             "KV cache",
             "ok",
-            f"paged, {engine.parts.kv.num_blocks * engine.parts.kv.block_size} tokens, "
+            f"paged, {engine.kv.num_blocks * engine.kv.block_size} tokens, "
             f"{target.spec.kv_bytes_per_token / 1024:.1f} KiB each",
         )
     )
@@ -46,7 +46,7 @@ def examine(engine: Engine, draft_model: str | None, *, device: str, dtype: str)
 
 def examine_passes(engine: Engine, advice: Sequence[Advice] = ()) -> list[Finding]:
     """After decoding: what the target had to prepare for it, and what is worth it."""
-    target = engine.parts.target
+    target = engine.target
     if not isinstance(target, PrefersThinPasses):
         return []
     worth = ",".join(f"{size}x{k}" for size, k in buckets(advice, target))
@@ -84,7 +84,7 @@ def _vocabulary(model: Model, who: str) -> list[Finding]:
 
 
 def _drafter(engine: Engine, name: str, device: str, dtype: str) -> list[Finding]:
-    target = engine.parts.target.spec
+    target = engine.target.spec
     try:
         check_same_vocabulary(engine.tokenizer, load_tokenizer(name))
         model = load_model(name, device=device, dtype=dtype, backend="auto")

@@ -27,6 +27,7 @@ from outrider.contracts import (
     RunsAhead,
     Stream,
 )
+from outrider.engine.drafting import switch_off, taps_for
 from outrider.engine.request import Sequence
 from outrider.engine.scheduler import Scheduled
 from outrider.errors import EngineError
@@ -36,7 +37,7 @@ from outrider.policy.base import Decision
 from outrider.sampling import RowLaws, RowParams
 
 if TYPE_CHECKING:
-    from outrider.engine.parts import Parts
+    from outrider.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class Ahead:
         return not self._steps
 
     def begin(
-        self, parts: Parts, lines: list[Scheduled], decision: Decision, started: float
+        self, engine: Engine, lines: list[Scheduled], decision: Decision, started: float
     ) -> Computed | None:
         """Computes this step, which `started` then, and those that follow from it alone.
 
@@ -115,29 +116,29 @@ class Ahead:
         """
         budgets = decision.budgets
         most_steps = min(self.most_steps, decision.valid_steps)
-        target = parts.runs_ahead if any(budgets) else parts.runs_ahead or parts.plain_loop
+        target = engine.runs_ahead if any(budgets) else engine.runs_ahead or engine.plain_loop
         # One step alone, too: what trials cost must compare with what is done for long.
         if self.most_steps < 2 or target is None:
             return None
-        if parts.scheduler.waiting and not parts.scheduler.is_full:
+        if engine.scheduler.waiting and not engine.scheduler.is_full:
             return None
         for line in lines:
-            if not _needs_draws_alone(parts, line):
+            if not _needs_draws_alone(engine, line):
                 return None
         sequences = [line.sequence for line in lines]
         names = {s.proposer for s, budget in zip(sequences, budgets, strict=True) if budget}
         # Who reads the target's states hears of no step that is computed ahead, unless it drafts.
-        if len(names) > 1 or (parts.taps_for(sequences) and not all(budgets)):
+        if len(names) > 1 or (taps_for(engine, sequences) and not all(budgets)):
             return None
         self._sequences = sequences
         self._name = next(iter(names), None)
         self._drafts = [budget > 0 for budget in budgets]
-        proposer = None if self._name is None else parts.proposers[self._name]
+        proposer = None if self._name is None else engine.proposers[self._name]
         if proposer is not None and not _can_draft_ahead(type(proposer)):
             return None
         self._proposer = cast("DraftsAhead | None", proposer)
         try:
-            batch = self._layout(parts, target, budgets, most_steps)
+            batch = self._layout(engine, target, budgets, most_steps)
             if batch is not None:
                 self._steps.extend(target.run_ahead(batch, most_steps, LIMIT_S))
         except Exception as error:  # mostly, whoever is to blame fails again in the step by itself
@@ -145,15 +146,15 @@ class Ahead:
                 logger.warning("steps cannot be computed ahead: %s", error)
             self._has_failed = True
         if not self._steps:
-            self._let_go(parts)
+            self._let_go(engine)
             return None
         passes_s = sum(step.draft_s + step.verify_s for step in self._steps)
-        computed = self._next(parts)
+        computed = self._next(engine)
         # A device may have begun before it was asked.
         computed.other_s = max(0.0, perf_counter() - started - passes_s)
         return computed
 
-    def take(self, parts: Parts) -> Computed | None:
+    def take(self, engine: Engine) -> Computed | None:
         """The next step if it has been computed."""
         if not self._steps:
             return None
@@ -163,11 +164,11 @@ class Ahead:
             if drafts
         ):
             self._steps.clear()
-            self._let_go(parts)
+            self._let_go(engine)
             return None
-        return self._next(parts)
+        return self._next(engine)
 
-    def _next(self, parts: Parts) -> Computed:
+    def _next(self, engine: Engine) -> Computed:
         step = self._steps.popleft()
         lines = [Scheduled.of(s, 1) for s in self._sequences]
         proposals = [
@@ -184,32 +185,32 @@ class Ahead:
                     source = self._proposer.drafted_ahead(self._sequences[i], step, i)
                     proposals[i].source = source if step.chains[i] else ""
             except Exception:
-                parts.switch_off(self._name or "", [self._sequences[i] for i in drafting])
+                switch_off(engine, self._name or "", [self._sequences[i] for i in drafting])
         if not self._steps:
-            self._let_go(parts)  # the commit that follows gives back what is not needed
+            self._let_go(engine)  # the commit that follows gives back what is not needed
         return Computed(lines, proposals, DrawnLaws(step.draws), step.draft_s, step.verify_s)
 
     def _layout(
-        self, parts: Parts, target: RunsAhead, budgets: list[int], most_steps: int
+        self, engine: Engine, target: RunsAhead, budgets: list[int], most_steps: int
     ) -> AheadBatch | None:
         """None where KV is short, or the drafter cannot be run so."""
         sequences, drafter = self._sequences, self._proposer
         if drafter is not None and not drafter.goes_ahead(sequences):
             return None
-        limit = parts.scheduler.max_positions
+        limit = engine.scheduler.max_positions
         num_left = [
             min(s.params.max_tokens - s.num_output_tokens, limit - len(s.tokens)) for s in sequences
         ]
         spare = target.num_spare_slots if any(budgets) else 0
         for s, left, budget in zip(sequences, num_left, budgets, strict=True):
             furthest = min(left, most_steps * (budget + 1)) + spare
-            if not parts.kv.hold(s.id, len(s.tokens) + furthest):
+            if not engine.kv.hold(s.id, len(s.tokens) + furthest):
                 return None
         batch = AheadBatch(
             last_S=[s.tokens[-1] for s in sequences],
             before_S=[s.tokens[-2:][0] for s in sequences],
             context_S=[s.num_computed for s in sequences],
-            tables_SW=stack_tables([parts.kv.table(s.id) for s in sequences]),
+            tables_SW=stack_tables([engine.kv.table(s.id) for s in sequences]),
             num_drafts_S=list(budgets),
             num_left_S=num_left,
             finish_ids=[s.finish_ids for s in sequences],
@@ -221,14 +222,14 @@ class Ahead:
             return None
         return batch
 
-    def _let_go(self, parts: Parts) -> None:
+    def _let_go(self, engine: Engine) -> None:
         for sequence in self._sequences:
-            parts.kv.hold(sequence.id, 0)
+            engine.kv.hold(sequence.id, 0)
             if self._proposer is not None:
                 try:
                     self._proposer.end_ahead(sequence)
                 except Exception:
-                    parts.switch_off(self._name or "", [sequence])
+                    switch_off(engine, self._name or "", [sequence])
 
 
 @cache
@@ -245,7 +246,7 @@ def _parents(step: AheadStep, index: int) -> list[int] | None:
     return looked_up.parents[: len(step.chains[index])]
 
 
-def _needs_draws_alone(parts: Parts, line: Scheduled) -> bool:
+def _needs_draws_alone(engine: Engine, line: Scheduled) -> bool:
     """Whether a sequence decodes, and nothing of the target is asked for but its draws."""
     s = line.sequence
     return (
@@ -255,5 +256,5 @@ def _needs_draws_alone(parts: Parts, line: Scheduled) -> bool:
         and s.params.logprobs is None
         and not s.params.stop
         and not s.scores_prompt
-        and parts.verifiers[s.request.speculation.verifier].needs_draws_alone
+        and engine.verifiers[s.request.speculation.verifier].needs_draws_alone
     )

@@ -138,7 +138,7 @@ class AsyncEngine:
     def _post(self, command: Callable[[], None] | None) -> None:
         """To the engine's thread, which sees to it before the next step; None: the end."""
         self._commands.put(command)
-        self._engine.parts.ahead.interrupt()
+        self._engine.interrupt()
 
     @property
     def stalled_s(self) -> float:
@@ -159,7 +159,7 @@ class AsyncEngine:
         try:
             while self._obey():
                 reports = [self._engine.step()]
-                while not self._engine.parts.ahead.is_empty:  # what was computed with it
+                while self._engine.has_ready_steps:
                     reports.append(self._engine.step())
                 self._dispatch([report for report in reports if report is not None])
         except BaseException as error:
@@ -175,7 +175,7 @@ class AsyncEngine:
         """Runs all posted commands, waiting for one if there is nothing else to do."""
         waited_s = 0.0
         while True:
-            self._engine.parts.ahead.resume()  # before they are looked for: none is overlooked
+            self._engine.resume()  # before they are looked for: none is overlooked
             block = not self._engine.has_work
             self._alive_at = None if block else monotonic()
             try:

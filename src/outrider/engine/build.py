@@ -13,10 +13,8 @@ from outrider import native
 from outrider.contracts import Model, OwnsKV, PrefersThinPasses, Proposer, ProposerContext
 from outrider.control import DEFAULT_NUM_DRAFT_TOKENS, NumDraftTokens
 from outrider.control.adaptive import AdaptiveController
-from outrider.engine.ahead import Ahead
 from outrider.engine.calibrate import USUAL_DRAFTS, Calibration
 from outrider.engine.engine import Engine
-from outrider.engine.parts import Parts
 from outrider.engine.request import Speculation
 from outrider.engine.scheduler import Scheduler, SchedulerConfig
 from outrider.errors import ConfigError
@@ -184,22 +182,29 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
     if isinstance(target, PrefersThinPasses):  # a step that is prepared is as wide for everybody
         evenly = max([1, *(k for _, k in config.buckets or ((1, USUAL_DRAFTS),))])
     controller = AdaptiveController(evenly=evenly)
-    parts = Parts(
-        target, kv, scheduler, controller, proposers, verifiers, Ahead(config.max_ahead_steps)
-    )
     default = Speculation(
         proposer=name if config.num_draft_tokens else None,
         num_draft_tokens=config.num_draft_tokens,
         verifier=config.verifier,
     )
-    engine = Engine(parts, tokenizer, default)
+    engine = Engine(
+        target,
+        kv,
+        scheduler,
+        controller,
+        proposers,
+        verifiers,
+        tokenizer,
+        default,
+        config.max_ahead_steps,
+    )
     identity = {
         "model": config.model,
         "draft_model": draft_model,
         "options": repr(sorted(config.proposer_options.items())),
         "machine": [config.device, config.dtype, config.backend, config.tensor_parallel_size],
     }
-    controller.measure = Calibration(parts, engine.make_sequence, identity, config.buckets)
+    controller.measure = Calibration(engine, identity, config.buckets)
     if config.num_draft_tokens == "auto" or (config.buckets and config.num_draft_tokens):
         controller.prepare(name)
     return engine

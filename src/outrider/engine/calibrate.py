@@ -14,12 +14,12 @@ import logging
 import os
 import platform
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -36,12 +36,14 @@ from outrider.contracts import (
 )
 from outrider.control import MAX_AUTO_DRAFT_TOKENS, cost_cache
 from outrider.control.cost import Costs, CostTable, bucket_context, draft_table, verify_table
-from outrider.engine.parts import Parts
 from outrider.engine.request import Request, Sequence, Speculation
 from outrider.layout import Slice, lay_script, pack, stack_tables
 from outrider.proposers.draft_model import ModelProposer
 from outrider.proposers.eagle3 import Eagle3Proposer
 from outrider.sampling import RowParams, SamplingParams
+
+if TYPE_CHECKING:
+    from outrider.engine.engine import Engine
 
 VERIFY_S, DRAFT_S = 1.1, 0.7  # time limits; what is not reached is interpolated
 # The most telling first; kernels have cliffs behind multiples of eight, where batches draft alike.
@@ -75,18 +77,17 @@ class Calibration:
     `identity` says what else the figures depend on: models, device, types.
     """
 
-    parts: Parts
-    make_sequence: Callable[[Request, int], Sequence]
+    engine: Engine
     identity: Mapping[str, object] = field(default_factory=dict)
     buckets: Seq[Bucket] | None = None  # steps that a target is to prepare; None: the usual
     _disturbances: list[float] = field(default_factory=list)
 
     def __call__(self, costs: Costs, proposer: str) -> None:
         """Sets `costs.verify`, unless it is known, and the table of `proposer`, if possible."""
-        if self.parts.thin_passes is not None:
-            self._prepare(self.parts.thin_passes, costs, proposer)
+        if self.engine.thin_passes is not None:
+            self._prepare(self.engine.thin_passes, costs, proposer)
             return
-        identity = {**self.identity, **machine(self.parts.target), "proposer": proposer}
+        identity = {**self.identity, **machine(self.engine.target), "proposer": proposer}
         known = cost_cache.load(identity)
         if known is None:
             known = Costs.guess()
@@ -106,13 +107,13 @@ class Calibration:
 
     def _prepare(self, target: PrefersThinPasses, costs: Costs, name: str) -> None:
         """Of steps as they will be taken, by the device's clock; nothing of it can be cached."""
-        proposer, longest = self.parts.proposers[name], self.parts.scheduler.max_positions
+        proposer, longest = self.engine.proposers[name], self.engine.scheduler.max_positions
         drafter = proposer.memory.model if isinstance(proposer, ModelProposer) else None
         if isinstance(proposer, Eagle3Proposer):
             drafter = proposer.device_head
         verify: dict[int, dict[int, float]] = {}
         drafts: dict[int, dict[int, float]] = {}
-        buckets = self.buckets or usual_buckets(target, self.parts.scheduler.config.max_sequences)
+        buckets = self.buckets or usual_buckets(target, self.engine.scheduler.config.max_sequences)
         for context in CONTEXTS:
             first = context == CONTEXTS[0]
             for size, k in dict.fromkeys([*FEW_BUCKETS, *buckets]) if first else FEW_BUCKETS:
@@ -130,7 +131,7 @@ class Calibration:
 
     def _verify(self) -> CostTable | None:
         """None when the KV pool has no room to measure in."""
-        kv, longest = self.parts.kv, self.parts.scheduler.max_positions
+        kv, longest = self.engine.kv, self.engine.scheduler.max_positions
         seconds: Clocked = defaultdict(list)
         batches: Clocked = defaultdict(list)
         try:
@@ -175,19 +176,19 @@ class Calibration:
     def _pass_s(self, context: int, batch: int, width: int) -> float:
         """A pass over `batch` sequences with `width` tokens each, in slots of their own: what it
         reads there is most of what a sequence adds."""
-        tables = [self.parts.kv.table(_ID - i) for i in range(batch)]
-        if self.parts.runs_ahead is not None:  # as most steps will be clocked
+        tables = [self.engine.kv.table(_ID - i) for i in range(batch)]
+        if self.engine.runs_ahead is not None:  # as most steps will be clocked
             script = lay_script([[0] * (width - 1)] * batch) if width > 1 else None
             ahead = self._ahead(context, tables, width - 1, 1)
             ahead.script_S2L = script
-            steps = self.parts.runs_ahead.run_ahead(ahead, 1, 1.0)
+            steps = self.engine.runs_ahead.run_ahead(ahead, 1, 1.0)
             if steps:
                 return steps[0].verify_s
         draft = Proposal([0] * (width - 1))
         packed = pack([Slice([0], context, table, draft) for table in tables])
         started = perf_counter()
         # Reading a number waits for devices that work on their own.
-        self.parts.target.forward(packed).logits_RV[0, 0].item()
+        self.engine.target.forward(packed).logits_RV[0, 0].item()
         return perf_counter() - started
 
     def _ahead(
@@ -208,13 +209,13 @@ class Calibration:
 
     def _draft(self, name: str) -> CostTable | None:
         """None for a proposer that does not draft without a real step behind it."""
-        proposer, kv = self.parts.proposers[name], self.parts.kv
+        proposer, kv = self.engine.proposers[name], self.engine.kv
         if proposer.needs.taps:
             return None
         seconds: Clocked = defaultdict(list)
         views: list[Sequence] = []
         deadline = perf_counter() + DRAFT_S
-        is_prepared = self.parts.thin_passes is not None
+        is_prepared = self.engine.thin_passes is not None
         try:
             for batch in BATCHES:
                 if seconds and perf_counter() > deadline:
@@ -236,16 +237,16 @@ class Calibration:
 
     def _draft_ahead_s(self, name: str, views: list[Sequence], k: int) -> list[float]:
         """As `_draft_s`, of steps that are computed at once; none where they cannot be."""
-        proposer, target = self.parts.proposers[name], self.parts.runs_ahead
+        proposer, target = self.engine.proposers[name], self.engine.runs_ahead
         context, batch = CONTEXTS[0], len(views)
         if (
             target is None
             or not isinstance(proposer, DraftsAhead)
-            or not self.parts.kv.reserve(_ID, context + NUM_CYCLES * (k + 1))
+            or not self.engine.kv.reserve(_ID, context + NUM_CYCLES * (k + 1))
         ):
             return []
         # The target's slots are the same for all: only the drafter is clocked.
-        ahead = self._ahead(context, [self.parts.kv.table(_ID)] * batch, k, NUM_CYCLES)
+        ahead = self._ahead(context, [self.engine.kv.table(_ID)] * batch, k, NUM_CYCLES)
         try:
             if not proposer.goes_ahead(views) or not proposer.begin_ahead(views, NUM_CYCLES, ahead):
                 return []
@@ -256,7 +257,7 @@ class Calibration:
         return [step.draft_s for step in steps]
 
     def _draft_s(self, name: str, views: list[Sequence], k: int) -> float:
-        if self.parts.kv.reserve(_ID, CONTEXTS[0] + 1):
+        if self.engine.kv.reserve(_ID, CONTEXTS[0] + 1):
             self._pass_s(CONTEXTS[0], 1, 1)
         seconds, drafted = self._propose(name, views, k)
         if not drafted:
@@ -265,7 +266,7 @@ class Calibration:
 
     def _propose(self, name: str, views: list[Sequence], k: int) -> tuple[float, bool]:
         """How long it took, and whether anything came of it for everybody."""
-        proposer = self.parts.proposers[name]
+        proposer = self.engine.proposers[name]
         started = perf_counter()
         proposals = proposer.propose(views, [k] * len(views))
         seconds = perf_counter() - started
@@ -282,7 +283,7 @@ class Calibration:
 
     def _view(self, proposer: str, index: int) -> Sequence:
         """A text of its own tenant: nothing of it may turn up in anybody's drafts."""
-        num_tokens = self.parts.target.spec.num_tokens
+        num_tokens = self.engine.target.spec.num_tokens
         request = Request(
             id=f"calibration-{index}",
             prompt=[token % num_tokens for token in PROMPT],
@@ -291,7 +292,7 @@ class Calibration:
             seed=index,
             salt="outrider calibration",
         )
-        return self.make_sequence(request, 0)
+        return self.engine.make_sequence(request, 0)
 
 
 def usual_buckets(target: PrefersThinPasses, max_sequences: int) -> list[Bucket]:

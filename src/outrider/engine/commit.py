@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from outrider.contracts import Proposal, Verdict
 from outrider.engine.ahead import DrawnLaws
 from outrider.engine.finish import absorb
 from outrider.engine.logprobs import token_logprob
-from outrider.engine.parts import Parts
 from outrider.engine.request import Sequence
 from outrider.events import StepEvent
 from outrider.sampling import RowLaws
 
+if TYPE_CHECKING:
+    from outrider.engine.engine import Engine
+
 
 def verify(
-    parts: Parts, sequences: list[Sequence], proposals: list[Proposal], laws: RowLaws | DrawnLaws
+    engine: Engine, sequences: list[Sequence], proposals: list[Proposal], laws: RowLaws | DrawnLaws
 ) -> list[Verdict]:
     groups: dict[str, list[int]] = {}
     for i, sequence in enumerate(sequences):
         groups.setdefault(sequence.request.speculation.verifier, []).append(i)
     if len(groups) == 1:
         (name,) = groups
-        return parts.verifiers[name].verify(sequences, proposals, laws)
+        return engine.verifiers[name].verify(sequences, proposals, laws)
     verdicts: dict[int, Verdict] = {}
     for name, members in groups.items():
-        found = parts.verifiers[name].verify(
+        found = engine.verifiers[name].verify(
             [sequences[i] for i in members], [proposals[i] for i in members], laws.select(members)
         )
         verdicts.update(zip(members, found, strict=True))
@@ -31,7 +35,7 @@ def verify(
 
 
 def commit(
-    parts: Parts,
+    engine: Engine,
     sequence: Sequence,
     proposal: Proposal,
     verdict: Verdict,
@@ -43,16 +47,16 @@ def commit(
     path = verdict.path
     emitted = [proposal.tokens[node] for node in path]
     emitted.append(verdict.next_token)
-    pieces = absorb(sequence, emitted, parts.scheduler.max_positions)
+    pieces = absorb(sequence, emitted, engine.scheduler.max_positions)
     del emitted[len(pieces) :], path[len(pieces) :]
     if proposal.parents is not None and not isinstance(
         laws, DrawnLaws
     ):  # ahead it was done at once
-        source, target = parts.kv.compact(sequence.id, first_slot, path)
+        source, target = engine.kv.compact(sequence.id, first_slot, path)
         if len(source):
-            parts.target.copy_slots(source, target)
+            engine.target.copy_slots(source, target)
     sequence.num_computed = first_slot + len(path)
-    parts.kv.commit(sequence.id, sequence.tokens, sequence.num_computed)
+    engine.kv.commit(sequence.id, sequence.tokens, sequence.num_computed)
     logprobs = None
     if sequence.params.logprobs is not None:
         rows = [root_row, *(root_row + 1 + node for node in path)]

@@ -5,53 +5,61 @@ Whatever a proposer does wrong costs speed, never the request.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 import torch
 
 from outrider.contracts import Draw, Observation, Proposal, Verdict
-from outrider.engine.parts import Parts
 from outrider.engine.request import Sequence
 from outrider.engine.scheduler import Scheduled
+
+if TYPE_CHECKING:
+    from outrider.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
 
 Draws = frozenset[Draw]
 
 
-def draft(parts: Parts, ready: list[Scheduled], budgets: list[int]) -> list[Proposal]:
+def draft(engine: Engine, ready: list[Scheduled], budgets: list[int]) -> list[Proposal]:
     """A proposal per ready line; empty where there is no budget, no proposer or no KV left."""
     sequences = [line.sequence for line in ready]
     proposals = [Proposal() for _ in ready]
     limits = [line.draft_limit for line in ready]
     for i, sequence in enumerate(sequences):
         if sequence.matcher is not None and limits[i]:
-            proposals[i] = _forced(parts, sequence, budgets[i] or limits[i])
+            proposals[i] = _forced(engine, sequence, budgets[i] or limits[i])
     for name, members in _by_proposer(sequences).items():
         members = [i for i in members if budgets[i] > 0 and not proposals[i].tokens]
         if not members:
             continue
         asked = [sequences[i] for i in members]
         try:
-            answers = parts.proposers[name].propose(asked, [budgets[i] for i in members])
+            answers = engine.proposers[name].propose(asked, [budgets[i] for i in members])
             for i, answer in zip(members, answers, strict=True):
-                rule = parts.verifiers[sequences[i].request.speculation.verifier]
-                _check_proposal(answer, budgets[i], parts.target.spec.num_tokens, rule.draws)
+                rule = engine.verifiers[sequences[i].request.speculation.verifier]
+                _check_proposal(answer, budgets[i], engine.target.spec.num_tokens, rule.draws)
         except Exception:
-            parts.switch_off(name, asked)
+            switch_off(engine, name, asked)
             continue
         for i, answer in zip(members, answers, strict=True):
             sequence = sequences[i]
             proposals[i].levels = answer.levels  # of what was left out, where all was
-            if answer.tokens and parts.kv.reserve(sequence.id, len(sequence.tokens) + len(answer)):
+            if answer.tokens and engine.kv.reserve(sequence.id, len(sequence.tokens) + len(answer)):
                 proposals[i] = answer
     return proposals
 
 
-def _forced(parts: Parts, sequence: Sequence, budget: int) -> Proposal:
+def _forced(engine: Engine, sequence: Sequence, budget: int) -> Proposal:
     """What the request's grammar leaves no choice about: the best draft there is, for free."""
     assert sequence.matcher is not None
     tokens = sequence.matcher.forced(sequence.tokens)[:budget]
-    rule = parts.verifiers[sequence.request.speculation.verifier]
+    rule = engine.verifiers[sequence.request.speculation.verifier]
     if not tokens or Draw.DETERMINISTIC not in rule.draws:
         return Proposal()
-    if not parts.kv.reserve(sequence.id, len(sequence.tokens) + len(tokens)):
+    if not engine.kv.reserve(sequence.id, len(sequence.tokens) + len(tokens)):
         return Proposal()
     return Proposal(tokens, source="grammar")
 
@@ -77,7 +85,7 @@ def _check_proposal(proposal: Proposal, budget: int, num_tokens: int, allowed: D
 
 
 def observe(
-    parts: Parts,
+    engine: Engine,
     lines: list[Scheduled],
     proposals: list[Proposal],
     verdicts: list[Verdict],
@@ -86,7 +94,7 @@ def observe(
     """Tells every proposer what became of its sequences, with the taps of what was committed."""
     names = {line.sequence.proposer for line in lines} - {None}
     if not any(proposal.tokens for proposal in proposals):
-        names = {name for name in names if name and parts.proposers[name].needs.every_step}
+        names = {name for name in names if name and engine.proposers[name].needs.every_step}
     if not names:
         return
     groups = _by_proposer([line.sequence for line in lines])
@@ -110,9 +118,9 @@ def observe(
             continue
         views = [lines[i].sequence for i in members]
         try:
-            parts.proposers[name].observe(views, [seen[i] for i in members])
+            engine.proposers[name].observe(views, [seen[i] for i in members])
         except Exception:
-            parts.switch_off(name, views)
+            switch_off(engine, name, views)
 
 
 def _by_proposer(sequences: list[Sequence]) -> dict[str, list[int]]:
@@ -121,3 +129,27 @@ def _by_proposer(sequences: list[Sequence]) -> dict[str, list[int]]:
         if sequence.proposer is not None:
             groups.setdefault(sequence.proposer, []).append(i)
     return groups
+
+
+def taps_for(engine: Engine, sequences: Iterable[Sequence]) -> tuple[int, ...]:
+    """The hidden layers that these sequences' proposers read, ascending."""
+    names = {s.proposer for s in sequences if s.proposer is not None and s.max_draft_tokens}
+    return tuple(sorted({tap for name in names for tap in engine.proposers[name].needs.taps}))
+
+
+def release_drafts(engine: Engine, sequence: Sequence) -> None:
+    """Makes proposer and policy forget a sequence that finished, failed or was preempted."""
+    if sequence.proposer is not None:
+        engine.policy.release(sequence.id)
+        try:
+            engine.proposers[sequence.proposer].release(sequence.id)
+        except Exception:  # a broken drafter may cost memory of its own, never the engine
+            logger.exception("proposer %s failed to forget a sequence", sequence.proposer)
+
+
+def switch_off(engine: Engine, name: str, sequences: Iterable[Sequence]) -> None:
+    """Stops drafting for these sequences. Call it in the `except` block of the proposer's call."""
+    logger.exception("proposer %s failed; its sequences go on without drafts", name)
+    for sequence in sequences:
+        release_drafts(engine, sequence)
+        sequence.proposer = None

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
-from outrider.contracts import Draw
-from outrider.engine.parts import Parts
+from outrider.contracts import (
+    Draw,
+    Model,
+    PrefersThinPasses,
+    Proposer,
+    RunsAhead,
+    Verifier,
+)
+from outrider.engine.ahead import Ahead
+from outrider.engine.drafting import release_drafts
+from outrider.engine.plain_loop import PlainLoop
 from outrider.engine.request import Request, Sequence, Speculation
+from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import run_step
 from outrider.errors import EngineError, Overloaded, RequestError, UnknownName
 from outrider.events import StepReport, StepTiming, TokenLogprob
 from outrider.grammar import Grammar
+from outrider.kv.cache import KVCache
 from outrider.model.tokenizer import Tokenizer
+from outrider.policy.base import Policy
 from outrider.sampling import LogitEdits, SamplingParams
 from outrider.statistics import SpeculationStats
 from outrider.verifiers import exact_pairing
@@ -68,15 +80,64 @@ class Result:
 class Engine:
     """Not thread-safe: one thread drives it (see `AsyncEngine` for many clients)."""
 
-    def __init__(self, parts: Parts, tokenizer: Tokenizer, default: Speculation) -> None:
-        self.parts = parts
+    def __init__(
+        self,
+        target: Model,
+        kv: KVCache,
+        scheduler: Scheduler,
+        policy: Policy,
+        proposers: Mapping[str, Proposer],
+        verifiers: Mapping[str, Verifier],
+        tokenizer: Tokenizer,
+        default: Speculation,
+        max_steps: int = 1,
+    ) -> None:
+        """`default`: for requests that do not choose; `max_steps`: computed in one call."""
+        self.target = target
+        self.kv = kv
+        self.scheduler = scheduler
+        self.policy = policy
+        self.proposers = proposers
+        self.verifiers = verifiers
         self.tokenizer = tokenizer
         self.default = default
+        # Optional abilities of the target, looked up once: a protocol's check is slow.
+        self.runs_ahead = target if isinstance(target, RunsAhead) else None
+        self.thin_passes = target if isinstance(target, PrefersThinPasses) else None
+        self.plain_loop = PlainLoop(target)
+        self.ahead = Ahead(max_steps)
         self.observers: list[Observer] = []
         self._request_ids = itertools.count()
         self._live: dict[str, list[Sequence]] = {}
         self._stats: dict[str, SpeculationStats] = {}
         self._times: dict[str, RequestTimes] = {}
+
+    @property
+    def parts(self) -> Engine:
+        """The engine itself: code that has not moved to the engine's own fields uses this."""
+        return self
+
+    @property
+    def controller(self) -> Policy:
+        """`policy`, for the same code."""
+        return self.policy
+
+    @controller.setter
+    def controller(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def interrupt(self) -> None:
+        """Ends the call under way after its current step, until `resume`. For any thread."""
+        self.ahead.interrupt()
+
+    def resume(self) -> None:
+        """Lets calls compute several steps again."""
+        self.ahead.resume()
+
+    @property
+    def has_ready_steps(self) -> bool:
+        """Whether `step` only has to commit a step that an earlier call has computed."""
+        return not self.ahead.is_empty
 
     def add(
         self,
@@ -118,13 +179,13 @@ class Engine:
         self._stats[request.id] = SpeculationStats()
         self._times[request.id] = RequestTimes(now)
         for sequence in sequences:
-            self.parts.scheduler.add(sequence)
+            self.scheduler.add(sequence)
         return request.id
 
     def _encode_prompt(self, prompt: str | list[int]) -> list[int]:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        spec = self.parts.target.spec
-        limit = self.parts.scheduler.max_positions
+        spec = self.target.spec
+        limit = self.scheduler.max_positions
         if not tokens:
             raise RequestError("the prompt is empty: give at least one token", "prompt")
         if len(tokens) >= limit:
@@ -139,20 +200,20 @@ class Engine:
 
     def make_sequence(self, request: Request, sample_index: int) -> Sequence:
         """A sample's sequence, not queued yet; refuses what no engine step could do exactly."""
-        spec, params, speculation = self.parts.target.spec, request.params, request.speculation
-        if speculation.verifier not in self.parts.verifiers:
-            raise UnknownName("verifier", speculation.verifier, self.parts.verifiers)
-        limit, wanted = self.parts.scheduler.max_positions, speculation.num_draft_tokens
+        spec, params, speculation = self.target.spec, request.params, request.speculation
+        if speculation.verifier not in self.verifiers:
+            raise UnknownName("verifier", speculation.verifier, self.verifiers)
+        limit, wanted = self.scheduler.max_positions, speculation.num_draft_tokens
         if wanted != "auto" and not (isinstance(wanted, int) and 0 <= wanted < limit):
             raise RequestError(
                 f"num_draft_tokens must be 'auto' or in 0..{limit - 1}, not {wanted!r}",
                 "num_draft_tokens",
             )
-        verifier, drafts_early = self.parts.verifiers[speculation.verifier], False
+        verifier, drafts_early = self.verifiers[speculation.verifier], False
         if speculation.proposer is None:
             draw = next(iter(verifier.draws))
         else:
-            proposer = self.parts.proposers[speculation.proposer]
+            proposer = self.proposers[speculation.proposer]
             draw = exact_pairing(proposer.draws, proposer.trees, verifier)
             drafts_early = proposer.needs.early or draw is Draw.DETERMINISTIC
         finish_ids = frozenset(params.stop_ids)
@@ -166,7 +227,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.parts.scheduler.running or self.parts.scheduler.waiting)
+        return bool(self.scheduler.running or self.scheduler.waiting)
 
     def step(self) -> StepReport | None:
         """One pass of the target. None when there is nothing to do.
@@ -174,7 +235,7 @@ class Engine:
         Requests in the report's `failures` have ended; everybody else's tokens are unaffected.
         """
         expired = self._expired()
-        report = run_step(self.parts)
+        report = run_step(self)
         if report is None and expired:
             report = StepReport([], StepTiming(0.0, 0.0, 0.0, 0, 0))
         if report is None:
@@ -195,12 +256,12 @@ class Engine:
 
     def _expired(self) -> dict[str, EngineError]:
         """Takes requests that waited too long out of the queue: they are never computed."""
-        if not self.parts.scheduler.waiting:
+        if not self.scheduler.waiting:
             return {}
         now = monotonic()
         late = {
             s.request.id
-            for s in self.parts.scheduler.waiting
+            for s in self.scheduler.waiting
             if s.admitted_s is None and s.request.queue_deadline and now > s.request.queue_deadline
         }
         for request_id in late:
@@ -216,9 +277,9 @@ class Engine:
             if sequence.finish_reason is None:
                 sequence.finish_reason = reason
                 # What a failed request computed is no prefix for anybody.
-                self.parts.kv.free(sequence.id, keep=reason != "error")
-                self.parts.scheduler.remove(sequence)
-                self.parts.release_drafts(sequence)
+                self.kv.free(sequence.id, keep=reason != "error")
+                self.scheduler.remove(sequence)
+                release_drafts(self, sequence)
 
     def is_finished(self, request_id: str) -> bool:
         return all(s.finish_reason is not None for s in self._live[request_id])

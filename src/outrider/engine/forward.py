@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from outrider.contracts import Begun, Proposal, StepBatch, StepOutput
+from outrider.engine.drafting import release_drafts, taps_for
 from outrider.engine.logprobs import prompt_rows, score_prompts
-from outrider.engine.parts import Parts
 from outrider.engine.request import Sequence
 from outrider.engine.scheduler import Scheduled
 from outrider.errors import EngineError, Overloaded
 from outrider.kv.cache import KVCache
 from outrider.layout import Slice, pack
 from outrider.sampling import RowDraws, RowLaws, true_vocabulary
+
+if TYPE_CHECKING:
+    from outrider.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -43,14 +47,14 @@ class TurnedAway(Exception):
         self.failures: dict[str, EngineError] = {request_id: error}
 
 
-def forward(parts: Parts, lines: list[Scheduled], proposals: list[Proposal]) -> Pass:
+def forward(engine: Engine, lines: list[Scheduled], proposals: list[Proposal]) -> Pass:
     """One pass; once more without drafts where memory ran out, and then `proposals` is emptied.
 
     Raises TurnedAway, or what the model raises.
     """
-    batch, output = _run(parts, lines, proposals)
+    batch, output = _run(engine, lines, proposals)
     logits_RV = output.logits_RV
-    num_tokens = parts.target.spec.num_tokens
+    num_tokens = engine.target.spec.num_tokens
     broken: list[int] = []
     if any(line.sequence.scores_prompt for line in lines):
         num_rows = len(proposals) + sum(map(len, proposals))
@@ -75,25 +79,25 @@ def forward(parts: Parts, lines: list[Scheduled], proposals: list[Proposal]) -> 
 
 
 def _run(
-    parts: Parts, lines: list[Scheduled], proposals: list[Proposal]
+    engine: Engine, lines: list[Scheduled], proposals: list[Proposal]
 ) -> tuple[StepBatch, StepOutput]:
-    taps = parts.taps_for(line.sequence for line in lines)
+    taps = taps_for(engine, (line.sequence for line in lines))
     while True:
-        batch = _layout(parts.kv, lines, proposals, taps)
+        batch = _layout(engine.kv, lines, proposals, taps)
         try:
-            return batch, parts.target.forward(batch)
+            return batch, engine.target.forward(batch)
         except Exception as error:
             if not out_of_memory(error):
                 raise
             if not any(map(len, proposals)):
-                raise _turn_away(parts, lines) from error
+                raise _turn_away(engine, lines) from error
         logger.warning("out of memory in a pass with drafts; this step is repeated without them")
         proposals[:] = [Proposal() for _ in proposals]
 
 
-def _turn_away(parts: Parts, lines: list[Scheduled]) -> TurnedAway:
+def _turn_away(engine: Engine, lines: list[Scheduled]) -> TurnedAway:
     for line in lines:
-        parts.release_drafts(line.sequence)  # they drafted for a step that did not happen
+        release_drafts(engine, line.sequence)  # they drafted for a step that did not happen
     # The most tokens, then the latest.
     victim = max(lines, key=lambda line: (line.num_tokens, line.sequence.id)).sequence.request.id
     logger.error("out of memory without drafts; request %s is turned away", victim)

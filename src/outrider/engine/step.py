@@ -13,23 +13,27 @@ between a step and the next, a model may have computed it ahead, and the first t
 from __future__ import annotations
 
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from outrider.engine.ahead import Computed
 from outrider.engine.commit import commit, verify
-from outrider.engine.drafting import draft, observe
+from outrider.engine.drafting import draft, observe, release_drafts
 from outrider.engine.forward import TurnedAway, forward
-from outrider.engine.parts import Parts
+from outrider.engine.request import Sequence
 from outrider.events import StepReport, StepTiming
 
+if TYPE_CHECKING:
+    from outrider.engine.engine import Engine
 
-def run_step(parts: Parts) -> StepReport | None:
+
+def run_step(engine: Engine) -> StepReport | None:
     """Advances every planned sequence; reports what each confirmed. None: nothing to do.
 
     Requests named in the report's `failures` made no progress: the caller ends them.
     """
     started = perf_counter()
     try:
-        computed = parts.ahead.take(parts) or compute(parts)
+        computed = engine.ahead.take(engine) or compute(engine)
     except TurnedAway as refused:
         return StepReport([], StepTiming(0, 0, perf_counter() - started, 0, 0), refused.failures)
     if computed is None:
@@ -38,21 +42,21 @@ def run_step(parts: Parts) -> StepReport | None:
     ready = [line.sequence for line in lines if line.is_last_chunk]
     num_tokens = sum([line.num_tokens for line in lines]) + sum([len(p.tokens) for p in proposals])
     passed = perf_counter()
-    verdicts = verify(parts, ready, proposals, laws)
+    verdicts = verify(engine, ready, proposals, laws)
     verified = perf_counter()
 
     for line in lines:
         if not line.is_last_chunk:  # nothing to emit yet
             line.sequence.num_computed += line.num_tokens
-            parts.kv.commit(line.sequence.id, line.sequence.tokens, line.sequence.num_computed)
+            engine.kv.commit(line.sequence.id, line.sequence.tokens, line.sequence.num_computed)
     events = [
-        commit(parts, sequence, proposal, verdict, laws, row)
+        commit(engine, sequence, proposal, verdict, laws, row)
         for sequence, proposal, verdict, row in zip(
             ready, proposals, verdicts, laws.starts, strict=True
         )
         if sequence.request.id not in computed.failures
     ]
-    observe(parts, lines, proposals, verdicts, computed.taps)
+    observe(engine, lines, proposals, verdicts, computed.taps)
     timing = StepTiming(
         draft_s=computed.draft_s,
         verify_s=computed.verify_s + verified - passed,
@@ -60,40 +64,40 @@ def run_step(parts: Parts) -> StepReport | None:
         num_sequences=len(lines),
         num_tokens=num_tokens,
     )
-    parts.controller.observe(ready, proposals, verdicts, timing)
+    engine.policy.observe(ready, proposals, verdicts, timing)
     for sequence in ready:
         if sequence.finish_reason is not None:
-            parts.scheduler.remove(sequence)
-            parts.release_drafts(sequence)
+            engine.scheduler.remove(sequence)
+            release_drafts(engine, sequence)
     return StepReport(events, timing, computed.failures)
 
 
-def compute(parts: Parts) -> Computed | None:
+def compute(engine: Engine) -> Computed | None:
     """Plan, draft and forward."""
     started = perf_counter()
-    lines, preempted = parts.scheduler.plan()
+    lines, preempted = engine.scheduler.plan()
     for sequence in preempted:
-        parts.release_drafts(sequence)
+        release_drafts(engine, sequence)
     if not lines:
         return None
     ready = [line for line in lines if line.is_last_chunk]
-    if parts.thin_passes is not None:
-        most = parts.thin_passes.most_drafts(len(ready))
+    if engine.thin_passes is not None:
+        most = engine.thin_passes.most_drafts(len(ready))
         for line in ready:
             line.draft_limit = min(line.draft_limit, most)
-    decision = parts.controller.decide(
+    decision = engine.policy.decide(
         [line.sequence for line in ready],
         [line.draft_limit for line in ready],
         sum([line.num_tokens for line in lines]),
     )
     for line, rule in zip(ready, decision.stop_rules, strict=True):
-        line.sequence.caution = rule if parts.heeds_stop_rules(line.sequence) else None
-    computed = parts.ahead.begin(parts, lines, decision, started)
+        line.sequence.caution = rule if _follows_stop_rules(engine, line.sequence) else None
+    computed = engine.ahead.begin(engine, lines, decision, started)
     if computed is not None:
         return computed
-    proposals = draft(parts, ready, decision.budgets)
+    proposals = draft(engine, ready, decision.budgets)
     drafted = perf_counter()
-    passed = forward(parts, lines, proposals)
+    passed = forward(engine, lines, proposals)
     verify_s = perf_counter() - drafted
     return Computed(
         lines,
@@ -105,3 +109,9 @@ def compute(parts: Parts) -> Computed | None:
         passed.taps,
         passed.failures,
     )
+
+
+def _follows_stop_rules(engine: Engine, sequence: Sequence) -> bool:
+    """Whether the policy may let the sequence's drafter stop early."""
+    name = sequence.proposer if sequence.adaptive else None
+    return name is not None and engine.proposers[name].needs.caution

@@ -217,7 +217,7 @@ def describe(params: SamplingParams) -> str:
 
 def near_tie(engine: Engine) -> float:
     """The margin below which rounding alone decides, for the type the target computes in."""
-    dtype = getattr(engine.parts.target, "dtype", torch.float32)
+    dtype = getattr(engine.target, "dtype", torch.float32)
     return NEAR_TIES.get(dtype, NEAR_TIE)
 
 

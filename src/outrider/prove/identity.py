@@ -52,18 +52,17 @@ def explain(
 
 
 def _margin(engine: Engine, sequence: Sequence) -> float:
-    parts = engine.parts
-    parts.kv.reserve(sequence.id, len(sequence.tokens))
+    engine.kv.reserve(sequence.id, len(sequence.tokens))
     try:
-        table = parts.kv.table(sequence.id)
-        output = parts.target.forward(pack([Slice(sequence.tokens, 0, table, Proposal())]))
+        table = engine.kv.table(sequence.id)
+        output = engine.target.forward(pack([Slice(sequence.tokens, 0, table, Proposal())]))
     finally:
-        parts.kv.free(sequence.id)
+        engine.kv.free(sequence.id)
     laws = RowLaws(
         output.logits_RV,
         [sequence],
         [Proposal()],
         [sequence.edits],
-        num_tokens=parts.target.spec.num_tokens,
+        num_tokens=engine.target.spec.num_tokens,
     )
     return laws.margin(0)

@@ -124,15 +124,14 @@ def target_logits(engine: Engine, prompt: list[int], contexts: Seq[Tokens]) -> t
             tree.tokens.append(context[-1])
     if not tree.tokens:
         tree.parents = None
-    parts = engine.parts
-    parts.kv.reserve(_ID, len(prompt) + len(tree))
+    engine.kv.reserve(_ID, len(prompt) + len(tree))
     try:
-        batch = pack([Slice(prompt, 0, parts.kv.table(_ID), tree)])
-        logits_RV = parts.target.forward(batch).logits_RV.float().cpu()
+        batch = pack([Slice(prompt, 0, engine.kv.table(_ID), tree)])
+        logits_RV = engine.target.forward(batch).logits_RV.float().cpu()
     finally:
-        parts.kv.free(_ID)
+        engine.kv.free(_ID)
     rows = [1 + node_of[context] for context in contexts]
-    return true_vocabulary(logits_RV, parts.target.spec.num_tokens)[rows]
+    return true_vocabulary(logits_RV, engine.target.spec.num_tokens)[rows]
 
 
 def draft_logits(engine: Engine, prompt: list[int], contexts: Seq[Tokens]) -> torch.Tensor | None:
@@ -140,7 +139,7 @@ def draft_logits(engine: Engine, prompt: list[int], contexts: Seq[Tokens]) -> to
     name = engine.default.proposer
     if name is None:
         return None
-    proposer = engine.parts.proposers[name]
+    proposer = engine.proposers[name]
     rule = "tree" if proposer.trees else "token"
     if not proposer.draws & {Draw.SAMPLED, Draw.WITHOUT_REPLACEMENT} or proposer.needs.taps:
         return None

@@ -225,7 +225,7 @@ def _add_routes(app: FastAPI, handlers: Handlers) -> None:
     async def detokenize(body: DetokenizeBody) -> Response:
         check_model(body.model, config.model_name)
         served = service.served
-        num_tokens = served.core.parts.target.spec.num_tokens
+        num_tokens = served.core.target.spec.num_tokens
         if any(token >= num_tokens for token in body.tokens):
             raise ApiError(400, f"token ids must be below {num_tokens}", param="tokens")
         text = await asyncio.to_thread(served.tokenizer.decode, body.tokens, skip_special=False)

@@ -118,7 +118,7 @@ def _too_long(served: Served, number: str, param: str) -> ApiError:
 
 def _check_prompts(prompts: list[list[int]], served: Served, param: str) -> None:
     """Refuses here what the engine would refuse, in the words clients look for."""
-    limit, num_tokens = served.max_model_len, served.core.parts.target.spec.num_tokens
+    limit, num_tokens = served.max_model_len, served.core.target.spec.num_tokens
     for prompt in prompts:
         if not prompt:
             raise RequestError("the prompt is empty: give at least one token", param)
@@ -202,8 +202,8 @@ def _speculation(body: GenerationBody, served: Served, predicted: bool) -> Specu
         raise RequestError(f"proposer {proposer!r} reads no prediction", "speculation")
     if proposer == "prediction" and not predicted:
         raise RequestError("proposer 'prediction' needs a prediction", "speculation")
-    if wish.verifier is not None and wish.verifier not in served.core.parts.verifiers:
-        raise UnknownName("verifier", wish.verifier[:64], served.core.parts.verifiers)
+    if wish.verifier is not None and wish.verifier not in served.core.verifiers:
+        raise UnknownName("verifier", wish.verifier[:64], served.core.verifiers)
     num_draft_tokens = wish.num_draft_tokens
     if num_draft_tokens is None:
         num_draft_tokens = default.num_draft_tokens or "auto"

@@ -66,7 +66,7 @@ class Grammars:
 
     def _compile(self, wanted: Wanted) -> Grammar:
         if self._vocabulary is None:
-            spec = self._engine.parts.target.spec
+            spec = self._engine.target.spec
             self._vocabulary = GrammarVocabulary(
                 self._engine.tokenizer, spec.num_tokens, spec.eos_ids
             )

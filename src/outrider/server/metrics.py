@@ -138,7 +138,7 @@ class Metrics:
             "spec_decode_num_drafts": self.num_drafts,
             "spec_decode_num_draft_tokens": self.num_draft_tokens,
             "spec_decode_num_accepted_tokens": self.num_accepted_tokens,
-            "num_preemptions": self._engine.parts.scheduler.num_preemptions if self._engine else 0,
+            "num_preemptions": self._engine.scheduler.num_preemptions if self._engine else 0,
         }
         for name, value in counters.items():
             yield self._counter(name, {(): float(value)})
@@ -172,11 +172,11 @@ class Metrics:
         return family
 
     def _gauges(self) -> Iterator[Metric]:
-        parts = self._engine.parts if self._engine is not None else None
+        engine = self._engine
         values = {
-            "num_requests_running": len(parts.scheduler.running) if parts else 0,
-            "num_requests_waiting": len(parts.scheduler.waiting) if parts else 0,
-            "kv_cache_usage_perc": parts.kv.usage if parts else 0.0,
+            "num_requests_running": len(engine.scheduler.running) if engine else 0,
+            "num_requests_waiting": len(engine.scheduler.waiting) if engine else 0,
+            "kv_cache_usage_perc": engine.kv.usage if engine else 0.0,
         }
         for name, value in values.items():
             family = GaugeMetricFamily(

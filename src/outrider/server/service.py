@@ -46,7 +46,7 @@ class Served:
 
     @property
     def max_model_len(self) -> int:
-        return self.core.parts.scheduler.max_positions
+        return self.core.scheduler.max_positions
 
 
 class Service(Lifecycle):
@@ -72,7 +72,7 @@ class Service(Lifecycle):
             try:
                 core = self._load()
                 for name in self.config.proposers:
-                    core.parts.proposers[name]  # built now, not in the middle of somebody's step
+                    core.proposers[name]  # built now, not in the middle of somebody's step
                 template, own = load_template(core.tokenizer, self.config.chat_template)
                 texts = TokenTexts(core.tokenizer)
             except BaseException as error:
@@ -101,9 +101,9 @@ class Service(Lifecycle):
         self._served = Served(
             engine, core, core.tokenizer, template, texts, Grammars(core), frozenset(named)
         )
-        drafters = [core.parts.proposers[name] for name in sorted(named)]
+        drafters = [core.proposers[name] for name in sorted(named)]
         models = [d.memory.model for d in drafters if isinstance(d, ModelProposer)]
-        self._populating = Populating([core.parts.target, *models], lambda: self.is_idle)
+        self._populating = Populating([core.target, *models], lambda: self.is_idle)
         self.was_ready = True
         self.on_ready()
         if self.state is State.LOADING:
@@ -140,7 +140,7 @@ class Service(Lifecycle):
     @contextmanager
     def admitted(self, num_sequences: int) -> Iterator[None]:
         """A place for that many sequences while the block runs; ApiError where there is none."""
-        max_running = self.served.core.parts.scheduler.config.max_sequences
+        max_running = self.served.core.scheduler.config.max_sequences
         limit = max_running + self.config.max_queue
         if num_sequences > limit:
             raise ApiError(

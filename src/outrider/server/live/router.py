@@ -106,13 +106,13 @@ class _Live:
 
     def load(self) -> dict[str, Any]:
         """Sums over all requests, as in /metrics: nothing that belongs to one of them."""
-        parts, metrics = self._service.served.core.parts, self._service.metrics
+        engine, metrics = self._service.served.core, self._service.metrics
         return {
-            "num_running": len(parts.scheduler.running),
-            "num_waiting": len(parts.scheduler.waiting),
-            "max_running": parts.scheduler.config.max_sequences,
-            "kv_usage": parts.kv.usage,
-            "kv_tokens": parts.kv.num_blocks * parts.kv.block_size,
+            "num_running": len(engine.scheduler.running),
+            "num_waiting": len(engine.scheduler.waiting),
+            "max_running": engine.scheduler.config.max_sequences,
+            "kv_usage": engine.kv.usage,
+            "kv_tokens": engine.kv.num_blocks * engine.kv.block_size,
             "num_generation_tokens": metrics.num_generation_tokens,
             "num_draft_tokens": metrics.num_draft_tokens,
             "num_accepted_tokens": metrics.num_accepted_tokens,

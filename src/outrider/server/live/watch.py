@@ -56,10 +56,8 @@ class Notebook:
         """In the engine's thread, between two steps."""
         if not self._watched:
             return
-        running = {
-            sequence.request.id: sequence for sequence in self._engine.parts.scheduler.running
-        }
-        controller = self._engine.parts.controller
+        running = {sequence.request.id: sequence for sequence in self._engine.scheduler.running}
+        controller = self._engine.policy
         for event in report.events:
             if event.request_id not in self._watched:
                 continue
