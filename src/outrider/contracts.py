@@ -199,6 +199,8 @@ class ModelSpec:
     kv_bytes_per_token: int
     num_parameters: int
     eos_ids: tuple[int, ...] = ()
+    # The weights with which a draft model beside it is fastest; None: the engine's own dtype.
+    draft_dtype: str | None = None
 
 
 class OwnsKV(Protocol):
@@ -502,6 +504,16 @@ class Proposer(Protocol):
 
     def release(self, sequence_id: int) -> None:
         """Forget a sequence: finished, cancelled or preempted. Unknown ids are fine."""
+        ...
+
+
+@runtime_checkable
+class HasModel(Protocol):
+    """A proposer that keeps a model of its own: costs and memory of that model can be asked for."""
+
+    @property
+    def model(self) -> Model | None:
+        """The model that drafts; None where torch modules draft."""
         ...
 
 

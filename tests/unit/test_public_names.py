@@ -31,6 +31,16 @@ def test_importing_the_package_does_not_import_torch() -> None:
     assert run.returncode == 0
 
 
+def test_importing_llm_loads_few_modules_and_no_gpu_code() -> None:
+    code = "from outrider import LLM; import sys; print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT / "src", check=True, capture_output=True, text=True
+    )
+    ours = [name for name in run.stdout.split() if name.split(".")[0] == "outrider"]
+    assert len(ours) <= 55, sorted(ours)
+    assert not [name for name in ours if "cuda" in name]
+
+
 def test_versions_agree() -> None:
     assert f'version = "{outrider.__version__}"' in (ROOT / "pyproject.toml").read_text()
 

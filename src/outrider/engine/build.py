@@ -21,7 +21,7 @@ from outrider.errors import ConfigError
 from outrider.kv.cache import KVCache
 from outrider.model import load_model
 from outrider.model.bundled import find_folder
-from outrider.model.heads import head_kind
+from outrider.model.head_base import head_kind
 from outrider.model.tokenizer import Tokenizer, check_same_vocabulary, load_tokenizer
 from outrider.registry import proposer_class, proposer_names
 from outrider.verifiers import VERIFIERS, exact_pairing, make_verifier

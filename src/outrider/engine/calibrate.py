@@ -27,6 +27,7 @@ from outrider import __version__, native
 from outrider.contracts import (
     AheadBatch,
     DraftsAhead,
+    HasModel,
     IntArray,
     Model,
     Observation,
@@ -38,8 +39,6 @@ from outrider.control import MAX_AUTO_DRAFT_TOKENS, cost_cache
 from outrider.control.cost import Costs, CostTable, bucket_context, draft_table, verify_table
 from outrider.engine.request import Request, Sequence, Speculation
 from outrider.layout import Slice, lay_script, pack, stack_tables
-from outrider.proposers.draft_model import ModelProposer
-from outrider.proposers.eagle3 import Eagle3Proposer
 from outrider.sampling import RowParams, SamplingParams
 
 if TYPE_CHECKING:
@@ -108,9 +107,7 @@ class Calibration:
     def _prepare(self, target: PrefersThinPasses, costs: Costs, name: str) -> None:
         """Of steps as they will be taken, by the device's clock; nothing of it can be cached."""
         proposer, longest = self.engine.proposers[name], self.engine.scheduler.max_positions
-        drafter = proposer.memory.model if isinstance(proposer, ModelProposer) else None
-        if isinstance(proposer, Eagle3Proposer):
-            drafter = proposer.device_head
+        drafter = proposer.model if isinstance(proposer, HasModel) else None
         verify: dict[int, dict[int, float]] = {}
         drafts: dict[int, dict[int, float]] = {}
         buckets = self.buckets or usual_buckets(target, self.engine.scheduler.config.max_sequences)

@@ -16,7 +16,8 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from outrider.errors import ConfigError
-from outrider.model.heads import DFlashHead, Head, MedusaHeads, head_kind, load_head
+from outrider.model.head_base import head_kind
+from outrider.model.heads import DFlashHead, Head, MedusaHeads, load_head
 from outrider.model.weights import Checkpoint, read_config
 
 logger = logging.getLogger(__name__)

@@ -28,6 +28,8 @@ from outrider.cuda.inputs import MAX_TOKENS, Inputs
 from outrider.cuda.ops import MAX_WIDTH, Ops, Pass, TorchOps
 from outrider.cuda.triton_ops import TritonOps
 from outrider.model.attention import Plan
+from outrider.model.borrowed import Borrowed
+from outrider.model.heads import Eagle3Head, FastHead, Head
 from outrider.model.int8 import RoundedLayer, Scales, round_layer, round_rows
 from outrider.model.torch_decoder import Layer, TorchDecoder
 from outrider.noise import draw_keys
@@ -38,10 +40,11 @@ _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, MAX_WIDTH)
 
 
 class CudaDecoder(TorchDecoder):
-    """`contracts.Model`, `DraftsChains` and `RunsAhead`. One pass at a time."""
+    """`contracts.Model`, `DraftsChains`, `RunsAhead` and `heads.RunsHeads`. One pass at a time."""
 
     ops: Ops
     continues = False  # its kernels run whole passes
+    rounds_drafts = True
     num_spare_slots = MAX_WIDTH  # runners-up lie there
     head_scale_V: torch.Tensor | None = None  # of an output head in int8
 
@@ -203,6 +206,15 @@ class CudaDecoder(TorchDecoder):
         if drafter is not None and not isinstance(drafter, CudaDecoder):
             return None
         return cycle_s(self, drafter, num_sequences, num_drafts, length)
+
+    def head_weights(self, kind: str) -> tuple[str, ...]:
+        return ("int8",) if kind == "eagle3" else ()
+
+    def make_head(self, head: Head, borrowed: Borrowed, weights: str) -> FastHead:
+        from outrider.model.cuda_eagle3 import CudaEagle3
+
+        assert isinstance(head, Eagle3Head)
+        return CudaEagle3(head, borrowed, self, rounded=weights == "int8")
 
     def most_drafts(self, num_sequences: int) -> int:
         """See `contracts.PrefersThinPasses`: as many as a captured pass has room for."""

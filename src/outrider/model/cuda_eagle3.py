@@ -70,6 +70,8 @@ class _Weights:
 class CudaEagle3(CudaDecoder):
     """Drafts chains. A decoder of one layer, whose residual stream begins with features."""
 
+    trees = False
+
     def __init__(
         self, head: Eagle3Head, borrowed: Borrowed, target: CudaDecoder, *, rounded: bool
     ) -> None:

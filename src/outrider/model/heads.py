@@ -1,65 +1,49 @@
-"""Drafting heads that ride on a target's hidden states: Medusa, EAGLE-3, DFlash.
+"""Drafting heads that read a target's hidden states: Medusa, EAGLE-3, DFlash.
 
-Pure torch modules, used by training and by inference alike; they hold no KV of their own (callers
-pass keys and values in and get new ones back) and borrow embedding and output head from the target
-where the papers do. Parameter names and config fields are those vLLM loads, so a saved folder
-serves there too.
+Torch modules for training and inference. They hold no KV of their own (callers pass keys and values
+in and get new ones back) and borrow embedding and output head from the target where the papers do.
+Parameter names and config fields are those vLLM loads, so a saved folder serves there too.
 
 A *tap* k is the target's hidden state after k layers (0: the embeddings).
-Shapes: B sequences, Q positions, C context positions, H hidden, V vocabulary, T taps, S block size.
+Shapes: B sequences, Q positions, C context positions, H hidden, V vocabulary, T taps, n rows of
+features, F width of all taps side by side.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from outrider.contracts import IntArray, ModelSpec, OwnsKV, StepBatch
 from outrider.errors import ModelError
+from outrider.model.borrowed import Borrowed
+from outrider.model.dflash_head import DFlashConfig, DFlashHead
+from outrider.model.head_base import ARCHITECTURES, Head, plain_fields
 from outrider.model.head_layers import Attention, FeedForward, KeyValue, join, rotary
-from outrider.model.weights import read_config
+from outrider.sampling import RowParams
 
-# From queries, [B, N, Q, D], and the same positions' keys and values to what attention gathers.
-Mix = Callable[[Tensor, KeyValue], Tensor]
-
-
-class Head(nn.Module, ABC):
-    """Common to all: a frozen config dataclass, and folders of config.json + model.safetensors."""
-
-    kind: str
-    taps: tuple[int, ...] = ()
-
-    @abstractmethod
-    def config_json(self) -> dict[str, Any]: ...
-
-    @classmethod
-    @abstractmethod
-    def from_json(cls, config: dict[str, Any]) -> Self: ...
-
-    def save(self, folder: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
-        """Write the folder, atomically. Floating-point tensors are stored as `dtype`."""
-        partial = folder.with_name(f".{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        tensors = {
-            name: (value.to(dtype) if value.is_floating_point() else value).cpu().contiguous()
-            for name, value in self.state_dict().items()
-        }
-        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
-        (partial / "model.safetensors").chmod(0o644)
-        (partial / "config.json").write_text(json.dumps(self.config_json(), indent=2) + "\n")
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(partial, folder)
+__all__ = [
+    "HEADS",
+    "DFlashConfig",
+    "DFlashHead",
+    "Eagle3Config",
+    "Eagle3Head",
+    "FastHead",
+    "Head",
+    "MedusaConfig",
+    "MedusaHeads",
+    "RunsHeads",
+    "load_head",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +92,6 @@ class MedusaHeads(Head):
             outputs.append(x_BQH)
         return torch.stack(outputs)
 
-    def output_head(self, index: int, target_head: nn.Module) -> nn.Module:
-        """What turns head `index`'s hidden state into logits."""
-        return target_head if self.config.original_lm_head else self.lm_heads[index]
-
     def config_json(self) -> dict[str, Any]:
         return {
             "architectures": ["MedusaModel"],
@@ -123,7 +103,7 @@ class MedusaHeads(Head):
 
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> Self:
-        return cls(MedusaConfig(**_fields(MedusaConfig, config)))
+        return cls(MedusaConfig(**plain_fields(MedusaConfig, config)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,168 +240,44 @@ class Eagle3Head(Head):
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> Self:
         taps = tuple(config["eagle_aux_hidden_state_layer_ids"])
-        return cls(Eagle3Config(taps=taps, **_fields(Eagle3Config, config)))
+        return cls(Eagle3Config(taps=taps, **plain_fields(Eagle3Config, config)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class DFlashConfig:
-    hidden_size: int
-    vocab_size: int
-    taps: tuple[int, ...]
-    mask_token_id: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    intermediate_size: int
-    block_size: int = 8
-    markov_rank: int = 0
-    confidence: bool = False
-    max_position_embeddings: int = 2048
-    rope_theta: float = 10000.0
-    rms_norm_eps: float = 1e-6
+class FastHead(OwnsKV, Protocol):
+    """A head with a paged KV of its own that drafts in one call, without its torch module."""
 
+    spec: ModelSpec
+    trees: bool  # whether it implements `contracts.DraftsInOneCall`, trees included
 
-class DFlashLayer(nn.Module):
-    """A Qwen3-shaped layer whose keys and values also come from the target's features."""
+    def use(self, features_nF: Tensor) -> None:
+        """The next call reads these features, one row for each token of its batch."""
+        ...
 
-    def __init__(self, config: DFlashConfig) -> None:
-        super().__init__()
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = nn.RMSNorm(size, eps=eps)
-        self.post_attention_layernorm = nn.RMSNorm(size, eps=eps)
-        self.self_attn = Attention(
-            size,
-            size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-            normed=True,
-            eps=eps,
-        )
-        self.mlp = FeedForward(size, config.intermediate_size)
-
-    def forward(self, x_BSH: Tensor, cos_sin: KeyValue, mix: Mix) -> Tensor:
-        normed_BSH = self.input_layernorm(x_BSH)
-        own = self.self_attn.keys_values(normed_BSH, cos_sin)
-        queries = self.self_attn.queries(normed_BSH, cos_sin)
-        x_BSH = x_BSH + self.self_attn.output(mix(queries, own))
-        output: Tensor = x_BSH + self.mlp(self.post_attention_layernorm(x_BSH))
-        return output
-
-
-class DFlashHead(Head):
-    """Denoises a block in one bidirectional pass (DFlash), optionally with DSpark's two additions.
-
-    A block is the last known token followed by mask tokens; the output at place i >= 1 guesses the
-    token *at* that place, through the target's own head. The Markov bias adds a low-rank table
-    indexed by the token at place i - 1; the confidence is the predicted acceptance at place i.
-    """
-
-    kind = "dflash"
-
-    def __init__(self, config: DFlashConfig) -> None:
-        super().__init__()
-        self.config, self.taps = config, config.taps
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.fc = nn.Linear(len(config.taps) * size, size, bias=False)
-        self.hidden_norm = nn.RMSNorm(size, eps=eps)
-        self.layers = nn.ModuleList(DFlashLayer(config) for _ in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(size, eps=eps)
-        if config.markov_rank:
-            self.markov_embed = nn.Embedding(config.vocab_size, config.markov_rank)
-            self.markov_head = nn.Linear(config.markov_rank, config.vocab_size, bias=False)
-            nn.init.zeros_(self.markov_head.weight)
-        if config.confidence:
-            self.confidence_head = nn.Linear(size, 1)
-
-    def fuse(self, taps_BCTH: Tensor) -> Tensor:
-        """The target's features at `config.taps` as the context of every layer, [B, C, H]."""
-        fused: Tensor = self.hidden_norm(self.fc(taps_BCTH.flatten(2)))
-        return fused
-
-    def context(self, features_BCH: Tensor, positions_BC: Tensor) -> list[KeyValue]:
-        """Keys and values of `fuse`d features for each layer; append as tokens are committed."""
-        cos_sin = rotary(positions_BC, self.config.head_dim, self.config.rope_theta)
-        return [layer.self_attn.keys_values(features_BCH, cos_sin) for layer in self.layers]  # type: ignore[operator, union-attr]
-
-    def forward(
+    def draft_chain(
         self,
-        embeds_BSH: Tensor,
-        positions_BS: Tensor,
-        context: list[KeyValue],
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        """Normalised hidden states of the block, [B, S, H], ready for the target's head."""
-
-        def over(past: KeyValue) -> Mix:
-            return lambda queries, own: Attention.mix(queries, join([past, own]), mask)
-
-        return self.denoise(embeds_BSH, positions_BS, [over(past) for past in context])
-
-    def denoise(self, embeds_BSH: Tensor, positions_BS: Tensor, mixes: Sequence[Mix]) -> Tensor:
-        """`forward` for callers who look the context up themselves, in one way for each layer."""
-        cos_sin = rotary(positions_BS, self.config.head_dim, self.config.rope_theta)
-        for layer, mix in zip(self.layers, mixes, strict=True):
-            embeds_BSH = layer(embeds_BSH, cos_sin, mix)
-        output: Tensor = self.norm(embeds_BSH)
-        return output
-
-    def markov_bias(self, previous_BS: Tensor) -> Tensor:
-        """What the token before adds to the logits, [B, S, V]; only with `markov_rank`."""
-        bias: Tensor = self.markov_head(self.markov_embed(previous_BS))
-        return bias
-
-    def confidence(self, hidden_BSH: Tensor) -> Tensor:
-        """Predicted acceptance of each place, [B, S]; only with `confidence`."""
-        scores: Tensor = self.confidence_head(hidden_BSH)[..., 0].float().sigmoid()
-        return scores
-
-    def config_json(self) -> dict[str, Any]:
-        fields = asdict(self.config)
-        # Layer ids count layers from 0, so the output of layer i is our tap i + 1.
-        dflash = {
-            "mask_token_id": fields.pop("mask_token_id"),
-            "target_layer_ids": [tap - 1 for tap in fields.pop("taps")],
-            "markov_rank": fields.pop("markov_rank"),
-            "confidence": fields.pop("confidence"),
-        }
-        return {
-            "architectures": ["DFlashDraftModel"],
-            "model_type": "qwen3",
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "tie_word_embeddings": False,
-            "dflash_config": dflash,
-            **fields,
-        }
-
-    @classmethod
-    def from_json(cls, config: dict[str, Any]) -> Self:
-        dflash = config["dflash_config"]
-        return cls(
-            DFlashConfig(
-                mask_token_id=dflash["mask_token_id"],
-                taps=tuple(layer + 1 for layer in dflash["target_layer_ids"]),
-                markov_rank=dflash.get("markov_rank", 0),
-                confidence=dflash.get("confidence", False),
-                **_fields(DFlashConfig, config),
-            )
-        )
+        batch: StepBatch,
+        num_tokens_S: IntArray,
+        rows: RowParams,
+        key_S: npt.NDArray[np.uint64],
+    ) -> list[list[int]]:
+        """`num_tokens_S[s]` tokens for sequence s; see `contracts.DraftsInOneCall`."""
+        ...
 
 
-ARCHITECTURES: dict[str, type[Head]] = {
-    "MedusaModel": MedusaHeads,
-    "LlamaForCausalLMEagle3": Eagle3Head,
-    "DFlashDraftModel": DFlashHead,
-}
+@runtime_checkable
+class RunsHeads(Protocol):
+    """A target that can run heads with a KV of their own without their torch modules."""
+
+    def head_weights(self, kind: str) -> tuple[str, ...]:
+        """The dtypes it offers for heads of this kind, the usual one first; empty: none."""
+        ...
+
+    def make_head(self, head: Head, borrowed: Borrowed, weights: str) -> FastHead:
+        """Only for kinds and dtypes that `head_weights` names."""
+        ...
 
 
-def head_kind(folder: Path) -> str | None:
-    """Which heads a folder holds, judged by its config.json; None: a model, or nothing of ours."""
-    architectures = read_config(folder).get("architectures") or [""]
-    found = ARCHITECTURES.get(architectures[0])
-    return found.kind if found is not None else None
+HEADS: dict[str, type[Head]] = {cls.kind: cls for cls in (MedusaHeads, Eagle3Head, DFlashHead)}
 
 
 def load_head(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Head:
@@ -429,7 +285,7 @@ def load_head(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Head
     folder = Path(folder)
     try:
         config = json.loads((folder / "config.json").read_text())
-        cls = ARCHITECTURES[config["architectures"][0]]
+        cls = HEADS[ARCHITECTURES[config["architectures"][0]]]
         head = cls.from_json(config)
         tensors = load_file(folder / "model.safetensors")
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
@@ -441,12 +297,3 @@ def load_head(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Head
         names = ", ".join([*missing, *unexpected][:3])
         raise ModelError(f"{folder} does not match its config.json: {names}")
     return head.to(dtype).eval()
-
-
-def _fields(cls: type, config: dict[str, Any]) -> dict[str, Any]:
-    """The plain fields of a config dataclass found in a config.json."""
-    return {
-        name: config[name]
-        for name in cls.__dataclass_fields__  # type: ignore[attr-defined]
-        if name in config and name not in ("taps", "mask_token_id", "markov_rank", "confidence")
-    }

@@ -19,7 +19,7 @@ from torch import nn
 from outrider import native
 from outrider.contracts import IntArray, ModelSpec, StepBatch
 from outrider.model.borrowed import Borrowed
-from outrider.model.heads import DFlashHead, Eagle3Head, MedusaHeads
+from outrider.model.heads import DFlashHead, Eagle3Head, FastHead, Head, MedusaHeads
 from outrider.model.native_model import WEIGHT_TYPES, NativeModel
 from outrider.model.rope import RopeConfig
 from outrider.sampling import RowParams
@@ -28,9 +28,13 @@ _EMBED, _FINAL_NORM, _HEAD, _O = 0, 1, 2, 7
 _FC, _HIDDEN_NORM, _MARKOV_EMBED, _MARKOV_HEAD = 21, 22, 23, 24
 _EAGLE3, _DFLASH, _MEDUSA = 1, 2, 3
 
+HEAD_WEIGHTS = ("int8", *(name for name in WEIGHT_TYPES if name != "int8"))  # the usual first
+
 
 class NativeHead(NativeModel):
     """What the three share: a config made of the head's own, and features as input."""
+
+    trees = False
 
     def __init__(self, spec: ModelSpec, dtype: str, rope_theta: float, **fields: Any) -> None:
         super().__init__(
@@ -109,6 +113,8 @@ def _spec(target: ModelSpec, kind: str, num_layers: int, kv_heads: int, head_dim
 
 class NativeEagle3(NativeHead):
     """Rows are (token i + 1, features of token i) at position i; drafts chains and trees."""
+
+    trees = True
 
     def __init__(self, head: Eagle3Head, borrowed: Borrowed, target: ModelSpec, dtype: str) -> None:
         config = head.config
@@ -223,3 +229,11 @@ class NativeMedusa(NativeHead):
         logits_RV = self._rows(num_seqs * depth)
         native.check(self._lib.outrider_step(self._model_arg, bytes(4), self._step_arg))
         return logits_RV.view(depth, num_seqs, -1).transpose(0, 1)
+
+
+def native_head(head: Head, borrowed: Borrowed, target: ModelSpec, dtype: str) -> FastHead:
+    """See `heads.RunsHeads.make_head`."""
+    if isinstance(head, Eagle3Head):
+        return NativeEagle3(head, borrowed, target, dtype)
+    assert isinstance(head, DFlashHead)
+    return NativeDFlash(head, borrowed, target, dtype)

@@ -16,7 +16,7 @@ import time
 from array import array
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,10 @@ from outrider.model.native_model import SOURCE_TYPES, WEIGHT_TYPES, NativeModel,
 from outrider.model.weights import Checkpoint, count_tokens, read_config, read_eos_ids
 from outrider.native.lookup import NativeLookup
 from outrider.sampling import RowParams
+
+if TYPE_CHECKING:
+    from outrider.model.borrowed import Borrowed
+    from outrider.model.heads import FastHead, Head
 
 log = logging.getLogger(__name__)
 
@@ -237,6 +241,17 @@ class NativeDecoder(NativeModel):
         draws = None if batch.draws is None else self._drawn[: step.num_rows]
         return StepOutput(logits_RV, taps, draws)
 
+    def head_weights(self, kind: str) -> tuple[str, ...]:
+        """See `heads.RunsHeads`, as `make_head`."""
+        from outrider.model.heads_native import HEAD_WEIGHTS
+
+        return HEAD_WEIGHTS
+
+    def make_head(self, head: Head, borrowed: Borrowed, weights: str) -> FastHead:
+        from outrider.model.heads_native import native_head
+
+        return native_head(head, borrowed, self.spec, weights)
+
     def run_ahead(self, batch: AheadBatch, most_steps: int, limit_s: float) -> list[AheadStep]:
         """See `contracts.RunsAhead`: draft, pass, draws and verdict again and again in one call."""
         num_seqs, counts = len(batch.last_S), batch.num_drafts_S
@@ -431,4 +446,5 @@ def _spec(folder: Path, raw: dict[str, Any], config: DecoderConfig) -> ModelSpec
         + config.hidden_size
         + vocabulary * (1 if config.tied else 2),
         eos_ids=read_eos_ids(folder, raw),
+        draft_dtype="int8" if native.isa().startswith("avx512") else "auto",
     )

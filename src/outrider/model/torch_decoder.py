@@ -57,6 +57,7 @@ class TorchDecoder:
 
     spec: ModelSpec
     continues = True
+    rounds_drafts = False  # draft models beside it are fastest in int8
 
     def __init__(
         self,
@@ -136,6 +137,7 @@ class TorchDecoder:
             * dtype.itemsize,
             num_parameters=loader.num_parameters,
             eos_ids=eos_ids,
+            draft_dtype="int8" if cls.rounds_drafts and device.type == "cuda" else None,
         )
         return cls(config, spec, layers, embedding, norm, head)
 

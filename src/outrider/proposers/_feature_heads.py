@@ -18,8 +18,7 @@ import torch
 from outrider.contracts import Draw, IntArray, Observation, Proposal, SequenceView, StepBatch
 from outrider.kv.cache import KVCache
 from outrider.layout import Slice, pack
-from outrider.model.cuda_eagle3 import CudaEagle3
-from outrider.model.heads_native import NativeHead
+from outrider.model.heads import FastHead
 from outrider.proposers._autoregressive import target_keys
 from outrider.proposers._head_memory import HeadMemory
 from outrider.sampling import RowParams
@@ -43,7 +42,7 @@ class NativeRows:
     target's features.
     """
 
-    def __init__(self, head: NativeHead | CudaEagle3, kv: KVCache, taps: Seq[int]) -> None:
+    def __init__(self, head: FastHead, kv: KVCache, taps: Seq[int]) -> None:
         self.head = head
         self._kv = kv
         self._taps = taps

@@ -11,14 +11,9 @@ from outrider.contracts import Model, ModelSpec, ProposerContext
 from outrider.errors import ConfigError, ModelError
 from outrider.model.borrowed import Borrowed, borrow
 from outrider.model.bundled import bundled_path, find_folder
-from outrider.model.cuda_decoder import CudaDecoder
-from outrider.model.cuda_eagle3 import CudaEagle3
-from outrider.model.heads import DFlashHead, Eagle3Head, MedusaHeads, head_kind, load_head
-from outrider.model.heads_native import NativeDFlash, NativeEagle3
-from outrider.model.native_model import WEIGHT_TYPES, NativeModel
+from outrider.model.head_base import head_kind
+from outrider.model.heads import DFlashHead, Eagle3Head, MedusaHeads, RunsHeads, load_head
 from outrider.proposers._feature_heads import NativeRows
-
-NATIVE_WEIGHTS = ("int8", *(name for name in WEIGHT_TYPES if name != "int8"))
 
 AnyHead = TypeVar("AnyHead", MedusaHeads, Eagle3Head, DFlashHead)
 
@@ -68,24 +63,15 @@ def load_fitting_head(
 
 
 def native_rows(
-    cls: type[NativeEagle3] | type[NativeDFlash],
-    loaded: Loaded[Any],
-    context: ProposerContext,
-    weights: str | None,
+    loaded: Loaded[Any], context: ProposerContext, weights: str | None
 ) -> NativeRows | None:
-    """The head as a native model with a cache of its own, where the target runs natively or by our
-    GPU kernels; there it is EAGLE's alone."""
+    """The head with a cache of its own where the target can run it; None: its torch module does."""
     target = context.target
-    head: NativeEagle3 | NativeDFlash | CudaEagle3
-    if isinstance(target, NativeModel):
-        dtype = loaded.weights(weights, *NATIVE_WEIGHTS)
-        head = cls(loaded.head, loaded.borrowed, target.spec, dtype)
-    elif isinstance(target, CudaDecoder) and isinstance(loaded.head, Eagle3Head):
-        rounded = loaded.weights(weights, "int8") == "int8"
-        head = CudaEagle3(loaded.head, loaded.borrowed, target, rounded=rounded)
-    else:
-        loaded.weights(weights)
+    offered = target.head_weights(loaded.head.kind) if isinstance(target, RunsHeads) else ()
+    chosen = loaded.weights(weights, *offered)
+    if not isinstance(target, RunsHeads) or not offered:
         return None
+    head = target.make_head(loaded.head, loaded.borrowed, chosen)
     return NativeRows(head, context.make_kv(head), loaded.head.taps)
 
 

@@ -26,17 +26,12 @@ from outrider.contracts import (
     StepBatch,
 )
 from outrider.errors import ConfigError
+from outrider.model.dflash_head import DFlashHead, Mix
 from outrider.model.head_layers import KeyValue
-from outrider.model.heads import DFlashHead, Mix
-from outrider.model.heads_native import NativeDFlash
 from outrider.proposers._chains import Chains
 from outrider.proposers._feature_heads import FeatureHeadProposer, NativeRows
 from outrider.proposers._head_memory import HeadMemory, gather
-from outrider.proposers._heads import (
-    Loaded,
-    load_fitting_head,
-    native_rows,
-)
+from outrider.proposers._heads import Loaded, load_fitting_head, native_rows
 from outrider.proposers._options import read_options
 from outrider.sampling import RowParams
 
@@ -79,7 +74,7 @@ class DFlashProposer(FeatureHeadProposer):
         if config.floor:  # only the torch module says how sure it is
             loaded.weights(config.weights)
             return cls(loaded, config)
-        return cls(loaded, config, native_rows(NativeDFlash, loaded, context, config.weights))
+        return cls(loaded, config, native_rows(loaded, context, config.weights))
 
     @property
     def _num_scribbled(self) -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from contextlib import suppress
 from dataclasses import dataclass
 
-from outrider import native
 from outrider.contracts import (
     AheadBatch,
     AheadStep,
     Draw,
+    Model,
     Needs,
     Observation,
     Proposal,
@@ -18,8 +17,6 @@ from outrider.contracts import (
     SequenceView,
 )
 from outrider.errors import ConfigError, ModelError
-from outrider.model.cuda_decoder import CudaDecoder
-from outrider.model.native_model import NativeModel
 from outrider.proposers._autoregressive import AutoregressiveDrafter
 from outrider.proposers._draft_memory import DraftMemory
 from outrider.proposers._options import read_options
@@ -45,6 +42,11 @@ class ModelProposer:
     def __init__(self, memory: DraftMemory, num_tokens: int) -> None:
         self.memory = memory  # other proposers of the same model share it
         self._drafter = AutoregressiveDrafter(memory, num_tokens, self.name)
+
+    @property
+    def model(self) -> Model:
+        """See `contracts.HasModel`."""
+        return self.memory.model
 
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
         return self._drafter.draft(views, budgets)
@@ -85,17 +87,13 @@ class DraftModelProposer(ModelProposer):
     def build(cls, context: ProposerContext) -> DraftModelProposer:
         config = read_options(DraftModelConfig, cls.name, context.options)
         drafter = chosen_drafter(context, cls.name)
-        dtype = config.dtype
-        if dtype is None and isinstance(context.target, NativeModel):
-            dtype = "int8" if native.isa().startswith("avx512") else "auto"
-        model = None
-        target = context.target
-        on_gpu = isinstance(target, CudaDecoder) and target.device.type == "cuda"
-        if dtype is None and on_gpu:
-            with suppress(ModelError):  # a family that our kernels do not run
-                model = context.load_drafter(drafter, dtype="int8")
-        if model is None:
+        dtype = config.dtype or context.target.spec.draft_dtype
+        try:
             model = context.load_drafter(drafter, dtype=dtype)
+        except ModelError:  # int8: a family that neither our native code nor our kernels run
+            if config.dtype is not None or dtype is None:
+                raise
+            model = context.load_drafter(drafter)
         memory = DraftMemory(model, context.make_kv(model))
         return cls(memory, context.target.spec.num_tokens)
 

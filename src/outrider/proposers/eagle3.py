@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from torch import Tensor
 from outrider.contracts import (
     AheadBatch,
     AheadStep,
+    DraftsInOneCall,
     Draw,
     IntArray,
     Needs,
@@ -35,22 +37,19 @@ from outrider.contracts import (
     TreeLimits,
 )
 from outrider.errors import ConfigError
-from outrider.model.cuda_eagle3 import CudaEagle3
 from outrider.model.head_layers import KeyValue
 from outrider.model.heads import Eagle3Head
-from outrider.model.heads_native import NativeEagle3
 from outrider.proposers._chains import Chains, draft_key
 from outrider.proposers._children import best_children
 from outrider.proposers._feature_heads import FeatureHeadProposer, NativeRows
 from outrider.proposers._head_memory import HeadMemory, gather
-from outrider.proposers._heads import (
-    Loaded,
-    load_fitting_head,
-    native_rows,
-)
+from outrider.proposers._heads import Loaded, load_fitting_head, native_rows
 from outrider.proposers._options import read_options
 from outrider.proposers._trees import ROOT, BestFirst, check_limits, path_tokens, submit
 from outrider.sampling import RowParams, true_vocabulary
+
+if TYPE_CHECKING:
+    from outrider.model.cuda_eagle3 import CudaEagle3
 
 _CHILDREN = 4  # of a tree's nodes
 
@@ -119,7 +118,8 @@ class Eagle3Proposer(FeatureHeadProposer):
         super().__init__(loaded.head.taps, 1, native)
         self.config = config or Eagle3Config()
         head = native.head if native is not None else None
-        self.device_head = head if isinstance(head, CudaEagle3) else None
+        on_device = head is not None and not head.trees
+        self.device_head = cast("CudaEagle3", head) if on_device else None
         usual = _CHILDREN if self.device_head is None else 1
         children = usual if self.config.children is None else self.config.children
         if self.device_head is not None and children > 1:
@@ -138,7 +138,12 @@ class Eagle3Proposer(FeatureHeadProposer):
     def build(cls, context: ProposerContext) -> Eagle3Proposer:
         config = read_options(Eagle3Config, cls.name, context.options)
         loaded = load_fitting_head(Eagle3Head, context, config.head)
-        return cls(loaded, config, native_rows(NativeEagle3, loaded, context, config.weights))
+        return cls(loaded, config, native_rows(loaded, context, config.weights))
+
+    @property
+    def model(self) -> CudaEagle3 | None:
+        """See `contracts.HasModel`."""
+        return self.device_head
 
     @property
     def _num_scribbled(self) -> int:
@@ -150,9 +155,10 @@ class Eagle3Proposer(FeatureHeadProposer):
     ) -> list[tuple[list[int], list[int] | None]]:
         assert self._native is not None
         head = self._native.head
-        if not self.trees or isinstance(head, CudaEagle3):
+        if not self.trees:
             sizes_S = np.minimum(sizes_S, self._num_scribbled + 1).astype(np.int32)
             return [(chain, None) for chain in head.draft_chain(batch, sizes_S, rows, key_S)]
+        assert isinstance(head, DraftsInOneCall)
         trees = head.draft_tree(batch, sizes_S, rows, key_S, self._limits)
         return [(tree.tokens, tree.parents) for tree in trees]
 

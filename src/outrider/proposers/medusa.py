@@ -32,11 +32,11 @@ from outrider.contracts import (
 )
 from outrider.errors import ConfigError
 from outrider.model.heads import MedusaHeads
-from outrider.model.heads_native import NativeMedusa
+from outrider.model.heads_native import HEAD_WEIGHTS, NativeMedusa
 from outrider.model.native_model import NativeModel
 from outrider.noise import draw_key
 from outrider.proposers._children import best_children
-from outrider.proposers._heads import NATIVE_WEIGHTS, Loaded, load_fitting_head
+from outrider.proposers._heads import Loaded, load_fitting_head
 from outrider.proposers._options import read_options
 from outrider.sampling import RowParams, SamplingParams
 
@@ -86,7 +86,7 @@ class MedusaProposer:
         if not (isinstance(context.target, NativeModel) and loaded.head.config.original_lm_head):
             loaded.weights(config.weights)
             return cls(loaded, config)
-        weights = loaded.weights(config.weights, *NATIVE_WEIGHTS)
+        weights = loaded.weights(config.weights, *HEAD_WEIGHTS)
         native = NativeMedusa(loaded.head, loaded.borrowed, context.target.spec, weights)
         return cls(loaded, config, native)
 

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from outrider.contracts import Model
 from outrider.model.native_model import NativeModel
 
 PIECE = 2 << 20  # bytes at a time
@@ -26,7 +25,7 @@ PAUSE_S = 0.05  # between two looks at whether anybody is served
 class Populating:
     """Goes on in a thread of its own, while `is_idle`, until all of these models' is there."""
 
-    def __init__(self, models: Sequence[Model], is_idle: Callable[[], bool]) -> None:
+    def __init__(self, models: Sequence[object], is_idle: Callable[[], bool]) -> None:
         self._is_idle = is_idle
         self._stopped = threading.Event()
         self._models = [model for model in models if isinstance(model, NativeModel)]

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
+from outrider.contracts import HasModel
 from outrider.engine.async_engine import AsyncEngine
 from outrider.engine.engine import Engine
 from outrider.model.tokenizer import Tokenizer
-from outrider.proposers.draft_model import ModelProposer
 from outrider.server.chat import ChatTemplate, load_template
 from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError
@@ -102,7 +102,7 @@ class Service(Lifecycle):
             engine, core, core.tokenizer, template, texts, Grammars(core), frozenset(named)
         )
         drafters = [core.proposers[name] for name in sorted(named)]
-        models = [d.memory.model for d in drafters if isinstance(d, ModelProposer)]
+        models = [d.model for d in drafters if isinstance(d, HasModel)]
         self._populating = Populating([core.target, *models], lambda: self.is_idle)
         self.was_ready = True
         self.on_ready()

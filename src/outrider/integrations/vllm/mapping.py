@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from outrider.errors import ConfigError, UnknownName
 from outrider.model.bundled import find_folder
-from outrider.model.heads import head_kind
+from outrider.model.head_base import head_kind
 from outrider.model.weights import read_config
 
 Table = list[tuple[int, int, int]]  # from, to (inclusive batch sizes), draft tokens
