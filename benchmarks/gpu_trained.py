@@ -183,7 +183,7 @@ def decode(pair: Pair) -> None:
     started = time.perf_counter()
     made = LLM(str(pair.folder / "target"), **settings).engine
     pair.tables["Prepared at the engine's start"] = [{
-        "steps": getattr(made.parts.target, "prepared", lambda: "-")(),
+        "steps": getattr(made.target, "prepared", lambda: "-")(),
         "seconds, loading included": time.perf_counter() - started,
     }]  # fmt: skip
     say(pair.tables["Prepared at the engine's start"])
@@ -199,7 +199,7 @@ def decode(pair: Pair) -> None:
 
 def doctor(pair: Pair, made: Engine, settings: dict[str, Any], given: list[list[int]]) -> None:
     """What the doctor would prepare, and how long an engine then takes to start."""
-    target = made.parts.target
+    target = made.target
     if not isinstance(target, PrefersThinPasses):
         return
     texts = [Prompt(made.tokenizer.decode(tokens)) for tokens in given]
@@ -208,7 +208,7 @@ def doctor(pair: Pair, made: Engine, settings: dict[str, Any], given: list[list[
     chosen = tuple(buckets(advice, target))
     pair.tables["The doctor's advice"] = [entry.to_dict() for entry in advice]
     started = time.perf_counter()
-    again = LLM(str(pair.folder / "target"), **settings, buckets=chosen).engine.parts.target
+    again = LLM(str(pair.folder / "target"), **settings, buckets=chosen).engine.target
     assert isinstance(again, PrefersThinPasses)
     pair.tables["An engine that prepares what the doctor advises"] = [{
         "buckets": ",".join(f"{size}x{k}" for size, k in chosen),

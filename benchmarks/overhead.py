@@ -34,10 +34,11 @@ PROMPT = "def quicksort(items):\n    "
 
 def bare_loop(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[list[int], float]:
     """The least that decoding can do on this model; returns the tokens and the seconds of one."""
-    kv, target = engine.parts.kv, engine.parts.target
+    kv, target = engine.kv, engine.target
     tokens = list(prompt)
-    kv.reserve(-1, len(prompt) + params.max_tokens)
-    table = kv.table(-1)[None]
+    [scratch] = kv.scratch(1)
+    kv.reserve(scratch, len(prompt) + params.max_tokens)
+    table = kv.table(scratch)[None]
     rows = RowParams.of([params], [1])
     computed, times = 0, []
     while len(tokens) < len(prompt) + params.max_tokens:
@@ -55,7 +56,7 @@ def bare_loop(engine: Engine, prompt: list[int], params: SamplingParams) -> tupl
         key = draw_key(params.seed or 0, 0, len(tokens), Stream.TARGET)
         tokens += draw_tokens(logits, rows, [key])
         times.append(time.perf_counter())
-    kv.free(-1)
+    kv.free(scratch)
     # The prompt is not what is measured.
     return tokens[len(prompt) :], (times[-1] - times[0]) / (len(times) - 1)
 
@@ -133,7 +134,7 @@ def main() -> None:
         if drafted:
             row["outside the models, draft-model K=4"] = statistics.median(outside["draft-model"])
         rows.append(row)
-    name = type(engine.parts.target).__name__
+    name = type(engine.target).__name__
     report.write(
         f"overhead-{name}-{options.dtype}",
         f"Engine with drafts of zero length against a bare loop ({name}, {options.dtype})",

@@ -221,7 +221,7 @@ def main() -> None:
                     )
                 )
         return
-    target = engine.parts.target
+    target = engine.target
     report.write(
         "proposers",
         "Proposers by workload, on the bundled models",

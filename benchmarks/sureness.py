@@ -68,7 +68,7 @@ def main() -> None:
     report.add_out(parser)
     asked = parser.parse_args()
     engine = build(EngineConfig(proposer="draft-model", num_draft_tokens=8))
-    engine.parts.controller = heard = Listening()
+    engine.policy = heard = Listening()
     wish = Speculation(proposer="draft-model", num_draft_tokens="auto")
     for name in WORKLOADS[: 1 if asked.quick else None]:
         for job in make_jobs(engine, load_workload(name, 7).prompts, 64):

@@ -57,11 +57,12 @@ RULES = (ratio_acceptance, coupled_acceptance, greedy_acceptance)
 
 def logits(model, tokens):
     \"\"\"The logits behind every token of a text, in one pass.\"\"\"
-    target, kv = model.engine.parts.target, model.engine.parts.kv
-    kv.reserve(-1, len(tokens))
-    text = Slice(tokens, 0, kv.table(-1), proposal=None, scored=range(len(tokens)))
+    target, kv = model.engine.target, model.engine.kv
+    [scratch] = kv.scratch(1)
+    kv.reserve(scratch, len(tokens))
+    text = Slice(tokens, 0, kv.table(scratch), proposal=None, scored=range(len(tokens)))
     rows = target.forward(pack([text])).logits_RV.clone()
-    kv.free(-1)
+    kv.free(scratch)
     return rows
 
 

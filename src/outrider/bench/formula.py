@@ -25,7 +25,6 @@ from outrider.theory import expected_tokens_from_survival
 
 CONTEXT = 192
 NUM_ROUNDS = 15
-_ID = -3  # of the sequence whose KV slots are borrowed
 
 
 class BareCosts:
@@ -75,13 +74,14 @@ class BareCycle:
             prediction=[1] * 1024,
         )
         self._view = self._make()
+        [self._scratch] = self._engine.kv.scratch(1)
 
     def __enter__(self) -> BareCycle:
-        assert self._engine.kv.reserve(_ID, self._context + self._num_drafts + 1)
+        assert self._engine.kv.reserve(self._scratch, self._context + self._num_drafts + 1)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._engine.kv.free(_ID)
+        self._engine.kv.free(self._scratch)
         self._proposer.release(self._view.id)
 
     def _make(self) -> Sequence_:
@@ -112,8 +112,8 @@ class BareCycle:
         return seconds
 
     def _pass_s(self, num_drafts: int) -> float:
-        engine = self._engine
-        batch = pack([Slice([1], self._context, engine.kv.table(_ID), Proposal([1] * num_drafts))])
+        table = self._engine.kv.table(self._scratch)
+        batch = pack([Slice([1], self._context, table, Proposal([1] * num_drafts))])
         started = perf_counter()
-        engine.target.forward(batch).logits_RV[0, 0].item()
+        self._engine.target.forward(batch).logits_RV[0, 0].item()
         return perf_counter() - started

@@ -64,8 +64,6 @@ Kind = TypeVar("Kind")
 Bucket = tuple[int, int]  # (sequences, drafts of each): steps that a target prepares as a whole
 Clocked = defaultdict[tuple[int, int], list[float]]
 
-_ID = -1  # of the first sequence that reserves slots, the next has -2; real ones count from 0
-
 logger = logging.getLogger(__name__)
 
 
@@ -80,6 +78,10 @@ class Calibration:
     identity: Mapping[str, object] = field(default_factory=dict)
     buckets: Seq[Bucket] | None = None  # steps that a target is to prepare; None: the usual
     _disturbances: list[float] = field(default_factory=list)
+    _scratch: list[int] = field(init=False)  # of sequences whose slots are read and written
+
+    def __post_init__(self) -> None:
+        self._scratch = self.engine.kv.scratch(max(batch for batch, _ in WIDE))
 
     def __call__(self, costs: Costs, proposer: str) -> None:
         """Sets `costs.verify`, unless it is known, and the table of `proposer`, if possible."""
@@ -136,7 +138,7 @@ class Calibration:
                 (context, 1, width)
                 for context in CONTEXTS
                 for width in (WIDTHS if context == CONTEXTS[0] else FEW_WIDTHS)
-                if context + width <= longest and kv.reserve(_ID, context + width)
+                if context + width <= longest and kv.reserve(self._scratch[0], context + width)
             ]
             if len(kinds) < 2:
                 return None
@@ -144,15 +146,15 @@ class Calibration:
                 (WIDE_CONTEXT, batch, width)
                 for batch, width in WIDE
                 if WIDE_CONTEXT + width <= longest
-                and all(kv.reserve(_ID - i, WIDE_CONTEXT + width) for i in range(batch))
+                and all(kv.reserve(self._scratch[i], WIDE_CONTEXT + width) for i in range(batch))
             ]
             self._pass_s(*kinds[0])  # touches memory for the first time
             for context, batch, width in _rounds(kinds, VERIFY_S):
                 found = seconds[context, width] if batch == 1 else batches[batch, batch * width]
                 found.append(self._pass_s(context, batch, width))
         finally:
-            for i in range(max(batch for batch, _ in WIDE)):
-                kv.free(_ID - i)
+            for scratch in self._scratch:
+                kv.free(scratch)
         return verify_table(self._typical(seconds), self._typical(batches))
 
     def _typical(self, seconds: Clocked) -> dict[int, dict[int, float]]:
@@ -173,7 +175,7 @@ class Calibration:
     def _pass_s(self, context: int, batch: int, width: int) -> float:
         """A pass over `batch` sequences with `width` tokens each, in slots of their own: what it
         reads there is most of what a sequence adds."""
-        tables = [self.engine.kv.table(_ID - i) for i in range(batch)]
+        tables = [self.engine.kv.table(self._scratch[i]) for i in range(batch)]
         if self.engine.runs_ahead is not None:  # as most steps will be clocked
             script = lay_script([[0] * (width - 1)] * batch) if width > 1 else None
             ahead = self._ahead(context, tables, width - 1, 1)
@@ -227,7 +229,7 @@ class Calibration:
             logger.debug("%s is not measured beforehand: %s", name, error)
             return None
         finally:
-            kv.free(_ID)
+            kv.free(self._scratch[0])
             for view in views:
                 proposer.release(view.id)
         return draft_table(self._typical(seconds), MAX_AUTO_DRAFT_TOKENS)
@@ -239,11 +241,12 @@ class Calibration:
         if (
             target is None
             or not isinstance(proposer, DraftsAhead)
-            or not self.engine.kv.reserve(_ID, context + NUM_CYCLES * (k + 1))
+            or not self.engine.kv.reserve(self._scratch[0], context + NUM_CYCLES * (k + 1))
         ):
             return []
         # The target's slots are the same for all: only the drafter is clocked.
-        ahead = self._ahead(context, [self.engine.kv.table(_ID)] * batch, k, NUM_CYCLES)
+        table = self.engine.kv.table(self._scratch[0])
+        ahead = self._ahead(context, [table] * batch, k, NUM_CYCLES)
         try:
             if not proposer.goes_ahead(views) or not proposer.begin_ahead(views, NUM_CYCLES, ahead):
                 return []
@@ -254,7 +257,7 @@ class Calibration:
         return [step.draft_s for step in steps]
 
     def _draft_s(self, name: str, views: list[Sequence], k: int) -> float:
-        if self.engine.kv.reserve(_ID, CONTEXTS[0] + 1):
+        if self.engine.kv.reserve(self._scratch[0], CONTEXTS[0] + 1):
             self._pass_s(CONTEXTS[0], 1, 1)
         seconds, drafted = self._propose(name, views, k)
         if not drafted:

@@ -16,6 +16,7 @@ this owns the bookkeeping.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence as Seq
 
@@ -65,6 +66,7 @@ class KVCache:
         self._prefixes = PrefixIndex()
         self._pool = BlockPool(num_blocks, on_evict=self._prefixes.forget)
         self._sequences: dict[int, _Sequence] = {}
+        self._scratch_ids = itertools.count(-1, -1)
 
     @property
     def num_free_blocks(self) -> int:
@@ -75,6 +77,13 @@ class KVCache:
     def usage(self) -> float:
         """The share of blocks held by sequences, 0 to 1."""
         return 1.0 - self._pool.num_available / self.num_blocks
+
+    def scratch(self, num_sequences: int) -> list[int]:
+        """Ids for sequences that no request owns, negative and never handed out again.
+
+        Measurements and proofs reserve slots under these ids, and free them.
+        """
+        return [next(self._scratch_ids) for _ in range(num_sequences)]
 
     def match(self, sequence_id: int, tokens: Seq[int], salt: str = "") -> int:
         """Opens a sequence on the longest cached prefix of `tokens`; returns its length in slots.

@@ -37,8 +37,6 @@ GRAIN = 1000
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
 MOST_PROBABLE = 0.9
 
-_ID = -2  # of the sequence whose KV slots are borrowed
-
 
 @dataclass(frozen=True, slots=True)
 class SmallPair:
@@ -124,12 +122,13 @@ def target_logits(engine: Engine, prompt: list[int], contexts: Seq[Tokens]) -> t
             tree.tokens.append(context[-1])
     if not tree.tokens:
         tree.parents = None
-    engine.kv.reserve(_ID, len(prompt) + len(tree))
+    [scratch] = engine.kv.scratch(1)
+    engine.kv.reserve(scratch, len(prompt) + len(tree))
     try:
-        batch = pack([Slice(prompt, 0, engine.kv.table(_ID), tree)])
+        batch = pack([Slice(prompt, 0, engine.kv.table(scratch), tree)])
         logits_RV = engine.target.forward(batch).logits_RV.float().cpu()
     finally:
-        engine.kv.free(_ID)
+        engine.kv.free(scratch)
     rows = [1 + node_of[context] for context in contexts]
     return true_vocabulary(logits_RV, engine.target.spec.num_tokens)[rows]
 

@@ -23,7 +23,7 @@ from outrider.bench.contenders import (
     take_turns,
 )
 from outrider.bench.decode import rows_of
-from outrider.bench.formula import BareCosts
+from outrider.bench.formula import BareCosts, BareCycle
 from outrider.bench.measure import measure, row
 from outrider.bench.plan import needs_outputs, ours, read_counts, read_numbers
 from outrider.bench.report import Result, cell, read_result
@@ -159,6 +159,14 @@ def test_the_formula_needs_only_survival_and_costs(engine: Engine) -> None:
     assert plain_s > 0
     assert costs.speedup(3, [1.0, 1.0, 1.0]) == pytest.approx(4 * plain_s / cycle_s)
     assert costs.speedup(3, []) == pytest.approx(plain_s / cycle_s)
+
+
+def test_two_measurements_at_once_do_not_share_slots(engine: Engine) -> None:
+    context = 32
+    with BareCycle(engine, "draft-model", 3, context) as first:
+        with BareCycle(engine, "draft-model", 3, context) as second:
+            assert second.plain_s() > 0
+        assert first.plain_s() > 0  # the other one freed its own slots alone
 
 
 # --- measuring --------------------------------------------------------------------------------

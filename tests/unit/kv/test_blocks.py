@@ -94,3 +94,11 @@ def test_a_sealed_block_cannot_be_rolled_back() -> None:
 def test_a_pool_of_nothing_is_refused(num_blocks: int, block_size: int) -> None:
     with pytest.raises(ConfigError, match="at least one block"):
         KVCache(num_blocks, block_size)
+
+
+def test_scratch_ids_are_private() -> None:
+    cache = KVCache(8, 4)
+    ids = [*cache.scratch(3), *cache.scratch(2)]
+    assert len({*ids}) == 5
+    assert max(ids) < 0  # the ids of requests count from 0
+    assert cache.num_free_blocks == 8  # they hold nothing by themselves
