@@ -1,20 +1,28 @@
-"""Builds the native engine along with the package, if the machine can.
+"""Builds the native engine with the package. All else about the package is in pyproject.toml.
 
-Everything else about the package is in pyproject.toml. Without a C++ compiler the installation
-succeeds, says so, and the torch decoder does the same work more slowly.
+$OUTRIDER_NATIVE chooses what happens without a C++ compiler:
+
+    auto     (default) a note; the torch decoder does the same work more slowly
+    require  an error
+    off      no native engine, and a wheel for every platform
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 NATIVE = Path(__file__).parent / "src" / "outrider" / "native"
+CHOICE = os.environ.get("OUTRIDER_NATIVE", "auto")
+if CHOICE not in ("auto", "require", "off"):
+    sys.exit(f"OUTRIDER_NATIVE={CHOICE}: use auto, require or off")
 
 
 def _native_build() -> ModuleType:
@@ -38,6 +46,8 @@ class BuildNative(build_ext):
         try:
             build.compile_library(Path(self.get_ext_fullpath(ext.name)))
         except build.BuildError as error:
+            if CHOICE == "require":
+                sys.exit(f"outrider: the native CPU engine was not built: {error}")
             print(
                 f"outrider: the native CPU engine was not built ({error}). The torch decoder "
                 "will be used instead; install a C++ compiler and reinstall for the fast path.",
@@ -45,7 +55,17 @@ class BuildNative(build_ext):
             )
 
 
+class Wheel(bdist_wheel):
+    """Tags the wheel for its platform only: the library does not use Python's C interface."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        _, _, platform = super().get_tag()
+        return "py3", "none", platform
+
+
 setup(
-    ext_modules=[Extension("outrider.native._outrider", sources=[], optional=True)],
-    cmdclass={"build_ext": BuildNative},
+    ext_modules=[]
+    if CHOICE == "off"
+    else [Extension("outrider.native._outrider", sources=[], optional=CHOICE == "auto")],
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": Wheel},
 )

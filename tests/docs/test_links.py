@@ -12,7 +12,7 @@ import pytest
 from .pages import DOCS, LINK, ROOT, anchors, pages, prose
 
 PAGES = pages()
-NAMES = ("CONTRIBUTING.md", "CHANGELOG.md")
+NAMES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 OTHERS = [*(ROOT / name for name in NAMES), *sorted(ROOT.glob("[!.]*/README.md"))]
 
 

@@ -7,7 +7,7 @@ equality of Fractions, no Monte Carlo.
 
 Randomness is *named*. Behind every name lies one uniform, of which the dice know only an interval;
 a question narrows it. Asking twice with one name therefore gives dependent answers, exactly as
-counter-based noise does, and a rule that re-uses noise it has already looked at is caught.
+counter-based noise does, and a rule that reuses noise it has already looked at is caught.
 """
 
 from __future__ import annotations

@@ -1,0 +1,57 @@
+"""The files around the code parse, agree on the version, and name commands that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .pages import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FILES = [
+    *sorted((ROOT / ".github").rglob("*.yml")),
+    ROOT / ".pre-commit-config.yaml",
+    ROOT / "CITATION.cff",
+]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def load(path: Path) -> Any:
+    yaml = pytest.importorskip("yaml")
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_yaml_parses(path: Path) -> None:
+    assert isinstance(load(path), dict)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_run_targets_that_exist(path: Path) -> None:
+    targets = re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for job in load(path)["jobs"].values():
+        assert job["timeout-minutes"]
+        for step in job["steps"]:
+            for target in re.findall(r"\bmake ([a-z-]+)", step.get("run", "")):
+                assert target in targets
+
+
+def test_workflows_test_every_declared_python() -> None:
+    tested = load(ROOT / ".github/workflows/test.yml")["jobs"]["test"]["strategy"]["matrix"]
+    declared = re.findall(r"Python :: (3\.\d+)", json.dumps(PROJECT["project"]["classifiers"]))
+    assert tested["python"] == declared
+    assert PROJECT["project"]["requires-python"] == f">={declared[0]}"
+
+
+def test_one_version() -> None:
+    version = PROJECT["project"]["version"]
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert load(ROOT / "CITATION.cff")["version"] == version
+    assert re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE)
+    for name in re.findall(r"^## \[(.+?)\]", changelog, re.MULTILINE):
+        assert f"\n[{name}]: {PROJECT['project']['urls']['Repository']}" in changelog
