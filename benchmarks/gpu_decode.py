@@ -32,7 +32,8 @@ from outrider.contracts import StepBatch
 from outrider.cuda.ahead import num_runners_up, prepared_cycles
 from outrider.cuda.cycle import Cycle
 from outrider.cuda.ops import Pass, TorchOps
-from outrider.cuda.triton_ops import Shape, Tiles, TritonOps
+from outrider.cuda.tiles import Shape, Tiles
+from outrider.cuda.triton_ops import TritonOps
 from outrider.engine import build
 from outrider.engine.build import EngineConfig
 from outrider.engine.engine import Engine

@@ -72,9 +72,7 @@ def main() -> None:
     wish = Speculation(proposer="draft-model", num_draft_tokens="auto")
     for name in WORKLOADS[: 1 if asked.quick else None]:
         for job in make_jobs(engine, load_workload(name, 7).prompts, 64):
-            request = engine.add(
-                job.prompt, job.params, speculation=wish, salt=fresh_salt()
-            )
+            request = engine.add(job.prompt, job.params, speculation=wish, salt=fresh_salt())
             for _ in engine.run([request]):
                 pass
             engine.collect(request)

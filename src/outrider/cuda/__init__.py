@@ -1,1 +1,1 @@
-"""The GPU engine: Triton kernels, a decoder of static shapes, whole cycles on the device."""
+"""GPU code that knows no model: Triton kernels, their operations in torch, input buffers."""

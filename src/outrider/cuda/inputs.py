@@ -1,4 +1,4 @@
-"""What describes a pass on a GPU: buffers that never move, on the host and on the device.
+"""The inputs of a pass on a GPU: buffers that never move, on the host and on the device.
 
 Shape legend: see `outrider.model.cuda_decoder`.
 """
@@ -14,7 +14,7 @@ import torch
 from outrider.contracts import IntArray, StepBatch
 from outrider.cuda.ops import Pass
 
-MAX_TOKENS = 64  # of a padded pass; beyond that matrices are no longer thin
+MAX_TOKENS = 64  # of a padded pass; wider passes are better served by ordinary matrix products
 
 
 def make_event(*, timing: bool = False) -> torch.cuda.Event:
@@ -22,7 +22,7 @@ def make_event(*, timing: bool = False) -> torch.cuda.Event:
 
 
 class Inputs:
-    """What describes a pass, in one piece of memory: one copy to the device brings all of it."""
+    """The inputs of a pass in one piece of memory, so that one copy to the device is enough."""
 
     def __init__(self, table_width: int, device: torch.device) -> None:
         sizes = {
@@ -53,19 +53,19 @@ class Inputs:
         self.table_width = table_width
         self._tables_at = at - sizes["tables"][0] * 4
         self._sent = make_event() if pinned else None
-        self.num_changes = 0  # passes laid out since the beginning: none runs on another's inputs
+        self.num_changes = 0  # passes laid out so far; tells whether inputs still belong to a pass
 
     def wait(self) -> None:
-        """Until the host's copy may be overwritten."""
+        """Waits until the host's copy may be overwritten."""
         if self._sent is not None:
             self._sent.synchronize()
 
     def lay_out(
         self, batch: StepBatch, num_sequences: int, width: int, page: int
     ) -> npt.NDArray[np.int64]:
-        """Writes a pass into the host's copy, once it may; returns where its tokens are.
+        """Waits, then writes a pass into the host's copy; returns the rows of its tokens.
 
-        A sequence's tokens stand at the end of its row of M: the last is always the last.
+        The tokens of a sequence are right-aligned in its row of M.
         """
         self.wait()
         host = self.host
@@ -100,7 +100,7 @@ class Inputs:
         self._send(0, num_sequences)
 
     def send_tables(self, num_sequences: int) -> None:
-        """The block tables alone: the rest is what the passes in flight make of it."""
+        """Sends the block tables only: passes in flight update the other inputs themselves."""
         self._send(self._tables_at, num_sequences)
 
     def _send(self, start: int, num_sequences: int) -> None:
@@ -126,7 +126,7 @@ class Inputs:
 
 
 def _masks(parents: IntArray | None, count: int) -> list[int]:
-    """Bit j of row i: whether new token j is i or an ancestor of it."""
+    """Bit j of row i is set if new token j is i or an ancestor of i."""
     masks: list[int] = []
     for i, parent in enumerate(range(-1, count - 1) if parents is None else parents.tolist()):
         masks.append((1 << i) | (masks[parent] if parent >= 0 else 0))

@@ -1,15 +1,15 @@
-"""What the GPU decoder computes, operation by operation, and all of it in torch: for a machine
-without a CUDA device, and as the reference of the kernels (`triton_ops`) in the tests.
+"""The operations of the GPU decoder, in torch: for the CPU, and as the kernels' reference in tests.
 
-Every operation writes into buffers it is given and allocates nothing, so that a pass can be
-captured in a CUDA graph. Shape legend: T tokens of the pass, S sequences of M tokens each, V
-vocabulary, H hidden, Q query heads, K key/value heads, D head size, P slots of the KV store.
+`triton_ops.TritonOps` overrides all of them with kernels. Every operation writes into buffers that
+it is given, so that a pass can be captured in a CUDA graph.
+
+Shape legend: T tokens of the pass, S sequences of M tokens each, V vocabulary, H hidden, Q query
+heads, K key/value heads, D head size, P slots of the KV store.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,12 +21,12 @@ MAX_WIDTH = 16  # new tokens of a sequence in one pass
 
 @dataclass(slots=True)
 class Pass:
-    """Where the tokens of a pass lie, on the device. T = S * M; padding has slot -1, mask 0.
+    """The layout of a pass, on the device. T = S * M; padding has slot -1 and mask 0.
 
-    With `num_others` = A, a sequence's M = 1 + K (1 + A) tokens are its newest one, a chain of K
-    drafts, and A runners-up of each of these, which nothing follows. Runner-up i * A + j stands in
-    for draft i: its position, its mask and its place among the keys are that draft's, so that its
-    row has the bits that it would have in the chain. Only its slot is its own.
+    With `num_others` = A, the M = 1 + K (1 + A) tokens of a sequence are its newest token, a chain
+    of K drafts, and A runners-up of each draft, which have no descendants. Runner-up i * A + j
+    replaces draft i: it has the position, the mask and the place among the keys of that draft, so
+    that its row equals the row of a drafted token bit for bit. Only its slot is its own.
     """
 
     num_sequences: int
@@ -42,141 +42,22 @@ class Pass:
 
     @property
     def chain(self) -> int:
-        """Tokens that follow one another: all but the runners-up."""
+        """The newest token and the drafts: all tokens but the runners-up."""
         return 1 + (self.width - 1) // (1 + self.num_others)
 
 
-class Ops(Protocol):
-    """The operations; `out` and stores are written, everything else is read."""
-
-    def linear(
-        self,
-        x_TK: torch.Tensor,
-        weight_NK: torch.Tensor,
-        out_TN: torch.Tensor,
-        *,
-        scale_N: torch.Tensor | None = None,
-        bias_N: torch.Tensor | None = None,
-        gated: bool = False,
-        add: bool = False,
-    ) -> None:
-        """out (+)= x W' + b, or silu(gate) * up of it.
-
-        `scale_N` (float32): the weights are int8, and row n stands for scale_N[n] times itself.
-        """
-        ...
-
-    def norm(
-        self, x_TH: torch.Tensor, norm_H: torch.Tensor, eps: float, out_TH: torch.Tensor
-    ) -> None:
-        """RMSNorm."""
-        ...
-
-    def rope(
-        self,
-        qkv_THD: torch.Tensor,
-        q_norm_D: torch.Tensor | None,
-        k_norm_D: torch.Tensor | None,
-        eps: float,
-        turns: tuple[torch.Tensor, torch.Tensor],
-        where: Pass,
-        store_2PKD: torch.Tensor,
-    ) -> None:
-        """Norms and turns queries and keys, queries in place; keys and values go to the store.
-
-        `turns` are cosines and sines by position, [positions, D / 2].
-        """
-        ...
-
-    def attend(
-        self,
-        qkv_THD: torch.Tensor,
-        store_2PKD: torch.Tensor,
-        where: Pass,
-        page: int,
-        out_TQD: torch.Tensor,
-    ) -> None:
-        """Attention of every token to its context and to its ancestors among the new tokens."""
-        ...
-
-    def draw(
-        self,
-        logits_TV: torch.Tensor,
-        num_tokens: int,
-        temperature_R: torch.Tensor,
-        keys_T: torch.Tensor,
-        out: torch.Tensor,
-        *,
-        every: int = 1,
-        others: torch.Tensor | None = None,
-    ) -> None:
-        """Draws at rows every - 1, 2 * every - 1, ... into the 1-d view `out`, -1 for a NaN.
-
-        `temperature_R` has an entry per draw, `keys_T` (draw keys of `outrider.noise`, as int64)
-        one per row. `others` [draws, A] gets the tokens that came next, anything after a NaN.
-        """
-        ...
-
-    def place(
-        self,
-        line_SL: torch.Tensor,
-        lengths_S: torch.Tensor,
-        secrets_S: torch.Tensor,
-        offset: int,
-        page: int,
-        where: Pass,
-        keys_T: torch.Tensor,
-    ) -> None:
-        """Lays out a pass over `where.width` tokens of each line, from `offset` on.
-
-        A line holds a sequence's last two committed tokens, then its drafts, then their runners-up;
-        `lengths_S` counts the committed ones; `secrets_S` are sequence keys of `outrider.noise`.
-        """
-        ...
-
-    def settle(
-        self,
-        line_SL: torch.Tensor,
-        lengths_S: torch.Tensor,
-        draws_SM: torch.Tensor,
-        where: Pass,
-        report: torch.Tensor,
-        moves_S2: torch.Tensor,
-    ) -> None:
-        """The verdict: keeps the drafts that equal the target's draws, and one draw.
-
-        Where that draw is a runner-up of the draft it replaces, the draw behind it comes too.
-        Updates line and length; `report[s]` is the number of emitted tokens, then K + 1 draws of
-        which those are the first, then which row of the sequence was a runner-up among them, or 0;
-        `moves_S2[s]` are the slots from and to which its keys and values have to go, or -1.
-        """
-        ...
-
-    def follow(
-        self,
-        report: torch.Tensor,
-        lengths_S: torch.Tensor,
-        secrets_S: torch.Tensor,
-        page: int,
-        verified_width: int,
-        where: Pass,
-        keys_T: torch.Tensor,
-        sources_T: torch.Tensor,
-    ) -> None:
-        """Lays out a head's pass over what `settle` emitted, K + 1 rows a sequence, at their end.
-
-        Row i of `sources_T` is where the state before that token lies in the pass that was judged,
-        of `verified_width` rows a sequence. `lengths_S`, the rows that the head has, grows.
-        """
-        ...
-
-    def move(self, store_L2PKD: torch.Tensor, moves_S2: torch.Tensor) -> None:
-        """Copies keys and values from slot to slot in all layers."""
-        ...
-
-
 class TorchOps:
-    """The reference: what the kernels must compute, in plain torch, on any device."""
+    """The operations in torch, on any device. They write `out` and stores, and read the rest."""
+
+    can_capture = False  # whether passes can be captured in CUDA graphs
+
+    def reserve(
+        self, num_tokens: int, num_queries: int, dim: int, outputs: int, vocabulary: int
+    ) -> None:
+        """Grows internal buffers for passes of so many tokens; not while a graph uses them.
+
+        `outputs`: of the widest product, apart from the output head and gated products.
+        """
 
     def linear(
         self,
@@ -189,6 +70,10 @@ class TorchOps:
         gated: bool = False,
         add: bool = False,
     ) -> None:
+        """out (+)= x W' + b; gated: silu(gate) * up of that.
+
+        With `scale_N` (float32) the weights are int8 and row n is multiplied by scale_N[n].
+        """
         if scale_N is not None:
             weight_NK = weight_NK.to(x_TK.dtype) * scale_N[:, None].to(x_TK.dtype)
         y = F.linear(x_TK, weight_NK, bias_N)
@@ -200,6 +85,7 @@ class TorchOps:
     def norm(
         self, x_TH: torch.Tensor, norm_H: torch.Tensor, eps: float, out_TH: torch.Tensor
     ) -> None:
+        """RMSNorm."""
         out_TH.copy_(F.rms_norm(x_TH, norm_H.shape, norm_H, eps))
 
     def rope(
@@ -212,6 +98,10 @@ class TorchOps:
         where: Pass,
         store_2PKD: torch.Tensor,
     ) -> None:
+        """Applies norm and rope to queries (in place) and keys; stores keys and values.
+
+        `turns` are the cosines and sines of every position, [positions, D / 2].
+        """
         num_kv = store_2PKD.shape[2]
         num_q = qkv_THD.shape[1] - 2 * num_kv
         turned = qkv_THD[:, : num_q + num_kv]
@@ -235,6 +125,7 @@ class TorchOps:
         page: int,
         out_TQD: torch.Tensor,
     ) -> None:
+        """Attention of each token to its context and to its ancestors among the new tokens."""
         for s in range(where.num_sequences):
             first, context = s * where.width, int(where.contexts_S[s])
             slot = torch.arange(int(where.lengths_S[s]), device=qkv_THD.device)
@@ -257,7 +148,7 @@ class TorchOps:
         place_L: torch.Tensor,
         out_TQD: torch.Tensor,
     ) -> None:
-        """`count` rows from `first` on, over the keys at physical slots `place_L`."""
+        """Attention of rows `first`, `first + 1`, ... over the keys at physical slots `place_L`."""
         num_q, dim = out_TQD.shape[1:]
         rows, num_kv = slice(first, first + count), store_2PKD.shape[2]
         slot = torch.arange(len(place_L), device=qkv_THD.device)
@@ -282,6 +173,11 @@ class TorchOps:
         every: int = 1,
         others: torch.Tensor | None = None,
     ) -> None:
+        """Draws at rows every - 1, 2 * every - 1, ... into the 1-d view `out`; -1 for a NaN.
+
+        `temperature_R` has one entry per draw, `keys_T` (draw keys of `outrider.noise`, as int64)
+        one per row. `others` [draws, A] gets the next best tokens; after a NaN it is undefined.
+        """
         rows = slice(every - 1, None, every)
         temperature = temperature_R[: len(logits_TV) // every, None]
         score = logits_TV[rows, :num_tokens] / torch.where(temperature > 0, temperature, 1.0)
@@ -304,6 +200,11 @@ class TorchOps:
         where: Pass,
         keys_T: torch.Tensor,
     ) -> None:
+        """Lays out a pass over `where.width` tokens of each line, starting at `offset`.
+
+        A line holds the last two committed tokens of a sequence, its drafts, then their runners-up.
+        `lengths_S` counts committed tokens; `secrets_S` are sequence keys of `outrider.noise`.
+        """
         width = where.width
         start = lengths_S - 2 + offset
         step = torch.arange(width, dtype=torch.int32, device=line_SL.device)
@@ -328,6 +229,13 @@ class TorchOps:
         report: torch.Tensor,
         moves_S2: torch.Tensor,
     ) -> None:
+        """The verdict: keeps the drafts that equal the target's draws, and one more draw.
+
+        If that draw is a runner-up of the rejected draft, the draw after it is kept as well.
+        Updates lines and lengths. `report[s]` is the number of emitted tokens, then K + 1 draws
+        that begin with these, then the row of the accepted runner-up, or 0. `moves_S2[s]` are the
+        slots from and to which the runner-up's keys and values are copied, or -1.
+        """
         num_drafts, others = where.chain - 1, where.num_others
         chain = draws_SM[:, : where.chain]
         same = line_SL[:, 2 : 2 + num_drafts] == chain[:, :num_drafts]
@@ -340,13 +248,13 @@ class TorchOps:
             found = line_SL.gather(1, 2 + num_drafts + index) == last
             hit = found.any(1, keepdim=True) & (accepted < num_drafts)
             row = where.chain + first + found.int().argmax(1, keepdim=True)
-            behind = draws_SM.gather(1, row)
+            after = draws_SM.gather(1, row)
             place = (accepted + 1).clamp(max=num_drafts)
-            emitted.scatter_(1, place, torch.where(hit, behind, emitted.gather(1, place)))
+            emitted.scatter_(1, place, torch.where(hit, after, emitted.gather(1, place)))
             slots = where.slots_T.view(len(line_SL), -1)
             moves = torch.cat([slots.gather(1, row), slots.gather(1, place)], 1)
             moves_S2.copy_(torch.where(hit, moves, -1))
-            before, last = torch.where(hit, last, before), torch.where(hit, behind, last)
+            before, last = torch.where(hit, last, before), torch.where(hit, after, last)
         count = accepted + 1 + hit.int()
         which = torch.where(hit, row, 0) if others else hit
         report.copy_(torch.cat([count, emitted, which], 1))
@@ -364,9 +272,14 @@ class TorchOps:
         keys_T: torch.Tensor,
         sources_T: torch.Tensor,
     ) -> None:
+        """Lays out a head's pass over the emitted tokens, right-aligned in K + 1 rows a sequence.
+
+        `sources_T[i]` is the row of the verified pass (`verified_width` rows a sequence) with the
+        features before token i. `lengths_S` counts the rows in the head's KV and grows.
+        """
         count, runner_up = report[:, :1], report[:, -1:]
         row = torch.arange(where.width, dtype=torch.int32, device=report.device)
-        order = row - where.width + count  # among the emitted tokens; padding comes before them
+        order = row - where.width + count  # among the emitted tokens; negative: padding
         real, order = order >= 0, order.clamp(min=0)
         where.tokens_T.copy_(report.gather(1, 1 + order.long()).clamp(min=0).reshape(-1))
         position = lengths_S[:, None] + order
@@ -384,12 +297,13 @@ class TorchOps:
         where.lengths_S.copy_(lengths_S)
 
     def move(self, store_L2PKD: torch.Tensor, moves_S2: torch.Tensor) -> None:
+        """Copies keys and values from slot to slot, in all layers; a slot of -1: nothing."""
         source, target = moves_S2[moves_S2[:, 0] >= 0].long().unbind(1)
         store_L2PKD[:, :, target] = store_L2PKD[:, :, source]
 
 
 def _physical(tables_SW: torch.Tensor, slots_SM: torch.Tensor, page: int) -> torch.Tensor:
-    """Where logical slots lie; -1 for those that have no page."""
+    """The physical slots of logical ones; -1 for slots without a page."""
     tables_SW = F.pad(tables_SW, (0, 1), value=-1)
     pages_SM = tables_SW.gather(1, (slots_SM // page).long().clamp(max=tables_SW.shape[1] - 1))
     return torch.where(pages_SM < 0, -1, pages_SM * page + slots_SM % page)

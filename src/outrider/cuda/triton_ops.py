@@ -1,44 +1,25 @@
-"""The operations of `outrider.cuda.ops` by their kernels: how each product is cut up, and launched.
+"""The operations of `outrider.cuda.ops` by Triton kernels: buffers, grids and launches.
 
 Shape legend: see `outrider.cuda.ops`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from outrider.cuda.ops import MAX_WIDTH, Pass
+from outrider.cuda.ops import MAX_WIDTH, Pass, TorchOps
+from outrider.cuda.tiles import WIDE, Shape, Tiles, fitting, power_of_two, usual_tiles
 
-WIDE = 16384  # outputs of a product; the inputs of wider ones are never split
-PARTS_OF_DRAW = 4096  # logits one program of the draw looks at
-MAX_RANKS = 3  # of a draw: the best, and as many less one that came next
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """How a product is cut up: rows of weights and inputs per step, programs that share a tile."""
-
-    rows: int
-    inputs: int
-    split: int = 1
-    warps: int = 4
-    stages: int = 4
+PARTS_OF_DRAW = 4096  # logits that one program of a draw reads
+MAX_RANKS = 3  # of a draw: the drawn token and its runners-up
 
 
-class Shape(NamedTuple):
-    """Of a product; `rounded`: by int8 weights."""
+class TritonOps(TorchOps):
+    """Runs the kernels on a CUDA device, or interpreted on the CPU (TRITON_INTERPRET=1)."""
 
-    outputs: int
-    inputs: int
-    gated: bool = False
-    rounded: bool = False
-
-
-class TritonOps:
-    """The kernels, on a CUDA device or (TRITON_INTERPRET=1) interpreted on the CPU."""
+    can_capture = True
 
     def __init__(
         self,
@@ -47,10 +28,11 @@ class TritonOps:
         tiles: dict[Shape, Tiles] | None = None,
         pdl: bool | None = None,
     ) -> None:
-        """`tiles`: where the usual choice is to be overruled."""
-        from outrider.cuda import kernels
+        """`tiles` replace the usual ones for their shapes."""
+        from outrider.cuda import cycle_kernels, kernels
 
-        self.kernels: Any = kernels
+        self._kernels: Any = kernels
+        self._cycle_kernels: Any = cycle_kernels
         self.pdl = _can_overlap(device) if pdl is None else pdl
         self._memory = _shared_memory(device)
         self.tiles = dict(tiles or {})
@@ -67,17 +49,13 @@ class TritonOps:
     def reserve(
         self, num_tokens: int, num_queries: int, dim: int, outputs: int, vocabulary: int
     ) -> None:
-        """Makes room for passes of so many tokens. Not while a graph that uses it may run.
-
-        `outputs`: of the widest product besides the head and those that are gated.
-        """
         if vocabulary <= WIDE:
             outputs = max(outputs, vocabulary)
         parts = num_tokens * num_queries * 64  # splits, at most
         draws = num_tokens * MAX_RANKS * -(-vocabulary // PARTS_OF_DRAW)
         self._sums = _grown(self._sums, parts * (dim + 1))
         self._tops = _grown(self._tops, parts)
-        self._parts = _grown(self._parts, 4 * max(16, _power(num_tokens)) * (outputs + 128))
+        self._parts = _grown(self._parts, 4 * max(16, power_of_two(num_tokens)) * (outputs + 128))
         self._best = _grown(self._best, draws)
         self._found = _grown(self._found, draws)
 
@@ -108,11 +86,11 @@ class TritonOps:
         assert split == 1 or split * num_tiles * tiles.rows * block <= len(self._parts), (
             "reserve first"
         )
-        inputs, stages = _fitting(
+        inputs, stages = fitting(
             tiles, block, gated, x_TK.itemsize, self._memory, rounded=shape.rounded
         )
         even = num_outputs % tiles.rows == 0 and num_inputs % (inputs * split) == 0
-        self.kernels.linear_kernel[(num_tiles, split)](
+        self._kernels.linear_kernel[(num_tiles, split)](
             x_TK,
             weight_NK,
             scale_N if scale_N is not None else x_TK,
@@ -140,8 +118,8 @@ class TritonOps:
         self, x_TH: torch.Tensor, norm_H: torch.Tensor, eps: float, out_TH: torch.Tensor
     ) -> None:
         num_tokens, hidden = x_TH.shape
-        self.kernels.norm_kernel[(num_tokens,)](
-            x_TH, norm_H, out_TH, hidden, eps, BH=_power(hidden), **self._options(num_warps=8)
+        self._kernels.norm_kernel[(num_tokens,)](
+            x_TH, norm_H, out_TH, hidden, eps, BH=power_of_two(hidden), **self._options(num_warps=8)
         )
 
     def rope(
@@ -156,7 +134,7 @@ class TritonOps:
     ) -> None:
         num_tokens, num_heads, dim = qkv_THD.shape
         num_kv = store_2PKD.shape[2]
-        self.kernels.rope_kernel[(num_tokens, num_heads)](
+        self._kernels.rope_kernel[(num_tokens, num_heads)](
             qkv_THD,
             qkv_THD if q_norm_D is None else q_norm_D,
             qkv_THD if k_norm_D is None else k_norm_D,
@@ -169,7 +147,7 @@ class TritonOps:
             QUERIES=num_heads - 2 * num_kv,
             KVS=num_kv,
             D=dim,
-            BD=_power(dim),
+            BD=power_of_two(dim),
             NORM=q_norm_D is not None,
             **self._options(num_warps=1),
         )
@@ -185,13 +163,13 @@ class TritonOps:
         num_tokens, num_queries, dim = out_TQD.shape
         num_kv = store_2PKD.shape[2]
         group = num_queries // num_kv
-        # By the batch, never by the width: a row's sums must not depend on its neighbours.
-        splits = max(1, min(64, _power(self.programs // (where.num_sequences * num_kv) or 1)))
+        # By the batch, never by the width: the sums of a row must not depend on other rows.
+        splits = max(1, min(64, power_of_two(self.programs // (where.num_sequences * num_kv) or 1)))
         if self.device.type == "cpu":
             splits = min(splits, 4)
         assert num_tokens * num_queries * splits * (dim + 1) <= len(self._sums), "reserve first"
         programs = where.num_sequences * (1 + where.width - where.chain)
-        self.kernels.attend_kernel[(programs, num_kv, splits)](
+        self._kernels.attend_kernel[(programs, num_kv, splits)](
             qkv_THD,
             store_2PKD[0],
             store_2PKD[1],
@@ -210,20 +188,20 @@ class TritonOps:
             G=group,
             KVS=num_kv,
             D=dim,
-            BD=max(16, _power(dim)),
+            BD=max(16, power_of_two(dim)),
             PAGE=page,
-            BR=max(16, _power(MAX_WIDTH * group)),
+            BR=max(16, power_of_two(MAX_WIDTH * group)),
             BL=self.key_block,
             SPLITS=splits,
             PRECISION="ieee" if qkv_THD.dtype == torch.float32 else "tf32",
             **self._options(num_warps=4, num_stages=3),
         )
-        self.kernels.combine_kernel[(num_tokens * num_queries,)](
+        self._kernels.combine_kernel[(num_tokens * num_queries,)](
             self._sums,
             self._tops,
             out_TQD,
             D=dim,
-            BD=_power(dim),
+            BD=power_of_two(dim),
             SPLITS=splits,
             **self._options(num_warps=1),
         )
@@ -242,10 +220,10 @@ class TritonOps:
         num_draws = len(logits_TV) // every
         ranks = 1 if others is None else 1 + others.shape[1]
         assert ranks <= MAX_RANKS
-        block = min(PARTS_OF_DRAW, _power(num_tokens))
+        block = min(PARTS_OF_DRAW, power_of_two(num_tokens))
         parts = -(-num_tokens // block)
         assert num_draws * parts * ranks <= len(self._best), "reserve first"
-        self.kernels.draw_kernel[(num_draws, parts)](
+        self._cycle_kernels.draw_kernel[(num_draws, parts)](
             logits_TV,
             temperature_R,
             keys_T,
@@ -259,7 +237,7 @@ class TritonOps:
             RANKS=ranks,
             **self._options(num_warps=8),
         )
-        self.kernels.pick_kernel[(num_draws,)](
+        self._cycle_kernels.pick_kernel[(num_draws,)](
             self._best,
             self._found,
             out,
@@ -268,7 +246,7 @@ class TritonOps:
             0 if others is None else others.stride(0),
             PARTS=parts,
             RANKS=ranks,
-            BP=_power(parts * ranks),
+            BP=power_of_two(parts * ranks),
             **self._options(num_warps=1),
         )
 
@@ -282,7 +260,7 @@ class TritonOps:
         where: Pass,
         keys_T: torch.Tensor,
     ) -> None:
-        self.kernels.place_kernel[(where.num_sequences,)](
+        self._cycle_kernels.place_kernel[(where.num_sequences,)](
             line_SL,
             lengths_S,
             secrets_S,
@@ -294,7 +272,7 @@ class TritonOps:
             M=where.width,
             CHAIN=where.chain,
             OTHERS=where.num_others,
-            BM=_power(where.width),
+            BM=power_of_two(where.width),
             PAGE=page,
             **self._options(num_warps=1),
         )
@@ -309,7 +287,7 @@ class TritonOps:
         moves_S2: torch.Tensor,
     ) -> None:
         num_drafts = where.chain - 1
-        self.kernels.settle_kernel[(len(lengths_S),)](
+        self._cycle_kernels.settle_kernel[(len(lengths_S),)](
             line_SL,
             lengths_S,
             draws_SM,
@@ -320,8 +298,8 @@ class TritonOps:
             M=where.width,
             K=num_drafts,
             OTHERS=where.num_others,
-            BK=_power(num_drafts + 1),
-            BO=_power(max(1, where.num_others)),
+            BK=power_of_two(num_drafts + 1),
+            BO=power_of_two(max(1, where.num_others)),
             **self._options(num_warps=1),
         )
 
@@ -336,7 +314,7 @@ class TritonOps:
         keys_T: torch.Tensor,
         sources_T: torch.Tensor,
     ) -> None:
-        self.kernels.follow_kernel[(where.num_sequences,)](
+        self._cycle_kernels.follow_kernel[(where.num_sequences,)](
             report,
             lengths_S,
             secrets_S,
@@ -346,25 +324,25 @@ class TritonOps:
             verified_width,
             where.tables_SW.shape[1],
             M=where.width,
-            BM=_power(where.width),
+            BM=power_of_two(where.width),
             PAGE=page,
             **self._options(num_warps=1),
         )
 
     def move(self, store_L2PKD: torch.Tensor, moves_S2: torch.Tensor) -> None:
         num_layers, _, num_slots, num_kv, dim = store_L2PKD.shape
-        self.kernels.move_kernel[(len(moves_S2), 2 * num_layers)](
+        self._cycle_kernels.move_kernel[(len(moves_S2), 2 * num_layers)](
             store_L2PKD,
             moves_S2,
             num_slots,
             num_kv * dim,
-            BS=_power(num_kv * dim),
+            BS=power_of_two(num_kv * dim),
             **self._options(num_warps=1),
         )
 
 
 def _laid_out(where: Pass) -> tuple[torch.Tensor, ...]:
-    """What kernels that lay out a pass read of it and write, in their order."""
+    """The arguments of all kernels that lay out a pass, in their order."""
     return (
         where.tables_SW,
         where.tokens_T,
@@ -376,57 +354,8 @@ def _laid_out(where: Pass) -> tuple[torch.Tensor, ...]:
     )
 
 
-def usual_tiles(shape: Shape) -> Tiles:
-    """About one program per processor of an H200, where the shape has that many.
-
-    Found by `benchmarks/gpu_decode.py`; larger tiles lose less than many programs do.
-    """
-    num_outputs, num_inputs, gated, rounded = shape
-    inputs = min(256, max(16, _power(num_inputs // 2)))
-    if rounded:
-        if num_outputs > WIDE:
-            return Tiles(64, inputs, stages=3)
-        if gated:
-            return Tiles(32, inputs, stages=3)
-        if num_outputs > 5000:
-            return Tiles(32, min(512, 2 * inputs), 2, stages=3)
-        return Tiles(32, inputs, 4, stages=3 if num_inputs <= 4096 else 4)
-    if gated:
-        return Tiles(128, min(128, inputs), stages=3)
-    if num_outputs > WIDE:
-        return Tiles(128, inputs, stages=3)
-    if num_outputs > 5000:
-        return Tiles(64, inputs)
-    if num_inputs <= 4096:
-        return Tiles(64 if num_outputs > 2048 else 32, min(512, 2 * inputs), 2, stages=3)
-    return Tiles(64 if num_outputs > 2048 else 32, inputs, 2)
-
-
-def _fitting(
-    tiles: Tiles, block: int, gated: bool, itemsize: int, memory: int, *, rounded: bool = False
-) -> tuple[int, int]:
-    """Inputs per step and stages that fit a processor's shared memory."""
-    inputs, stages = tiles.inputs, tiles.stages if block == 16 else 3
-    rows = tiles.rows * (1 + gated)
-
-    def need() -> int:
-        wide = block >= 64
-        buffers = stages if wide else stages - 1  # the wider instructions read them later
-        size = (rows * (1 if rounded else itemsize) + block * itemsize) * buffers
-        if rounded and wide:
-            size += rows * itemsize  # ... and from shared memory alone
-        return size * inputs
-
-    while need() > memory and inputs > 16:
-        if inputs > 64 or stages == 2:
-            inputs //= 2
-        else:
-            stages -= 1
-    return inputs, stages
-
-
 def _shared_memory(device: torch.device) -> int:
-    """Bytes that one program may have."""
+    """The bytes that one program may use."""
     if device.type != "cuda":
         return 1 << 30
     from triton.runtime import driver
@@ -436,7 +365,7 @@ def _shared_memory(device: torch.device) -> int:
 
 
 def _can_overlap(device: torch.device) -> bool:
-    """Whether a kernel may be started before the one it depends on has ended: Hopper and later."""
+    """Whether a kernel may start before the previous one has ended: Hopper and later."""
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device)[0] >= 9
@@ -444,8 +373,3 @@ def _can_overlap(device: torch.device) -> bool:
 
 def _grown(buffer: torch.Tensor, size: int) -> torch.Tensor:
     return buffer if len(buffer) >= size else buffer.new_empty(size)
-
-
-def _power(x: int) -> int:
-    """The smallest power of two that is not below x."""
-    return 1 << (x - 1).bit_length() if x > 1 else 1

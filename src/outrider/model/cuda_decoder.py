@@ -25,7 +25,7 @@ import torch
 
 from outrider.contracts import AheadBatch, AheadStep, IntArray, Model, StepBatch, StepOutput
 from outrider.cuda.inputs import MAX_TOKENS, Inputs
-from outrider.cuda.ops import MAX_WIDTH, Ops, Pass, TorchOps
+from outrider.cuda.ops import MAX_WIDTH, Pass, TorchOps
 from outrider.cuda.triton_ops import TritonOps
 from outrider.model.attention import Plan
 from outrider.model.borrowed import Borrowed
@@ -42,7 +42,7 @@ _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, MAX_WIDTH)
 class CudaDecoder(TorchDecoder):
     """`contracts.Model`, `DraftsChains`, `RunsAhead` and `heads.RunsHeads`. One pass at a time."""
 
-    ops: Ops
+    ops: TorchOps
     continues = False  # its kernels run whole passes
     rounds_drafts = True
     num_spare_slots = MAX_WIDTH  # runners-up lie there
@@ -58,7 +58,7 @@ class CudaDecoder(TorchDecoder):
     def allocate(self, num_blocks: int, block_size: int) -> None:
         super().allocate(num_blocks, block_size)
         config, device = self.config, self.device
-        self.ops: Ops = TritonOps(device) if device.type == "cuda" else TorchOps()
+        self.ops = TritonOps(device) if device.type == "cuda" else TorchOps()
         positions = config.max_positions + MAX_TOKENS
         angles = torch.arange(positions, device=device).float()[:, None] * self._frequencies
         scale = config.rope.attention_factor
@@ -85,14 +85,13 @@ class CudaDecoder(TorchDecoder):
         self._pool: Any = None
         self.capture_s = 0.0
         self.capture_bytes = 0
-        if isinstance(self.ops, TritonOps):
-            self.ops.reserve(
-                MAX_TOKENS,
-                config.num_heads,
-                config.head_dim,
-                max(config.hidden_size, num_heads * config.head_dim),
-                config.vocab_size,
-            )
+        self.ops.reserve(
+            MAX_TOKENS,
+            config.num_heads,
+            config.head_dim,
+            max(config.hidden_size, num_heads * config.head_dim),
+            config.vocab_size,
+        )
 
     @torch.no_grad()
     def forward(self, batch: StepBatch) -> StepOutput:
@@ -368,7 +367,7 @@ class CudaDecoder(TorchDecoder):
 
     def _run_and_capture(self, key: Hashable, run: Callable[[], None]) -> None:
         run()
-        if not isinstance(self.ops, TritonOps):
+        if not self.ops.can_capture:
             return
         started = time.perf_counter()
         torch.cuda.synchronize()

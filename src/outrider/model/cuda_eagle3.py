@@ -21,7 +21,7 @@ import torch
 from outrider.contracts import IntArray, ModelSpec, StepBatch, StepOutput
 from outrider.cuda.inputs import MAX_TOKENS
 from outrider.cuda.ops import Pass
-from outrider.cuda.triton_ops import WIDE, TritonOps
+from outrider.cuda.tiles import WIDE
 from outrider.errors import EngineError
 from outrider.model.borrowed import Borrowed
 from outrider.model.cuda_decoder import CudaDecoder
@@ -142,7 +142,7 @@ class CudaEagle3(CudaDecoder):
             self._few_logits = self.logits
         else:
             self._few_logits = self.logits.new_empty(MAX_TOKENS, num_ids)
-        if isinstance(self.ops, TritonOps) and num_ids <= WIDE:
+        if num_ids <= WIDE:
             config = self.config
             self.ops.reserve(
                 MAX_TOKENS, config.num_heads, config.head_dim, num_ids, config.vocab_size

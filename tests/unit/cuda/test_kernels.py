@@ -8,7 +8,8 @@ import torch
 
 from outrider.contracts import Stream
 from outrider.cuda.ops import Pass, TorchOps
-from outrider.cuda.triton_ops import Shape, Tiles, TritonOps, _fitting, usual_tiles
+from outrider.cuda.tiles import Shape, Tiles, fitting, usual_tiles
+from outrider.cuda.triton_ops import TritonOps
 from outrider.model.int8 import round_rows
 from outrider.noise import as_signed, draw_key, gumbel, uniforms_numpy
 from outrider.sampling import RowParams, SamplingParams, draw_tokens
@@ -395,11 +396,11 @@ def test_layout_and_verdict_on_the_device(num_others: int) -> None:
 def test_tiles_fit_the_memory_there_is() -> None:
     """Sizes of real kernels, as the compiler reports them for Hopper."""
     wide = Tiles(64, 512, 2, 4, 3)
-    assert _fitting(wide, 16, False, 2, 232448) == (512, 3)
-    assert _fitting(wide, 64, False, 2, 232448) == (256, 3)  # 512: 393216 bytes
-    assert _fitting(Tiles(128, 128, 1, 4, 3), 64, True, 2, 232448) == (64, 3)  # 128: 245760
-    assert _fitting(wide, 16, False, 4, 101376) == (128, 3)
-    assert _fitting(Tiles(128, 128, 1, 4, 3), 16, True, 4, 49152) == (32, 2)
+    assert fitting(wide, 16, False, 2, 232448) == (512, 3)
+    assert fitting(wide, 64, False, 2, 232448) == (256, 3)  # 512: 393216 bytes
+    assert fitting(Tiles(128, 128, 1, 4, 3), 64, True, 2, 232448) == (64, 3)  # 128: 245760
+    assert fitting(wide, 16, False, 4, 101376) == (128, 3)
+    assert fitting(Tiles(128, 128, 1, 4, 3), 16, True, 4, 49152) == (32, 2)
 
 
 @pytest.mark.parametrize("rounded", [False, True])
