@@ -15,7 +15,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -26,11 +26,9 @@ DOCS = ROOT / "docs"
 sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).parent)]
 
 import cli_reference  # noqa: E402
+import keywords  # noqa: E402
 import results  # noqa: E402
-import typer  # noqa: E402
 import vllm_tables  # noqa: E402
-
-from outrider.cli.app import app  # noqa: E402
 
 GENERATED = "Generated from the code by `make reference`; a test compares it."
 
@@ -68,31 +66,14 @@ def default_of(field: dataclasses.Field[Any]) -> str:
     return "required"
 
 
-def helps() -> dict[str, str]:
-    """Parameter -> what the command line's help says of it."""
-    root = typer.main.get_command(app)
-    found: dict[str, str] = {}
-    for name in ("serve", "generate"):
-        for param in root.commands[name].params:  # type: ignore[attr-defined]
-            found[str(param.name)] = str(getattr(param, "help", "") or "")
-    return found
-
-
-def as_note(sentence: str) -> str:
-    """The help's "Most tokens." as a comment would say it."""
-    if ". " in sentence or not sentence.endswith("."):
-        return sentence
-    return sentence[0].lower() + sentence[1:-1]
-
-
-def fields_table(kind: type, meanings: Mapping[str, str] = {}) -> list[str]:
+def fields_table(kind: type) -> list[str]:
     comments = comments_of(kind)
     rows: list[list[object]] = [
         [
             f"`{field.name}`",
             f"`{_type(field.type)}`",
             default_of(field),
-            comments.get(field.name) or as_note(meanings.get(field.name, "")),
+            comments.get(field.name, ""),
         ]
         for field in dataclasses.fields(kind)
         if not field.name.startswith("_")
@@ -107,8 +88,8 @@ def _type(annotation: object) -> str:
     return str(annotation).replace("dataclasses.", "")
 
 
-def described(kind: type, meanings: Mapping[str, str] = {}) -> list[str]:
-    return ["", f"## {kind.__name__}", "", doc(kind), "", *fields_table(kind, meanings)]
+def described(kind: type) -> list[str]:
+    return ["", f"## {kind.__name__}", "", doc(kind), "", *fields_table(kind)]
 
 
 def doc(thing: object) -> str:
@@ -119,20 +100,21 @@ def doc(thing: object) -> str:
 
 
 def configuration() -> str:
-    from outrider.engine.build import EngineConfig
-    from outrider.engine.request import Speculation
+    from outrider.config import EngineConfig, SamplingParams, ServerConfig, Speculation, VllmConfig
+    from outrider.options import docs_rows
     from outrider.registry import _PROPOSERS
-    from outrider.sampling import SamplingParams
-    from outrider.server.config import ServerConfig
 
     lines = ["# Configuration", "", GENERATED, ""]
     lines += [
-        "In Python these are frozen dataclasses; `LLM(model, **fields)` takes the fields of",
-        "`EngineConfig`. On the command line each field is an option of the same name",
-        "([command line](cli.md)). A wrong value costs one line that says what to do.",
+        "In Python these are frozen dataclasses. `LLM(model, ...)` takes the fields of",
+        "`EngineConfig` as keywords, `LLM.generate(prompt, ...)` those of `SamplingParams`. On the",
+        "[command line](cli.md) a field is the option in the second column, where there is one. A",
+        "wrong value costs one line that says what to do.",
     ]
-    for kind in (EngineConfig, SamplingParams, Speculation, ServerConfig):
-        lines += described(kind, helps() | MORE)
+    head = ["field", "option", "type", "default", "meaning"]
+    for kind in (EngineConfig, SamplingParams, Speculation, ServerConfig, VllmConfig):
+        rows: list[list[object]] = [list(row) for row in docs_rows(kind)]
+        lines += ["", f"## {kind.__name__}", "", doc(kind), "", *table(head, rows)]
     lines += [
         "",
         "## Options of the proposers",
@@ -163,22 +145,6 @@ def configs_of(module: ModuleType) -> list[type]:
     ]
 
 
-MORE = {
-    "model": "target: a folder, a hub name, or `bundled`",
-    "block_size": "slots of a KV block",
-    "prefix_caching": "reuse the K/V of shared prefixes",
-    "max_sequences": "sequences decoded at once",
-    "max_step_tokens": "most tokens of a pass without drafts: prompts are cut to fit",
-    "logit_bias": "token id to a number that is added to its logit",
-    "banned_ids": "ids that never come",
-    "stop": "texts to stop before",
-    "stop_ids": "ids to stop at",
-    "body_timeout_s": "a request's body must arrive within",
-    "max_body_bytes": "of a request",
-    "max_header_bytes": "of a request",
-    "host": "address to listen on",
-    "port": "0: any free one",
-}
 VARIABLES: list[list[object]] = [
     ["`OUTRIDER_API_KEY`", "the server's only key, and the key of `chat` and `prove --endpoint`"],
     ["`OUTRIDER_CACHE`", "where measured costs are kept; else the user's cache folder"],
@@ -505,6 +471,7 @@ def wanted() -> dict[Path, str]:
         pages[ROOT / name] = fill((ROOT / name).read_text(encoding="utf-8"), parts)
     page = vllm_tables.PAGE
     pages[page] = vllm_tables.page(page.read_text(encoding="utf-8"))
+    pages[keywords.MODULE] = keywords.filled(keywords.MODULE.read_text(encoding="utf-8"))
     return pages
 
 

@@ -9,49 +9,113 @@ print(result.text, result.stats.acceptance_length)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, overload
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any, Literal, Never, overload
 
-from outrider.engine.build import EngineConfig, build
+from outrider.config import EngineConfig, NumDraftTokens, SamplingParams, Speculation
+from outrider.engine.build import build
 from outrider.engine.engine import Engine, Result
-from outrider.engine.request import Speculation
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, UnknownName
 from outrider.events import StepEvent
-from outrider.sampling import SamplingParams
 
 Prompt = str | list[int]
 
 
 class LLM:
-    """A target with its proposers, ready to generate. Keyword arguments are EngineConfig's."""
+    """A target with its proposers, ready to generate.
 
-    def __init__(self, model: str = "bundled", **config: Any) -> None:
-        try:
-            self.config = EngineConfig(model=str(model), **config)
-        except TypeError as error:
-            raise ConfigError(f"LLM: {error}".replace("EngineConfig.__init__() ", "")) from None
+    The keyword arguments are the fields of `EngineConfig`.
+    """
+
+    def __init__(
+        self,
+        model: str = "bundled",
+        *,
+        # fields of EngineConfig, written by `make reference`
+        draft_model: str | None = None,
+        proposer: str | None = None,
+        proposer_options: Mapping[str, Mapping[str, object]] = {},
+        num_draft_tokens: NumDraftTokens = "auto",
+        verifier: str = "coupled",
+        device: str = "cpu",
+        dtype: str = "auto",
+        backend: Literal["auto", "native", "torch", "transformers"] = "auto",
+        threads: int | None = None,
+        tensor_parallel_size: int = 1,
+        block_size: int = 16,
+        kv_tokens: int | None = None,
+        prefix_caching: bool = True,
+        max_sequences: int = 64,
+        max_step_tokens: int = 512,
+        max_ahead_steps: int = 16,
+        buckets: tuple[tuple[int, int], ...] | None = None,
+        # end
+        **unknown: Never,
+    ) -> None:
+        given = _given(locals())
+        _refuse("LLM", unknown, EngineConfig)
+        self.config = EngineConfig(**given | {"model": str(model)})
         self.engine: Engine = build(self.config)
 
     @overload
     def generate(
         self,
         prompts: Prompt,
-        params: SamplingParams | None = ...,
+        params: SamplingParams | None = None,
         *,
-        speculation: Speculation | None = ...,
-        prediction: str = ...,
-        **sampling: Any,
+        speculation: Speculation | None = None,
+        prediction: str = "",
+        # fields of SamplingParams, written by `make reference`
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        logit_bias: Mapping[int, float] = {},
+        banned_ids: tuple[int, ...] = (),
+        seed: int | None = None,
+        n: int = 1,
+        max_tokens: int = 128,
+        min_tokens: int = 0,
+        stop: tuple[str, ...] = (),
+        stop_ids: tuple[int, ...] = (),
+        ignore_eos: bool = False,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        # end
     ) -> Result: ...
 
     @overload
     def generate(
         self,
         prompts: list[str] | list[list[int]],
-        params: SamplingParams | None = ...,
+        params: SamplingParams | None = None,
         *,
-        speculation: Speculation | None = ...,
-        prediction: str = ...,
-        **sampling: Any,
+        speculation: Speculation | None = None,
+        prediction: str = "",
+        # fields of SamplingParams, written by `make reference`
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        logit_bias: Mapping[int, float] = {},
+        banned_ids: tuple[int, ...] = (),
+        seed: int | None = None,
+        n: int = 1,
+        max_tokens: int = 128,
+        min_tokens: int = 0,
+        stop: tuple[str, ...] = (),
+        stop_ids: tuple[int, ...] = (),
+        ignore_eos: bool = False,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        # end
     ) -> list[Result]: ...
 
     def generate(
@@ -91,12 +155,36 @@ class LLM:
         *,
         speculation: Speculation | None = None,
         prediction: str = "",
-        **sampling: Any,
+        # fields of SamplingParams, written by `make reference`
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        logit_bias: Mapping[int, float] = {},
+        banned_ids: tuple[int, ...] = (),
+        seed: int | None = None,
+        n: int = 1,
+        max_tokens: int = 128,
+        min_tokens: int = 0,
+        stop: tuple[str, ...] = (),
+        stop_ids: tuple[int, ...] = (),
+        ignore_eos: bool = False,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        # end
+        **unknown: Never,
     ) -> Iterator[StepEvent]:
         """Each step's confirmed tokens and text as they come; leaving early cancels the request."""
-        request_id = self.engine.add(
-            prompt, _params(params, sampling), speculation=speculation, prediction=prediction
-        )
+        sampling = _given(locals()) | unknown
+        return self._stream(prompt, _params(params, sampling), speculation, prediction)
+
+    def _stream(
+        self, prompt: Prompt, params: SamplingParams, speculation: Speculation | None, guess: str
+    ) -> Iterator[StepEvent]:
+        request_id = self.engine.add(prompt, params, speculation=speculation, prediction=guess)
         try:
             for report in self.engine.run([request_id]):
                 for event in report.events:
@@ -107,14 +195,28 @@ class LLM:
             self.engine.collect(request_id)
 
 
-def _params(params: SamplingParams | None, sampling: dict[str, Any]) -> SamplingParams:
-    if params is not None:
-        if sampling:
-            raise ConfigError(
-                f"give sampling either as SamplingParams or as keywords ({', '.join(sampling)})"
-            )
-        return params
-    try:
+def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a configuration among a method's arguments."""
+    own = ("self", "prompt", "params", "speculation", "prediction", "unknown")
+    return {name: value for name, value in arguments.items() if name not in own}
+
+
+def _refuse(what: str, names: Iterable[str], config: type) -> None:
+    """Raises UnknownName for the first name that is no field of `config`."""
+    known = [field.name for field in fields(config)]
+    for name in names:
+        if name not in known:
+            raise UnknownName(f"argument of {what}", name, known)
+
+
+def _params(params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:
+    _refuse("generate", sampling, SamplingParams)
+    if params is None:
         return SamplingParams(**sampling)
-    except TypeError as error:
-        raise ConfigError(str(error).replace("SamplingParams.__init__() ", "sampling: ")) from None
+    usual = SamplingParams()
+    changed = [name for name, value in sampling.items() if value != getattr(usual, name)]
+    if changed:
+        raise ConfigError(
+            f"give sampling either as SamplingParams or as keywords ({', '.join(changed)})"
+        )
+    return params

@@ -17,95 +17,19 @@ Shape legend: R rows of the step (row r predicts the token after its node), V vo
 
 from __future__ import annotations
 
-import math
 from array import array
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from outrider import native
+from outrider.config import SamplingParams as SamplingParams
 from outrider.contracts import Edits, Laws, Proposal, SequenceView, Stream
 from outrider.errors import RequestError
 from outrider.noise import gumbel, mix, sequence_key
-
-MAX_LOGPROBS = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How to choose tokens and when to stop. Invalid values raise RequestError naming the field."""
-
-    temperature: float = 0.0  # 0: greedy
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    banned_ids: tuple[int, ...] = ()
-    seed: int | None = None  # None: a fresh one per request, reported back
-    n: int = 1
-    max_tokens: int = 128
-    min_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None  # that many alternatives beside each chosen token
-    prompt_logprobs: int | None = None  # the same for the prompt's tokens; bypasses prefix caching
-
-    def __post_init__(self) -> None:
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise RequestError(f"{f.name} must be a finite number, not {value}", f.name)
-        _check("temperature", self.temperature, 0, 100)
-        _check("top_k", self.top_k, 0, 1 << 30)
-        _check("top_p", self.top_p, 0, 1, open_low=True)
-        _check("min_p", self.min_p, 0, 1)
-        _check("presence_penalty", self.presence_penalty, -100, 100)
-        _check("frequency_penalty", self.frequency_penalty, -100, 100)
-        _check("repetition_penalty", self.repetition_penalty, 0, 100, open_low=True)
-        _check("n", self.n, 1, 1 << 16)
-        _check("max_tokens", self.max_tokens, 1, 1 << 30)
-        _check("min_tokens", self.min_tokens, 0, self.max_tokens)
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _check(name, getattr(self, name), 0, MAX_LOGPROBS)
-        if self.seed is not None:
-            _check("seed", self.seed, -(1 << 63), (1 << 64) - 1)
-        if any(not stop for stop in self.stop):
-            raise RequestError("stop strings must not be empty", "stop")
-        for token, bias in self.logit_bias.items():
-            if not math.isfinite(bias):
-                raise RequestError(f"logit_bias of token {token} must be finite", "logit_bias")
-
-    @property
-    def edits_logits(self) -> bool:
-        """Whether logits change with the history: the one thing that costs Python per row."""
-        return bool(
-            self.presence_penalty
-            or self.frequency_penalty
-            or self.repetition_penalty != 1.0
-            or self.logit_bias
-            or self.banned_ids
-            or self.min_tokens
-        )
-
-    @property
-    def filters(self) -> bool:
-        return bool(self.top_k or self.top_p < 1.0 or self.min_p > 0.0)
-
-
-def _check(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise RequestError(f"{name} must be a number, not {value!r}", name)
-    if not (low < value if open_low else low <= value) or value > high:
-        bracket = "(" if open_low else "["
-        raise RequestError(f"{name} must be in {bracket}{low:g}, {high:.10g}], not {value:g}", name)
 
 
 class LogitEdits:

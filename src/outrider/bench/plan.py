@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from outrider.bench.contenders import Contender, Ours, plain
 from outrider.bench.synthetic import add_synthetic
-from outrider.control import NumDraftTokens
+from outrider.config import NumDraftTokens
 from outrider.control.adaptive import AdaptiveController
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation

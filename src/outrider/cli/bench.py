@@ -10,6 +10,7 @@ import typer
 
 from outrider.cli import flags
 from outrider.cli.console import busy, print_json, stderr, stdout
+from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -345,10 +346,10 @@ def _load(
             verifier=verifier,
             device=device,
             dtype=dtype,
-            backend=backend,
+            backend=backend,  # type: ignore[arg-type]
             threads=threads,
-            max_sequences=max(64, batch),
-            max_step_tokens=max(512, 24 * batch),
+            max_sequences=max(EngineConfig.max_sequences, batch),
+            max_step_tokens=max(EngineConfig.max_step_tokens, 24 * batch),
             prefix_caching=False,  # or the first contender would compute the others' prompts
         ).engine
 

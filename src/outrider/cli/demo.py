@@ -12,7 +12,7 @@ from rich.text import Text
 from outrider.cli import flags
 from outrider.cli.console import busy, print_json, stderr, stdout
 from outrider.cli.generate import refuse_unused
-from outrider.control import DEFAULT_NUM_DRAFT_TOKENS
+from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def demo(
     draft_model: flags.DraftModel = None,
     proposer: flags.Proposer = None,
     proposer_option: flags.ProposerOptions = None,
-    num_draft_tokens: flags.NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
+    num_draft_tokens: flags.NumDraftTokens = EngineConfig.num_draft_tokens,
     temperature: Temperature = None,
     seed: Seed = 1,
     max_tokens: flags.MaxTokens = 128,

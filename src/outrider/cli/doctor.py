@@ -97,7 +97,7 @@ def doctor(
             proposer_options=flags.read_proposer_options(proposer_option),
             device=device,
             dtype=dtype,
-            backend=backend,
+            backend=backend,  # type: ignore[arg-type]
             threads=threads,
             prefix_caching=False,
         )

@@ -11,7 +11,7 @@ import typer
 
 from outrider.cli import flags
 from outrider.cli.console import busy, print_json
-from outrider.control import DEFAULT_NUM_DRAFT_TOKENS
+from outrider.config import EngineConfig
 from outrider.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def generate(
     draft_model: flags.DraftModel = None,
     proposer: flags.Proposer = None,
     proposer_option: flags.ProposerOptions = None,
-    num_draft_tokens: flags.NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
+    num_draft_tokens: flags.NumDraftTokens = EngineConfig.num_draft_tokens,
     verifier: flags.Verifier = "coupled",
     temperature: flags.Temperature = 0.0,
     top_k: flags.TopK = 0,
@@ -97,7 +97,7 @@ def generate(
             verifier=verifier,
             device=device,
             dtype=dtype,
-            backend=backend,
+            backend=backend,  # type: ignore[arg-type]
             threads=threads,
             tensor_parallel_size=tensor_parallel_size,
         )

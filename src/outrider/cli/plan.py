@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from outrider.cli import flags
 from outrider.cli.console import print_json, stderr, stdout
+from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ def plan(
     efficiency: Annotated[
         float, number(HARDWARE, "What real kernels reach of it.", "--efficiency")
     ] = 0.7,
-    max_sequences: Annotated[int, number(HARDWARE, "Of one replica.", "--max-num-seqs")] = 64,
+    max_sequences: Annotated[
+        int, number(HARDWARE, "Of one replica.", "--max-num-seqs")
+    ] = EngineConfig.max_sequences,
     curves: Annotated[
         Path | None,
         flags.option(

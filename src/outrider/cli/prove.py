@@ -155,7 +155,7 @@ def prove(
             verifier=verifier,
             device=device,
             dtype=dtype,
-            backend=backend,
+            backend=backend,  # type: ignore[arg-type]
             threads=threads,
         )
     engine = llm.engine

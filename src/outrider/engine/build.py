@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 import torch
 
 from outrider import native
+from outrider.config import EngineConfig as EngineConfig
 from outrider.contracts import Model, OwnsKV, PrefersThinPasses, Proposer, ProposerContext
-from outrider.control import DEFAULT_NUM_DRAFT_TOKENS, NumDraftTokens
 from outrider.control.adaptive import AdaptiveController
 from outrider.engine.calibrate import USUAL_DRAFTS, Calibration
 from outrider.engine.engine import Engine
@@ -27,49 +25,6 @@ from outrider.registry import proposer_class, proposer_names
 from outrider.verifiers import VERIFIERS, exact_pairing, make_verifier
 
 DEFAULT_KV_BYTES = 2 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """What can be said about an engine. None means: choose for me."""
-
-    model: str = "bundled"
-    draft_model: str | None = None  # bundled target: the bundled draft
-    proposer: str | None = None  # what the draft model is for; n-gram where there is none
-    proposer_options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # by name
-    num_draft_tokens: NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS  # 0: plain decoding
-    verifier: str = "coupled"
-    device: str = "cpu"
-    dtype: str = "auto"
-    backend: Literal["auto", "native", "torch", "transformers"] = "auto"
-    threads: int | None = None  # of the CPU; None: one per core
-    tensor_parallel_size: int = 1  # processes that share the target
-    block_size: int = 16
-    kv_tokens: int | None = None  # capacity of the KV cache, in tokens
-    prefix_caching: bool = True
-    max_sequences: int = 64
-    max_step_tokens: int = 512
-    max_ahead_steps: int = 16  # taken in one native call, where nothing can come between; 1: none
-    buckets: tuple[tuple[int, int], ...] | None = None  # (sequences, K) a GPU prepares at the start
-
-    def __post_init__(self) -> None:
-        for name in (
-            "block_size",
-            "max_sequences",
-            "max_step_tokens",
-            "max_ahead_steps",
-            "threads",
-            "tensor_parallel_size",
-        ):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.kv_tokens is not None and self.kv_tokens < self.block_size:
-            raise ConfigError(f"kv_tokens must be at least one block ({self.block_size})")
-        if any(size < 1 or k < 0 for size, k in self.buckets or ()):
-            raise ConfigError("buckets are (sequences, drafts): at least 1 and 0")
-        wanted = self.num_draft_tokens
-        if wanted != "auto" and not (isinstance(wanted, int) and wanted >= 0):
-            raise ConfigError(f"num_draft_tokens must be 'auto', 0 or more, not {wanted!r}")
 
 
 class ProposerSet(Mapping[str, Proposer]):

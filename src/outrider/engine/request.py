@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
+from outrider.config import Speculation as Speculation
 from outrider.contracts import Draw, Edits, StopRule
-from outrider.control import DEFAULT_NUM_DRAFT_TOKENS, MAX_AUTO_DRAFT_TOKENS, NumDraftTokens
+from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.engine.stops import StopScanner
 from outrider.events import TokenLogprob
 from outrider.grammar import Grammar
@@ -14,15 +15,6 @@ from outrider.model.tokenizer import ByteTextStream, TextStream
 from outrider.sampling import LogitEdits, SamplingParams
 
 _ids = itertools.count()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speculation:
-    """Who drafts for a request, how much, and by which rule it is verified."""
-
-    proposer: str | None = None  # None: plain decoding
-    num_draft_tokens: NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS  # 0: plain decoding
-    verifier: str = "coupled"
 
 
 @dataclass(frozen=True, slots=True)

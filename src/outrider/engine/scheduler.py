@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from time import monotonic
 
+from outrider.config import EngineConfig
 from outrider.engine.request import Sequence
 from outrider.errors import EngineError
 from outrider.kv.cache import KVCache
@@ -20,8 +21,8 @@ from outrider.kv.cache import KVCache
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    max_sequences: int = 64  # running at once
-    max_step_tokens: int = 512  # tokens of one pass, drafts included
+    max_sequences: int = EngineConfig.max_sequences  # running at once
+    max_step_tokens: int = EngineConfig.max_step_tokens  # tokens of one pass, drafts included
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.plan.costs import Costs, best_k, break_even_batch
 from outrider.plan.simulate import Load, Outcome, percentile, simulate
@@ -37,7 +38,7 @@ class Replica:
     costs: Costs
     degree: int = 1
     capacity: float = float("inf")  # tokens of KV
-    max_sequences: int = 64
+    max_sequences: int = EngineConfig.max_sequences
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
+from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.plan.costs import Costs, best_k
 
@@ -93,7 +94,7 @@ def simulate(
     alpha: float = 0.0,
     alpha_from: Mapping[int, float] | None = None,
     speculate: bool = True,
-    max_sequences: int = 64,
+    max_sequences: int = EngineConfig.max_sequences,
     capacity: float = float("inf"),
     chunk: int = 512,
     num_requests: int = 400,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from outrider.sampling import MAX_LOGPROBS
+from outrider.config import MAX_LOGPROBS
 from outrider.server.config import (
     MAX_DRAFT_TOKENS,
     MAX_LOGIT_BIAS,

@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformers
 
+from outrider.config import NumDraftTokens
 from outrider.contracts import AheadBatch, AheadStep, Proposal, Verdict
-from outrider.control import NumDraftTokens
 from outrider.control.adaptive import AdaptiveController
 from outrider.cuda.ahead import Ahead, run_ahead
 from outrider.cuda.cycle import Cycle

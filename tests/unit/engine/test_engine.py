@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -102,9 +103,7 @@ def test_bad_requests_are_refused_and_leave_nothing(
         {"unknown": 1},
     ],
 )
-def test_bad_configurations_are_refused(
-    pair: tuple[Path, Path], options: dict[str, object]
-) -> None:
+def test_bad_configurations_are_refused(pair: tuple[Path, Path], options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         LLM(str(pair[0]), **options)
     assert "\n" not in str(caught.value)
