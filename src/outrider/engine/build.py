@@ -102,6 +102,9 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         return load_model(name, device=config.device, dtype=dtype or config.dtype, backend=backend)
 
     def load_drafter(name: str, *, dtype: str | None = None) -> Model:
+        kind = head_kind(find_folder(name))
+        if kind is not None:
+            raise ConfigError(f"{name} holds {kind} heads, no draft model: use proposer {kind!r}")
         check_same_vocabulary(tokenizer, load_tokenizer(name))
         return load(name, dtype=dtype)
 

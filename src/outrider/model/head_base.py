@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from outrider.model.weights import read_config
+from outrider.errors import ModelError
+from outrider.model.weights import read_json
 
 ARCHITECTURES = {  # of a head's config.json -> kind
     "MedusaModel": "medusa",
@@ -22,10 +23,25 @@ ARCHITECTURES = {  # of a head's config.json -> kind
 }
 
 
+_WORDS = ("eagle", "medusa", "dflash", "hydra", "speculator", "draft")  # in names of heads
+
+
 def head_kind(folder: Path) -> str | None:
-    """The kind of heads in a folder, judged by its config.json; None: a model, or unknown."""
-    architectures = read_config(folder).get("architectures") or [""]
-    return ARCHITECTURES.get(architectures[0])
+    """The kind of heads in a folder, judged by its config.json; None: a model.
+
+    Raises ModelError for heads of a kind that is not supported.
+    """
+    name = (read_json(folder / "config.json").get("architectures") or [""])[0]
+    if name in ARCHITECTURES:
+        return ARCHITECTURES[name]
+    is_head = any(word in name.lower() for word in _WORDS)
+    if is_head or not (name or (folder / "tokenizer.json").exists()):
+        raise ModelError(
+            f"the config.json of {folder} names {name or 'no architecture'}, which cannot draft "
+            f"here: give a language model with its tokenizer, or heads of one of "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    return None
 
 
 class Head(nn.Module, ABC):
@@ -33,6 +49,7 @@ class Head(nn.Module, ABC):
 
     kind: str
     taps: tuple[int, ...] = ()
+    copies: frozenset[str] = frozenset()  # of the target's tensors, that other engines store here
 
     @abstractmethod
     def config_json(self) -> dict[str, Any]: ...

@@ -60,6 +60,7 @@ class MedusaHeads(Head):
     """Head h guesses the token h + 2 places after the one whose state it reads (Medusa-1)."""
 
     kind = "medusa"
+    copies = frozenset({"lm_heads.0.weight"})  # if `original_lm_head`
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__()
@@ -293,7 +294,8 @@ def load_head(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Head
             f"{folder} holds no drafting head ({type(error).__name__}: {error})"
         ) from None
     missing, unexpected = head.load_state_dict(tensors, strict=False)
-    if missing or unexpected:
-        names = ", ".join([*missing, *unexpected][:3])
+    wrong = [*missing, *(name for name in unexpected if name not in head.copies)]
+    if wrong:
+        names = ", ".join(wrong[:3])
         raise ModelError(f"{folder} does not match its config.json: {names}")
     return head.to(dtype).eval()

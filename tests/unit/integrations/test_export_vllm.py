@@ -10,7 +10,10 @@ from safetensors.torch import load_file
 
 from outrider.cli.app import app
 from outrider.cli.border import run
+from outrider.export.vllm import export_vllm
 from outrider.integrations.vllm.mapping import Wish, speculative_config
+from outrider.llm import LLM
+from outrider.model.bundled import bundled_path
 
 
 @pytest.mark.parametrize("name", ["draft", "medusa", "eagle3", "dflash"])
@@ -58,3 +61,22 @@ def test_a_draft_of_another_vocabulary_is_refused(
     other = write_tiny_llama(tmp_path / "other", vocab_size=64)
     assert run(app, ["export", "vllm", str(other), str(tmp_path / "out")]) == 2
     assert "one size" in capsys.readouterr().err
+
+
+def drafts(folder: str) -> list[list[int]]:
+    llm = LLM("bundled", draft_model=folder, num_draft_tokens=3)
+    events = llm.stream("def add(a, b):", max_tokens=24)
+    return [event.draft_tokens for event in events]
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle3"])
+def test_what_was_exported_drafts_the_same_here(name: str, tmp_path: Path) -> None:
+    export_vllm(bundled_path(name), bundled_path(), tmp_path / name)
+    expected = drafts(f"bundled:{name}")
+    assert drafts(str(tmp_path / name)) == expected
+    assert sum(map(len, expected)) > 12
+
+
+def test_dflash_without_its_additions_drafts_here(tmp_path: Path) -> None:
+    export_vllm(bundled_path("dflash"), bundled_path(), tmp_path / "dflash")
+    assert sum(map(len, drafts(str(tmp_path / "dflash")))) > 12

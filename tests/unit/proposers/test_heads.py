@@ -6,6 +6,7 @@ engine has shown the proposer that text in chunks, steps, trees and after preemp
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError, LossyPairing, ModelError
+from outrider.export.vllm import export_vllm
 from outrider.model import load_model
 from outrider.model.borrowed import borrow
 from outrider.model.driver import Driver
@@ -285,6 +287,30 @@ def test_weights_are_chosen_or_refused(folder: Path, kind: str, backend: str) ->
     if kind == "dflash":
         with pytest.raises(ConfigError, match=r"choose float32$"):
             engine_for(folder, kind, {"weights": "int8", "floor": 0.1}, backend=backend)
+
+
+@pytest.mark.parametrize("architecture", ["EagleLlamaForCausalLM", None])
+def test_unknown_heads_are_named(folder: Path, architecture: str | None, tmp_path: Path) -> None:
+    """Not taken for a draft model whose tokenizer is missing, nor passed over for bundled heads."""
+    found = {"architectures": [architecture]} if architecture else {}
+    (tmp_path / "config.json").write_text(json.dumps(found))
+    expected = f"{architecture or 'no architecture'}, .*LlamaForCausalLMEagle3"
+    for proposer in (None, "draft-model", "eagle3"):
+        config = EngineConfig(
+            model=str(folder / "target"), draft_model=str(tmp_path), proposer=proposer
+        )
+        with pytest.raises(ModelError, match=expected):
+            build(config)
+    with pytest.raises(ModelError, match=expected):
+        export_vllm(tmp_path, folder / "target", tmp_path / "out")
+
+
+def test_heads_are_no_draft_model(folder: Path) -> None:
+    config = EngineConfig(
+        model=str(folder / "target"), draft_model=str(folder / "medusa"), proposer="draft-model"
+    )
+    with pytest.raises(ConfigError, match=r"holds medusa heads.* proposer 'medusa'"):
+        build(config)
 
 
 def test_without_a_head_the_message_says_how_to_pass_one(folder: Path) -> None:
