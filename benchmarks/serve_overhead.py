@@ -37,9 +37,8 @@ from outrider.engine.request import Speculation
 from outrider.sampling import SamplingParams
 from outrider.server.app import make_app
 from outrider.server.config import ServerConfig
-from outrider.server.lifecycle import State
 from outrider.server.run import Server, bind, freeze_garbage, tune_interpreter
-from outrider.server.service import Served, Service
+from outrider.server.service import Served, Service, State
 
 SETTLING_S = 8.0  # the idle server has memory provided meanwhile
 NUM_SERVERS = 4

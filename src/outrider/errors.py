@@ -50,11 +50,15 @@ class VocabularyMismatch(ModelError):
 
 
 class RequestError(OutriderError, ValueError):
-    """A request that cannot be served as asked. `param` names the offending parameter."""
+    """A request that cannot be served as asked.
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    `param` names the wrong parameter, `code` the kind of error, for programs.
+    """
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 class EngineError(OutriderError, RuntimeError):

@@ -3,8 +3,8 @@
     folder = write_tiny_llama(tmp_path / "target")
     model = load_model(folder)
 
-The weights are drawn wide enough that the next-token law is far from uniform, and a drafter that
-agrees with its target now and then is one call away (`num_layers=1` of the same seed).
+The weights make the next-token distribution far from uniform. A drafter that sometimes agrees with
+its target is the same call with `num_layers=1` and the same seed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def write_tiny_tokenizer(folder: Path, *, num_tokens: int = 64, eos: str = "<end
     """Writes a byte-level tokenizer whose id 0 is `eos`; every id decodes to something.
 
     Characters ASCII 32..126 and newline come first, so 97 ids are enough for any plain English
-    text; with fewer, the characters that did not fit are dropped when encoding. With at least
-    257 every string can be encoded.
+    text; with fewer, encoding drops the characters without an id. With at least 257 ids every
+    string can be encoded.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     of_byte = {byte: char for char, byte in _byte_of(alphabet).items()}
@@ -74,66 +74,72 @@ def write_tiny_llama(
     tokenizer: bool = True,
     **config: Any,
 ) -> Path:
-    """Writes a Llama with random weights and, unless told otherwise, a tokenizer. Returns `folder`.
+    """Writes a Llama with random weights and, unless `tokenizer` is False, a tokenizer.
 
-    Each tensor's noise depends only on its name and `seed`: two models of one seed and width
-    share their first layers. `num_tokens` below `vocab_size` makes a padded vocabulary.
-    `sharpness` scales the final norm: larger means a more peaked law. Further keywords go to
-    config.json as they are.
+    Returns `folder`. The noise of a tensor depends only on its name and `seed`: two models of one
+    seed and width share their first layers. `num_tokens` below `vocab_size` makes a padded
+    vocabulary. `sharpness` scales the final norm: larger values make distributions more peaked.
+    Further keywords go to config.json as they are.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    heads, kv_heads = num_heads * head_dim, num_kv_heads * head_dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab_size, hidden_size)}
-    for i in range(num_layers):
-        at = f"model.layers.{i}."
-        shapes |= {
-            f"{at}input_layernorm.weight": (hidden_size,),
-            f"{at}self_attn.q_proj.weight": (heads, hidden_size),
-            f"{at}self_attn.k_proj.weight": (kv_heads, hidden_size),
-            f"{at}self_attn.v_proj.weight": (kv_heads, hidden_size),
-            f"{at}self_attn.o_proj.weight": (hidden_size, heads),
-            f"{at}post_attention_layernorm.weight": (hidden_size,),
-            f"{at}mlp.gate_proj.weight": (intermediate_size, hidden_size),
-            f"{at}mlp.up_proj.weight": (intermediate_size, hidden_size),
-            f"{at}mlp.down_proj.weight": (hidden_size, intermediate_size),
-        }
-    shapes["model.norm.weight"] = (hidden_size,)
-    if not tied:
-        shapes["lm_head.weight"] = (vocab_size, hidden_size)
-    tensors = {name: _random(name, shape, seed) for name, shape in shapes.items()}
+    written = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": max_positions,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "tie_word_embeddings": tied,
+        "hidden_act": "silu",
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    tensors = {name: _random(name, shape, seed) for name, shape in _llama_shapes(written).items()}
     tensors["model.norm.weight"] *= sharpness
     save_file(
         {name: tensor.to(dtype) for name, tensor in tensors.items()},
         folder / "model.safetensors",
         metadata={"format": "pt"},
     )
-    _write_json(
-        folder / "config.json",
-        {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "vocab_size": vocab_size,
-            "hidden_size": hidden_size,
-            "intermediate_size": intermediate_size,
-            "num_hidden_layers": num_layers,
-            "num_attention_heads": num_heads,
-            "num_key_value_heads": num_kv_heads,
-            "head_dim": head_dim,
-            "max_position_embeddings": max_positions,
-            "rms_norm_eps": 1e-6,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-            "tie_word_embeddings": tied,
-            "hidden_act": "silu",
-            "bos_token_id": 0,
-            "eos_token_id": 0,
-            "dtype": str(dtype).removeprefix("torch."),
-        }
-        | config,
-    )
+    _write_json(folder / "config.json", written | config)
     if tokenizer:
         write_tiny_tokenizer(folder, num_tokens=num_tokens or vocab_size)
     return folder
+
+
+def _llama_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors of a Llama with this config.json, by name."""
+    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    heads, kv_heads = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    embedding = (config["vocab_size"], hidden)
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": embedding,
+        "model.norm.weight": (hidden,),
+    }
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = embedding
+    for i in range(config["num_hidden_layers"]):
+        at = f"model.layers.{i}."
+        shapes |= {
+            f"{at}input_layernorm.weight": (hidden,),
+            f"{at}self_attn.q_proj.weight": (heads, hidden),
+            f"{at}self_attn.k_proj.weight": (kv_heads, hidden),
+            f"{at}self_attn.v_proj.weight": (kv_heads, hidden),
+            f"{at}self_attn.o_proj.weight": (hidden, heads),
+            f"{at}post_attention_layernorm.weight": (hidden,),
+            f"{at}mlp.gate_proj.weight": (inner, hidden),
+            f"{at}mlp.up_proj.weight": (inner, hidden),
+            f"{at}mlp.down_proj.weight": (hidden, inner),
+        }
+    return shapes
 
 
 def write_tiny_head(

@@ -20,9 +20,10 @@ import pytest
 
 from integration.server.live import Live, chunks_of, wait_for
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
-from outrider.control.adaptive import AdaptiveController, Choice
+from outrider.control.adaptive import AdaptiveController
 from outrider.engine.build import EngineConfig
 from outrider.events import StepReport
+from outrider.policy.base import Choice
 from outrider.testing import write_tiny_llama
 
 KEYS = ("first-key", "second-key")

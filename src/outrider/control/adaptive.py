@@ -35,7 +35,6 @@ import math
 import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 from outrider.contracts import ControlledView, Proposal, Verdict
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
@@ -51,6 +50,7 @@ from outrider.control.learning import (
     num_emitted_by,
 )
 from outrider.events import StepTiming
+from outrider.policy.base import Choice
 from outrider.policy.base import Decision as Answer
 
 TURNING = 0.02  # what turning on or off must win by
@@ -71,17 +71,6 @@ CLOSE = 1.4  # drafts that win by less are compared with plain decoding at every
 AT_LEAST = 8  # ... and others at every eighth: it may have been seen in a slow moment only
 IN_PASSING = 16  # tokens that a drafter reads besides; more take time of their own
 HORIZON = 128  # tokens to come of a sequence that count, at most
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """How much a sequence drafts, and what speaks for it; estimates as if it ran alone."""
-
-    decided: int  # the standing decision
-    asked: int  # of the last step: mostly the same, now and then a trial
-    survival: list[float]  # [k]: that draft k + 1 is accepted
-    rates: list[float]  # [k]: tokens per second with k drafts a step; [0] is plain decoding
-    stops_itself: bool  # before so many, where the drafter is unsure
 
 
 class AdaptiveController:

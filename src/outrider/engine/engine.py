@@ -158,7 +158,8 @@ class Engine:
         now = monotonic()
         params = params or SamplingParams()
         speculation = speculation or self.default
-        tokens = self._encode_prompt(prompt)
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self.check_prompt(tokens)
         if isinstance(prediction, str):
             prediction = self.tokenizer.encode(prediction, special=False) if prediction else []
         request = Request(
@@ -182,21 +183,24 @@ class Engine:
             self.scheduler.add(sequence)
         return request.id
 
-    def _encode_prompt(self, prompt: str | list[int]) -> list[int]:
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        spec = self.target.spec
-        limit = self.scheduler.max_positions
+    def check_prompt(self, tokens: list[int], param: str = "prompt") -> None:
+        """Raises RequestError for a prompt that cannot run; `param` is its name in the message."""
+        num_tokens = self.target.spec.num_tokens
         if not tokens:
-            raise RequestError("the prompt is empty: give at least one token", "prompt")
-        if len(tokens) >= limit:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens, but the context holds {limit} "
-                "and at least one must be left to generate: shorten the prompt",
-                "prompt",
-            )
-        if not 0 <= min(tokens) <= max(tokens) < spec.num_tokens:
-            raise RequestError(f"prompt ids must be in 0..{spec.num_tokens - 1}", "prompt")
-        return tokens
+            raise RequestError("the prompt is empty: give at least one token", param)
+        if len(tokens) >= self.scheduler.max_positions:
+            raise self.prompt_too_long(str(len(tokens)), param)
+        if not 0 <= min(tokens) <= max(tokens) < num_tokens:
+            raise RequestError(f"token ids must be in 0..{num_tokens - 1}", param)
+
+    def prompt_too_long(self, num_tokens: str, param: str = "prompt") -> RequestError:
+        """The error for a prompt of `num_tokens` tokens, in the words that API clients look for."""
+        return RequestError(
+            f"this model's maximum context length is {self.scheduler.max_positions} tokens, and "
+            f"your {param} has {num_tokens}: shorten the {param}",
+            param,
+            "context_length_exceeded",
+        )
 
     def make_sequence(self, request: Request, sample_index: int) -> Sequence:
         """A sample's sequence, not queued yet; refuses what no engine step could do exactly."""

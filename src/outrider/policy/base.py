@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from outrider.contracts import ControlledView, Proposal, StopRule, Verdict
 from outrider.events import StepTiming
@@ -17,6 +17,17 @@ class Decision:
     budgets: list[int]
     stop_rules: Seq[StopRule | None]  # for drafters that can stop early
     valid_steps: int  # steps that may use this decision, the first included
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The draft length of a sequence and its reasons; estimates as if the sequence ran alone."""
+
+    decided: int  # the current decision
+    asked: int  # in the last step: mostly the same, sometimes a probe
+    survival: list[float]  # [k]: the probability that draft k + 1 is accepted
+    rates: list[float]  # [k]: tokens per second with k drafts a step; [0] is plain decoding
+    stops_itself: bool  # the drafter may stop earlier, at low confidence
 
 
 class Policy(Protocol):
@@ -42,4 +53,17 @@ class Policy(Protocol):
 
     def release(self, sequence_id: int) -> None:
         """Forget a sequence: finished, cancelled or preempted. Unknown ids are fine."""
+        ...
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A policy that can say why it chose K. Both methods run in the engine's thread."""
+
+    def explain(self, view: ControlledView) -> Choice | None:
+        """The reasons of the last decision; None if there was none for this sequence."""
+        ...
+
+    def plain_step_s(self, view: ControlledView) -> float | None:
+        """The estimated time of a step without drafts for this sequence alone; None: unknown."""
         ...

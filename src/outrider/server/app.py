@@ -48,7 +48,9 @@ def make_app(service: Service) -> Guard:
         title="Outrider", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     _add_error_handlers(app)
-    _add_routes(app, Handlers(service))
+    _add_status_routes(app, service)
+    _add_generating_routes(app, Handlers(service))
+    _add_token_routes(app, service)
     app.include_router(live_router(service))
     return Guard(app, service)
 
@@ -154,10 +156,7 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-def _add_routes(app: FastAPI, handlers: Handlers) -> None:
-    service = handlers.service
-    config = service.config
-
+def _add_status_routes(app: FastAPI, service: Service) -> None:
     @app.get("/health", response_model=None)
     async def health() -> Response:
         trouble = service.trouble
@@ -175,22 +174,25 @@ def _add_routes(app: FastAPI, handlers: Handlers) -> None:
 
     @app.get("/v1/models", response_model=None)
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [_card()]})
+        return JSONResponse({"object": "list", "data": [_card(service)]})
 
     @app.get("/v1/models/{model:path}", response_model=None)
     async def model(model: str) -> Response:
-        check_model(model, config.model_name)
-        return JSONResponse(_card())
+        check_model(model, service.config.model_name)
+        return JSONResponse(_card(service))
 
-    def _card() -> dict[str, Any]:
-        return {
-            "id": config.model_name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "outrider",
-            "max_model_len": service.served.max_model_len,
-        }
 
+def _card(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.config.model_name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "outrider",
+        "max_model_len": service.served.max_model_len,
+    }
+
+
+def _add_generating_routes(app: FastAPI, handlers: Handlers) -> None:
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, request: Request) -> Response:
         return await handlers.completion(body, request)
@@ -199,9 +201,11 @@ def _add_routes(app: FastAPI, handlers: Handlers) -> None:
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         return await handlers.chat(body, request)
 
+
+def _add_token_routes(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeBody) -> Response:
-        check_model(body.model, config.model_name)
+        check_model(body.model, service.config.model_name)
         served = service.served
         if body.messages is not None:
             tokens = await chat_prompt(
@@ -223,7 +227,7 @@ def _add_routes(app: FastAPI, handlers: Handlers) -> None:
 
     @app.post("/detokenize", response_model=None)
     async def detokenize(body: DetokenizeBody) -> Response:
-        check_model(body.model, config.model_name)
+        check_model(body.model, service.config.model_name)
         served = service.served
         num_tokens = served.core.target.spec.num_tokens
         if any(token >= num_tokens for token in body.tokens):

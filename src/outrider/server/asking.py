@@ -39,7 +39,8 @@ async def completion_ask(body: CompletionBody, served: Served, salt: str) -> tup
     prompts = [
         await _encode(served, one, "prompt") if isinstance(one, str) else list(one) for one in given
     ]
-    _check_prompts(prompts, served, "prompt")
+    for tokens in prompts:
+        served.core.check_prompt(tokens)
     texts = (
         [
             one if isinstance(one, str) else served.tokenizer.decode(one, skip_special=False)
@@ -71,7 +72,7 @@ async def chat_ask(body: ChatBody, served: Served, salt: str) -> Ask:
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
     )
-    _check_prompts([prompt], served, "messages")
+    served.core.check_prompt(prompt, "messages")
     prediction: list[int] = []
     if body.prediction is not None:
         prediction = await _encode(served, body.prediction.text, "prediction", special=False)
@@ -100,32 +101,10 @@ async def chat_prompt(messages: Sequence[Message], served: Served, **options: bo
 async def _encode(served: Served, text: str, param: str, *, special: bool = True) -> list[int]:
     if len(text) <= INLINE_CHARS:
         return served.tokenizer.encode(text, special=special)
-    # Not worth tokenising: even in the longest tokens there are, it would not fit.
+    # Too long even if every token were the longest of the vocabulary: not worth tokenising.
     if len(text) > served.max_model_len * served.texts.longest:
-        raise _too_long(served, f"more than {served.max_model_len}", param)
+        raise served.core.prompt_too_long(f"more than {served.max_model_len}", param)
     return await asyncio.to_thread(served.tokenizer.encode, text, special=special)
-
-
-def _too_long(served: Served, number: str, param: str) -> ApiError:
-    return ApiError(
-        400,
-        f"this model's maximum context length is {served.max_model_len} tokens, and your "
-        f"{param} has {number}: shorten it",
-        param=param,
-        code="context_length_exceeded",
-    )
-
-
-def _check_prompts(prompts: list[list[int]], served: Served, param: str) -> None:
-    """Refuses here what the engine would refuse, in the words clients look for."""
-    limit, num_tokens = served.max_model_len, served.core.target.spec.num_tokens
-    for prompt in prompts:
-        if not prompt:
-            raise RequestError("the prompt is empty: give at least one token", param)
-        if len(prompt) >= limit:
-            raise _too_long(served, str(len(prompt)), param)
-        if max(prompt) >= num_tokens:
-            raise RequestError(f"token ids must be below {num_tokens}", param)
 
 
 def _params(

@@ -72,7 +72,7 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError):
-        return ApiError(400, str(error), param=error.param)
+        return ApiError(400, str(error), param=error.param, code=error.code)
     if isinstance(error, ConfigError):  # an unknown name, a lossy pair
         return ApiError(400, str(error), param="speculation")
     if isinstance(error, Overloaded):

@@ -1,7 +1,7 @@
-"""All engine requests of one HTTP request, and what their choices have gained so far.
+"""All engine requests of one HTTP request, and the tokens of their choices so far.
 
-A reader that is slow does not make anything pile up: what it has not taken yet is merged, so it
-never holds more than the output itself, in one piece per choice.
+A slow reader needs no queue: tokens that it has not taken yet are merged, so a generation never
+holds more than the output itself, in one piece per choice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outrider.server.service import Service
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What to generate: `params.n` choices for each prompt, all alike but for the prompt."""
+    """A request: `params.n` choices for each prompt, with the same parameters."""
 
     prompts: list[list[int]]
     params: SamplingParams
@@ -41,7 +41,7 @@ class Ask:
 
 @dataclass(slots=True)
 class Delta:
-    """What a choice has gained since it was last looked at; lists go token by token."""
+    """The new tokens of a choice since the last delta; lists have one entry per token."""
 
     index: int  # of the choice
     tokens: list[int] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Delta:
 
 @dataclass(slots=True)
 class Drafting:
-    """What was drafted for a request, step by step: filled where the reply will tell."""
+    """The numbers of drafted and accepted tokens of each step, for a detailed reply."""
 
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
@@ -84,9 +84,20 @@ class Drafting:
 
 
 class Generation:
-    """Use it with `with`: leaving cancels what still runs. Then iterate `deltas` or await `all`."""
+    """Use it with `with`: leaving cancels what still runs. Then iterate `deltas` or await `all`.
 
-    def __init__(self, service: Service, ask: Ask, *, streamed: bool, detailed: bool) -> None:
+    `listener` gets the events of one choice as they arrive, on the loop.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        ask: Ask,
+        *,
+        streamed: bool,
+        detailed: bool,
+        listener: Callable[[list[StepEvent]], None] | None = None,
+    ) -> None:
         self.ask = ask
         self.drafting = Drafting() if detailed else None
         self.results: list[Result | None] = [None] * len(ask.prompts)
@@ -94,10 +105,11 @@ class Generation:
         self.started_s = monotonic()
         self._service = service
         self._streamed = streamed
+        self._listener = listener
         self._pending: dict[int, Delta] = {}
         self._error: Exception | None = None
         self._news = asyncio.Event()
-        self._last_s: dict[int, float] = {}  # when each choice last gained something
+        self._last_s: dict[int, float] = {}  # when each choice last got tokens
         self._admission = service.admitted(ask.num_choices)
         self._leave: list[Callable[[], None]] = []
 
@@ -135,25 +147,25 @@ class Generation:
 
     @property
     def ending(self) -> str:
-        """How it stands with all of it: "finished", "abort" (somebody left) or "error"."""
+        """The state of all requests: "finished", "abort" (not all have finished) or "error"."""
         if self._error is not None:
             return "error"
         return "abort" if None in self.results else "finished"
 
     @property
     def is_told(self) -> bool:
-        """Whether everything there will be has been taken by whoever iterates `deltas`."""
+        """Whether `deltas` has handed out everything."""
         return self._error is None and None not in self.results and not self._pending
 
     async def all(self) -> list[Result]:
-        """Waits for every result; raises what the first failure was."""
+        """Waits for every result; raises the first failure."""
         while not self._is_done():
             await self._news.wait()
             self._news.clear()
         return [result for result in self.results if result is not None]
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """What is new, as often as it is asked for; at most one per choice."""
+        """New tokens, at most one delta per choice each time."""
         while not (self._is_done() and not self._pending):
             await self._news.wait()
             self._news.clear()
@@ -188,7 +200,7 @@ class Generation:
         return found
 
     def _take_events(self, index: int, events: list[StepEvent]) -> None:
-        """What one choice has gained in several steps."""
+        """The events of several steps of one choice."""
         now, metrics = monotonic(), self._service.metrics
         num_tokens = metrics.count_steps(events)
         self.num_completion_tokens += num_tokens
@@ -198,6 +210,8 @@ class Generation:
         if self.drafting is not None:
             for event in events:
                 self.drafting.add(event)
+        if self._listener is not None:
+            self._listener(events)
         if self._streamed:
             if index not in self._pending:
                 self._pending[index] = Delta(index)

@@ -25,9 +25,8 @@ from starlette.types import ASGIApp
 from outrider.server.app import make_app
 from outrider.server.config import ServerConfig
 from outrider.server.guards import Guarded
-from outrider.server.lifecycle import State
 from outrider.server.protocol import LimitedProtocol
-from outrider.server.service import Service
+from outrider.server.service import Service, State
 
 logger = logging.getLogger(__name__)
 

@@ -1,12 +1,13 @@
-"""One engine behind all routes, from loading to draining.
+"""One engine for all routes, from loading to draining.
 
-Everything here belongs to the server's event loop; the engine has a thread of its own, and
-loading has another, so that the process answers (503) and can be stopped while it loads.
+Everything here belongs to the server's event loop. The engine has its own thread, and so has
+loading, so that the process answers (503) and can be stopped while it loads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import hashlib
 import logging
 import threading
@@ -21,9 +22,8 @@ from outrider.engine.engine import Engine
 from outrider.model.tokenizer import Tokenizer
 from outrider.server.chat import ChatTemplate, load_template
 from outrider.server.config import ServerConfig
-from outrider.server.errors import ApiError
+from outrider.server.errors import ApiError, overloaded
 from outrider.server.grammars import Grammars
-from outrider.server.lifecycle import Lifecycle, State
 from outrider.server.memory import Populating
 from outrider.server.metrics import Metrics
 from outrider.server.texts import TokenTexts
@@ -32,9 +32,66 @@ from outrider.server.tracing import Tracing
 logger = logging.getLogger(__name__)
 
 
+class State(enum.Enum):
+    LOADING = "the model is loading"
+    READY = "ready"
+    DRAINING = "the server is shutting down"
+    FAILED = "the engine has stopped"
+
+
+class Lifecycle:
+    """The state of a server, and how many sequences are in flight."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.state = State.LOADING
+        self.was_ready = False
+        self.failure: BaseException | None = None
+        self.on_end: Callable[[], None] = lambda: None  # the server can serve no more
+        self._num_in_flight = 0
+        self._idle = asyncio.Event()
+
+    def check_ready(self) -> None:
+        """Raises ApiError (503) while there is nothing to serve."""
+        if self.state is not State.READY:
+            raise overloaded(self.state.value, code=self.state.name.lower())
+
+    def enter(self, num: int, limit: int) -> None:
+        """Counts `num` sequences as in flight until they `leave`; ApiError (503) beyond `limit`."""
+        if self._num_in_flight + num > limit:
+            raise overloaded("the queue is full: try again later", code="queue_full")
+        self._num_in_flight += num
+
+    @property
+    def is_idle(self) -> bool:
+        return self._num_in_flight == 0
+
+    def leave(self, num: int) -> None:
+        self._num_in_flight -= num
+        if self._num_in_flight == 0:
+            self._idle.set()
+
+    def fail(self, error: BaseException) -> None:
+        self.failure = error
+        self.state = State.FAILED
+        self.on_end()
+
+    async def drain(self) -> bool:
+        """Takes no more requests and waits for those in flight; True if all have ended."""
+        self.state = State.DRAINING
+        if self._num_in_flight == 0:
+            return True
+        self._idle.clear()
+        try:
+            await asyncio.wait_for(self._idle.wait(), self.config.drain_timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What there is once the model is loaded."""
+    """What the routes use once the model is loaded."""
 
     engine: AsyncEngine
     core: Engine  # owned by the engine's thread: read-only here
@@ -72,7 +129,7 @@ class Service(Lifecycle):
             try:
                 core = self._load()
                 for name in self.config.proposers:
-                    core.proposers[name]  # built now, not in the middle of somebody's step
+                    core.proposers[name]  # built now, not during a request
                 template, own = load_template(core.tokenizer, self.config.chat_template)
                 texts = TokenTexts(core.tokenizer)
             except BaseException as error:
@@ -130,7 +187,7 @@ class Service(Lifecycle):
 
     @property
     def trouble(self) -> str | None:
-        """Why /health should fail; None while all is well."""
+        """Why /health fails; None: it does not."""
         if self.state is not State.READY or self._served is None:
             return self.state.value
         if self._served.engine.stalled_s > self.config.stall_timeout_s:
@@ -139,7 +196,7 @@ class Service(Lifecycle):
 
     @contextmanager
     def admitted(self, num_sequences: int) -> Iterator[None]:
-        """A place for that many sequences while the block runs; ApiError where there is none."""
+        """Admits that many sequences while the block runs; ApiError if there is no room."""
         max_running = self.served.core.scheduler.config.max_sequences
         limit = max_running + self.config.max_queue
         if num_sequences > limit:
@@ -153,9 +210,9 @@ class Service(Lifecycle):
             self.leave(num_sequences)
 
     def salt(self, key: str | None, own: str | None) -> str:
-        """What separates one tenant's cached prefixes and stores from another's.
+        """Separates the cached prefixes and stores of one tenant from those of others.
 
-        A digest, so that no key is ever kept beside the data it protects.
+        A digest, so that no key is kept beside the data that it protects.
         """
         if key is None and own is None:
             return ""

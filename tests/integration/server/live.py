@@ -21,9 +21,8 @@ from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine, Result
 from outrider.server.app import make_app
 from outrider.server.config import ServerConfig
-from outrider.server.lifecycle import State
 from outrider.server.run import Server, bind
-from outrider.server.service import Service
+from outrider.server.service import Service, State
 
 PROBE: dict[str, Any] = {
     "prompt": "a probe in the dark",

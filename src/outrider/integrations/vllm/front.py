@@ -30,7 +30,7 @@ from outrider.server.app import until_disconnect
 from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError, ClientLeft, api_error
 from outrider.server.guards import Guard
-from outrider.server.lifecycle import Lifecycle, State
+from outrider.server.service import Lifecycle, State
 from outrider.server.stream import DONE, EventStream, frame
 
 logger = logging.getLogger(__name__)

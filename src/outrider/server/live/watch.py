@@ -1,7 +1,7 @@
-"""One request, step by step, for the eyes of whoever sent it.
+"""The steps of one request for the live page: costs, drafts, verdicts and the reasons for K.
 
-The engine's thread notes what each step of a watched request cost and why it drafted as much as it
-did; everything else is in the step's event. Nothing is kept about requests that nobody watches.
+In the engine's thread, `Notebook` notes the costs of every step of a watched request and why it
+drafted as much as it did; the rest is in the step's event. Other requests leave no notes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from outrider.control.adaptive import AdaptiveController, Choice
 from outrider.engine.engine import Engine
 from outrider.events import StepEvent, StepReport, StepTiming
 from outrider.origins import Kind, Spelling, judged
+from outrider.policy.base import Choice, Explains
 from outrider.server.errors import api_error
 from outrider.server.generation import Ask, Generation
 from outrider.server.service import Service
@@ -24,15 +24,15 @@ from outrider.statistics import SpeculationStats
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What the engine knew when it took a step."""
+    """What the engine knew when it ran a step."""
 
     timing: StepTiming
-    choice: Choice | None  # None: the request's own K, or nothing to draft for any more
-    plain_step_s: float | None  # what the step would have taken without drafts, if known
+    choice: Choice | None  # None: K is the request's own, or the request has ended
+    plain_step_s: float | None  # the estimated time of the step without drafts, if known
 
 
 class Notebook:
-    """An observer of the engine: notes on the requests that are watched, by (id, step)."""
+    """An observer of the engine: notes on watched requests, by (id, step)."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -57,25 +57,31 @@ class Notebook:
         if not self._watched:
             return
         running = {sequence.request.id: sequence for sequence in self._engine.scheduler.running}
-        controller = self._engine.policy
+        policy = self._engine.policy
         for event in report.events:
             if event.request_id not in self._watched:
                 continue
             choice, plain_s = None, None
             sequence = running.get(event.request_id)  # None once it has finished
-            if sequence is not None and isinstance(controller, AdaptiveController):
-                choice, plain_s = controller.explain(sequence), controller.plain_step_s(sequence)
+            if sequence is not None and isinstance(policy, Explains):
+                choice, plain_s = policy.explain(sequence), policy.plain_step_s(sequence)
             self._notes[event.request_id, event.step] = Note(report.timing, choice, plain_s)
-            if event.request_id not in self._watched:  # closed meanwhile, by another thread
+            if event.request_id not in self._watched:  # closed by another thread in the meantime
                 self._notes.pop((event.request_id, event.step), None)
 
 
-class Watched(Generation):
-    """A generation of one choice that also keeps its steps, until `news` hands them out."""
+class Watched:
+    """A generation of one choice, and its steps in the form of the live page."""
 
     def __init__(self, service: Service, ask: Ask, notebook: Notebook, spell: Spelling) -> None:
-        self.id = f"live-{secrets.token_hex(12)}"
-        super().__init__(service, replace(ask, request_id=self.id), streamed=False, detailed=False)
+        self._id = f"live-{secrets.token_hex(12)}"
+        self.generation = Generation(
+            service,
+            replace(ask, request_id=self._id),
+            streamed=True,
+            detailed=False,
+            listener=self._take,
+        )
         self._notebook = notebook
         self._spell = spell
         self._steps: list[dict[str, Any]] = []
@@ -83,56 +89,49 @@ class Watched(Generation):
         self._clock_s = 0.0  # since the first token
 
     def __enter__(self) -> Watched:
-        self._notebook.open(self.id)
+        self._notebook.open(self._id)
         try:
-            super().__enter__()
+            self.generation.__enter__()
         except BaseException:
-            self._notebook.close(self.id)
+            self._notebook.close(self._id)
             raise
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
-        self._notebook.close(self.id)
+        self.generation.__exit__(*exception)
+        self._notebook.close(self._id)
 
-    async def news(self) -> AsyncGenerator[list[dict[str, Any]], None]:
+    async def steps(self) -> AsyncGenerator[list[dict[str, Any]], None]:
         """The steps since the last time, at least one."""
-        while not (self._is_done() and not self._steps):
-            await self._news.wait()
-            self._news.clear()
+        async for _ in self.generation.deltas():
             steps, self._steps = self._steps, []
-            if steps:
-                yield steps
+            yield steps
 
-    def _take_events(self, index: int, events: list[StepEvent]) -> None:
-        super()._take_events(index, events)
+    def _take(self, events: list[StepEvent]) -> None:
         for event in events:
-            self._take_event(event)
-        self._news.set()
+            note = self._notebook.take(event)
+            self._stats.add(event, note.timing)
+            if event.step > 1:  # the time of the first step is the prompt's
+                self._clock_s += note.timing.draft_s + note.timing.verify_s + note.timing.other_s
+            self._steps.append(self._described(event, note))
 
-    def _take_event(self, event: StepEvent) -> None:
-        note = self._notebook.take(event)
-        self._stats.add(event, note.timing)
-        if event.step > 1:  # the first one's time is the prompt's
-            self._clock_s += note.timing.draft_s + note.timing.verify_s + note.timing.other_s
-        self._steps.append(
-            {
-                "step": event.step,
-                "at_s": self._clock_s,
-                "pieces": event.pieces,  # of the text, by the token that confirmed it
-                "source": event.source,
-                "finish_reason": event.finish_reason,
-                **_tokens(event, self._spell),
-                "timing": asdict(note.timing),
-                "choice": None if note.choice is None else asdict(note.choice),
-                "plain_step_s": note.plain_step_s,
-                "stats": self._stats.to_dict(),
-            }
-        )
+    def _described(self, event: StepEvent, note: Note) -> dict[str, Any]:
+        return {
+            "step": event.step,
+            "at_s": self._clock_s,
+            "pieces": event.pieces,  # of the text, by the token that confirmed each
+            "source": event.source,
+            "finish_reason": event.finish_reason,
+            **_tokens(event, self._spell),
+            "timing": asdict(note.timing),
+            "choice": None if note.choice is None else asdict(note.choice),
+            "plain_step_s": note.plain_step_s,
+            "stats": self._stats.to_dict(),
+        }
 
 
 def _tokens(event: StepEvent, spell: Spelling) -> dict[str, Any]:
-    """The draft as nodes with a parent each (-1: the text so far), and what the target added."""
+    """The draft as nodes with parents (-1: the text so far), and the target's own tokens."""
     kept = set(event.path)
     kinds = [kind for kind, _ in judged(event)]
     refused = next((kind for kind in kinds if kind in (Kind.REJECTED, Kind.UNUSED)), None)
@@ -153,8 +152,8 @@ def _token(kind: Kind | None, text: str) -> dict[str, Any]:
 
 
 async def frames(watched: Watched, *, padded: bool) -> AsyncGenerator[bytes, None]:
-    """A stream for one pair of eyes: what was asked, every step, the whole; then `[DONE]`."""
-    ask = watched.ask
+    """The stream of the live page: the request, every step, the result; then `[DONE]`."""
+    ask = watched.generation.ask
     with watched:
         yield frame(
             {
@@ -167,10 +166,10 @@ async def frames(watched: Watched, *, padded: bool) -> AsyncGenerator[bytes, Non
             padded=padded,
         )
         try:
-            async for steps in watched.news():
+            async for steps in watched.steps():
                 for step in steps:
                     yield frame(step, padded=padded)
-            (result,) = await watched.all()
+            (result,) = await watched.generation.all()
             end = {
                 "text": result.text,
                 "finish_reason": result.completions[0].finish_reason,
