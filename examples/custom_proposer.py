@@ -13,19 +13,14 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from outrider import LLM, Speculation
-from outrider.contracts import Draw, Needs, Observation, Proposal, SequenceView
+from outrider import LLM, Speculation, register
+from outrider.contracts import Observation, Proposal, SequenceView
 
 
 class MostFrequent:
-    name = "most-frequent"
-    draws = frozenset({Draw.DETERMINISTIC})  # a function of the context, nothing is drawn
-    trees = False
-    needs = Needs()
-
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
         return [
-            Proposal(self._draft(view.tokens, budget), source=self.name)
+            Proposal(self._draft(view.tokens, budget), source="most-frequent")
             for view, budget in zip(views, budgets, strict=True)
         ]
 
@@ -43,18 +38,14 @@ class MostFrequent:
     def observe(self, views: Sequence[SequenceView], seen: Sequence[Observation]) -> None:
         """Nothing to learn from what became of a draft."""
 
-    def release(self, sequence_id: int) -> None:
-        """Nothing to forget."""
-
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--max-tokens", type=int, default=96)
     chosen = parser.parse_args(arguments)
 
+    register("most-frequent", MostFrequent)
     llm = LLM("bundled")
-    ours = {"most-frequent": MostFrequent(), "ngram": llm.engine.parts.proposers["ngram"]}
-    llm.engine.parts.proposers = ours
     prompt = "import json\n\n\ndef load(path):\n"
     texts = set()
     for name in (None, "ngram", "most-frequent"):

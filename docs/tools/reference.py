@@ -102,7 +102,7 @@ def doc(thing: object) -> str:
 def configuration() -> str:
     from outrider.config import EngineConfig, SamplingParams, ServerConfig, Speculation, VllmConfig
     from outrider.options import docs_rows
-    from outrider.registry import _PROPOSERS
+    from outrider.registry import GROUP, own_entries
 
     lines = ["# Configuration", "", GENERATED, ""]
     lines += [
@@ -123,8 +123,8 @@ def configuration() -> str:
         '`LLM("bundled", proposer_options={"ngram": {"max_n": 3}})`. An option that a proposer',
         "does not have is an error.",
     ]
-    for name, place in sorted(_PROPOSERS.items()):
-        module = import_module(place.partition(":")[0])
+    for name, entry in sorted(own_entries().items()):
+        module = import_module(f"{GROUP}.{entry.place.partition(':')[0]}")
         for config in configs_of(module):
             said = config.__doc__ or ""
             generic = said.startswith(f"{config.__name__}(")  # dataclass wrote it

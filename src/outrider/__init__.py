@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from outrider.errors import OutriderError
     from outrider.events import StepEvent, StepReport
     from outrider.llm import LLM
+    from outrider.registry import register
     from outrider.sampling import SamplingParams
     from outrider.statistics import SpeculationStats
 
@@ -38,6 +39,7 @@ __all__ = [
     "StepEvent",
     "StepReport",
     "build",
+    "register",
 ]
 
 # Imported on first use: `outrider --help` must not wait for torch.
@@ -49,6 +51,7 @@ _HOMES = {
     "outrider.errors": ["OutriderError"],
     "outrider.events": ["StepEvent", "StepReport"],
     "outrider.llm": ["LLM"],
+    "outrider.registry": ["register"],
     "outrider.sampling": ["SamplingParams"],
     "outrider.statistics": ["SpeculationStats"],
 }

@@ -14,7 +14,8 @@ import enum
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from inspect import signature
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -515,6 +516,30 @@ class HasModel(Protocol):
     def model(self) -> Model | None:
         """The model that drafts; None where torch modules draft."""
         ...
+
+
+class ProposerDefaults:
+    """The members that a registered class gets where it has none of its own.
+
+    Its drafts are chains that are a function of the context. `build` calls the class with the
+    user's options as keywords.
+    """
+
+    draws = frozenset({Draw.DETERMINISTIC})
+    trees = False
+    needs = Needs()
+
+    @classmethod
+    def build(cls, context: ProposerContext) -> Any:
+        options = {}
+        for name, parameter in signature(cls).parameters.items():
+            named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if named and name in context.options:
+                options[name] = context.options[name]
+        return cls(**options)
+
+    def release(self, sequence_id: int) -> None:
+        """There is nothing to forget."""
 
 
 class LoadModel(Protocol):

@@ -1,54 +1,222 @@
-"""Proposers by name. Ours are imported on first use; others register the entry point group
-`outrider.proposers`, so that a proposer can live in any package."""
+"""Proposers by name: the only list of ours, and those that users and other packages add.
+
+A package adds one with an entry point of the group `outrider.proposers`, a program with
+`outrider.register`. Nothing is imported before it is asked for: the shell's completion reads this
+list, and must not wait for torch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from outrider.contracts import Proposer, ProposerContext
-from outrider.errors import UnknownName
+from outrider.errors import ConfigError, OutriderError, UnknownName
 
+if TYPE_CHECKING:
+    from outrider.contracts import Proposer, ProposerContext
+
+Drafter = Literal["", "model", "head"]  # what `draft_model` is to a proposer: not used, ...
+WITHOUT_MODEL = "ngram"  # the default proposer without a draft model
+WITH_MODEL = "draft-model"  # and with one
+PREDICTION = "prediction"  # the one that reads a request's prediction
+GROUP = "outrider.proposers"
+NEEDED = ("propose", "observe")
+
+
+@dataclass(frozen=True, slots=True)
+class Vllm:
+    """How vLLM drafts what a proposer drafts."""
+
+    method: str  # of its --speculative-config; "": it cannot
+    note: str = ""  # how it differs; why it cannot
+    k: int = 8  # drafts per step if the user does not say
+    samples: bool = False  # drafts are drawn, so that its rule accepts more of them
+    more: Mapping[str, Any] | None = None  # further keys of the configuration
+    reads_prediction: bool = False
+    cpu_note: str = ""  # what its CPU build does worse
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    place: str  # module of outrider.proposers, and class
+    drafter: Drafter
+    vllm: Vllm
+
+
+NGRAM = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+ACROSS = {"use_heterogeneous_vocab": True}
+DSPARK = "without DSpark's additions (`outrider export vllm` leaves them out)"
+FEWER = "fewer accepted drafts for heads of several layers"
+BETTER = "prediction and suffix, whichever has been right more often"
+TWICE = "vLLM would load the weights twice; give a quantized draft model"
+OURS = "custom_class"  # vLLM's name for a class of ours
+
+# fmt: off
 _PROPOSERS = {
-    "cascade": "outrider.proposers.cascade:CascadeProposer",
-    "cross-vocab": "outrider.proposers.cross_vocab:CrossVocabProposer",
-    "dflash": "outrider.proposers.dflash:DFlashProposer",
-    "draft-model": "outrider.proposers.draft_model:DraftModelProposer",
-    "draft-tree": "outrider.proposers.draft_tree:DraftTreeProposer",
-    "eagle3": "outrider.proposers.eagle3:Eagle3Proposer",
-    "early-exit": "outrider.proposers.early_exit:EarlyExitProposer",
-    "hybrid": "outrider.proposers.hybrid:HybridProposer",
-    "lookahead": "outrider.proposers.lookahead:LookaheadProposer",
-    "medusa": "outrider.proposers.medusa:MedusaProposer",
-    "ngram": "outrider.proposers.ngram:NgramProposer",
-    "prediction": "outrider.proposers.prediction:PredictionProposer",
-    "quantized": "outrider.proposers.quantized:QuantizedProposer",
-    "suffix": "outrider.proposers.suffix:SuffixProposer",
+    "draft-model": Entry("draft_model:DraftModelProposer", "model",
+                         Vllm("draft_model", k=4, samples=True)),
+    "cross-vocab": Entry("cross_vocab:CrossVocabProposer", "model",
+                         Vllm("draft_model", "with `use_heterogeneous_vocab`, greedy drafts", 4,
+                              more=ACROSS)),
+    "medusa": Entry("medusa:MedusaProposer", "head",
+                    Vllm("medusa", "the most probable chain instead of a tree")),
+    "eagle3": Entry("eagle3:Eagle3Proposer", "head", Vllm("eagle3", "a chain", 4, samples=True)),
+    "dflash": Entry("dflash:DFlashProposer", "head",
+                    Vllm("dflash", DSPARK, samples=True, cpu_note=FEWER)),
+    "ngram": Entry("ngram:NgramProposer", "",
+                   Vllm("ngram", "with windows of 2 to 4 tokens", more=NGRAM)),
+    "suffix": Entry("suffix:SuffixProposer", "",
+                    Vllm(OURS, "ours, chains, nothing shared between requests")),
+    "prediction": Entry("prediction:PredictionProposer", "",
+                        Vllm(OURS, "ours", reads_prediction=True)),
+    "hybrid": Entry("hybrid:HybridProposer", "model",
+                    Vllm(OURS, BETTER, reads_prediction=True)),
+    "cascade": Entry("cascade:CascadeProposer", "model", Vllm("", "vLLM has one drafter")),
+    "draft-tree": Entry("draft_tree:DraftTreeProposer", "model",
+                        Vllm("", "vLLM verifies chains")),
+    "early-exit": Entry("early_exit:EarlyExitProposer", "",
+                        Vllm("", "vLLM cannot stop after some of the layers")),
+    "lookahead": Entry("lookahead:LookaheadProposer", "", Vllm("", "vLLM has no Jacobi window")),
+    "quantized": Entry("quantized:QuantizedProposer", "", Vllm("", TWICE)),
 }
+# fmt: on
+_registered: dict[str, ProposerClass] = {}
 
 
 class ProposerClass(Protocol):
     def build(self, context: ProposerContext) -> Proposer: ...
 
 
+def register(name: str, proposer: type) -> None:
+    """Makes a class of yours a proposer: `LLM(proposer=name)`, `Speculation(proposer=name)`.
+
+    The class needs `propose` and `observe`; `outrider.contracts.ProposerDefaults` says what it
+    gets for everything else. Raises ConfigError if one of the two is missing or if the name is
+    one of ours. A second class under the same name replaces the first in engines built later.
+    """
+    if name in _PROPOSERS:
+        raise ConfigError(f"proposer {name!r} is one of Outrider's: register another name")
+    _registered[name] = _complete(name, proposer)
+
+
 @cache
 def _plugins() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group="outrider.proposers")}
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def own_entries() -> Mapping[str, Entry]:
+    """The proposers that come with Outrider."""
+    return _PROPOSERS
 
 
 def proposer_names() -> list[str]:
-    return sorted({*_PROPOSERS, *_plugins()})
+    return sorted({*_PROPOSERS, *_registered, *_plugins()})
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raises UnknownName with a suggestion for the first name that is no proposer's."""
+    known = proposer_names()
+    for name in names:
+        if name not in known:
+            raise UnknownName("proposer", name, known)
+
+
+def uses_draft_model(name: str) -> bool:
+    """Whether a proposer may draft with `draft_model`; a class of the user's may."""
+    return name not in _PROPOSERS or _PROPOSERS[name].drafter != ""
 
 
 def proposer_class(name: str) -> ProposerClass:
-    """Raises UnknownName with a suggestion."""
+    """Raises UnknownName with a suggestion, ConfigError for a class that cannot be one."""
+    check_names([name])
     if name in _PROPOSERS:
-        module, _, attribute = _PROPOSERS[name].partition(":")
-        found: ProposerClass = getattr(import_module(module), attribute)
+        module, _, attribute = _PROPOSERS[name].place.partition(":")
+        found: ProposerClass = getattr(import_module(f"{GROUP}.{module}"), attribute)
         return found
-    if name in _plugins():
-        plugin: ProposerClass = _plugins()[name].load()
-        return plugin
-    raise UnknownName("proposer", name, proposer_names())
+    if name in _registered:
+        return _registered[name]
+    entry = _plugins()[name]
+    try:
+        kind = entry.load()
+    except Exception as error:
+        raise ConfigError(_blame(name, "cannot be imported", error)) from error
+    return _complete(name, kind)
+
+
+def build_proposer(name: str, context: ProposerContext) -> Proposer:
+    """The proposer `name` of an engine.
+
+    Raises ConfigError if a class that is not ours fails, and UnknownName for an option that its
+    `build` does not read.
+    """
+    kind = proposer_class(name)
+    if name in _PROPOSERS:
+        return kind.build(context)
+    from dataclasses import replace
+
+    options = _Options(context.options)
+    try:
+        built = kind.build(replace(context, options=options))
+    except OutriderError:
+        raise
+    except Exception as error:
+        raise ConfigError(_blame(name, "cannot be built", error)) from error
+    unread = [option for option in context.options if option not in options.read]
+    if unread and options.read:
+        raise UnknownName(f"option of proposer {name!r}", unread[0], options.read)
+    if unread:
+        raise ConfigError(f"proposer {name!r} has no options: leave out {unread[0]!r}")
+    return built
+
+
+class _Options(Mapping[str, object]):
+    """Options that record which of them are read, so that no other is silently ignored."""
+
+    def __init__(self, given: Mapping[str, object]) -> None:
+        self._given = given
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> object:
+        self.read.add(name)
+        return self._given[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self.read.update(self._given)
+        return iter(self._given)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+
+def _complete(name: str, kind: type) -> ProposerClass:
+    """`kind` with a default for each member of a proposer that it does not have."""
+    if not isinstance(kind, type):
+        raise ConfigError(f"proposer {name!r}{_origin(name)} must be a class, not {kind!r}")
+    for member in NEEDED:
+        if not callable(getattr(kind, member, None)):
+            raise ConfigError(
+                f"proposer {name!r}{_origin(name)} has no method {member!r}: "
+                f"class {kind.__qualname__} needs {' and '.join(NEEDED)}"
+            )
+    from outrider.contracts import ProposerDefaults
+
+    members = {} if hasattr(kind, "name") else {"name": name}
+    completed: Any = type(kind.__name__, (kind, ProposerDefaults), members)
+    return cast("ProposerClass", completed)
+
+
+def _origin(name: str) -> str:
+    """Where a proposer that is not ours comes from."""
+    entry = _plugins().get(name)
+    if entry is None or name in _registered:
+        return ""
+    package = "an installed package" if entry.dist is None else f"package {entry.dist.name!r}"
+    return f" of {package} (entry point {entry.value})"
+
+
+def _blame(name: str, what: str, error: Exception) -> str:
+    return f"proposer {name!r}{_origin(name)} {what}: {type(error).__name__}: {error}"

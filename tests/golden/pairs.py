@@ -211,7 +211,7 @@ def load_bundled(backend: str) -> LLM:
     options: dict[str, dict[str, object]] = {kind: {"weights": "float32"} for kind in HEADS}
     return LLM(
         "bundled",
-        backend=backend,
+        backend=backend,  # type: ignore[arg-type]
         dtype="float32",
         num_draft_tokens=0,
         proposer_options=options | {"draft-model": {"dtype": "float32"}},

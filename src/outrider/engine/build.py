@@ -21,7 +21,13 @@ from outrider.model import load_model
 from outrider.model.bundled import find_folder
 from outrider.model.head_base import head_kind
 from outrider.model.tokenizer import Tokenizer, check_same_vocabulary, load_tokenizer
-from outrider.registry import proposer_class, proposer_names
+from outrider.registry import (
+    WITH_MODEL,
+    WITHOUT_MODEL,
+    build_proposer,
+    check_names,
+    proposer_names,
+)
 from outrider.verifiers import VERIFIERS, exact_pairing, make_verifier
 
 DEFAULT_KV_BYTES = 2 << 30
@@ -35,8 +41,7 @@ class ProposerSet(Mapping[str, Proposer]):
         make_context: Callable[..., ProposerContext],
         options: Mapping[str, Mapping[str, object]],
     ) -> None:
-        for name in options:
-            proposer_class(name)  # raises with a suggestion
+        check_names(options)
         self._make_context = make_context
         self._options = options
         self._built: dict[str, Proposer] = {}
@@ -45,7 +50,7 @@ class ProposerSet(Mapping[str, Proposer]):
         if name not in self._built:
             options = self._options.get(name, {})
             context = self._make_context(proposer=self.__getitem__, options=options)
-            self._built[name] = proposer_class(name).build(context)
+            self._built[name] = build_proposer(name, context)
         return self._built[name]
 
     def built(self) -> list[str]:
@@ -129,7 +134,7 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         proposer = proposers[name]
         exact_pairing(proposer.draws, proposer.trees, verifiers[config.verifier])
     else:
-        proposer_class(name)  # raises with a suggestion
+        check_names([name])
     limit = min(spec.max_positions, kv.num_blocks * kv.block_size)
     scheduler = Scheduler(
         kv,
@@ -170,5 +175,5 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
 
 def _default_proposer(draft_model: str | None) -> str:
     if draft_model is None:
-        return "ngram"
-    return head_kind(find_folder(draft_model)) or "draft-model"
+        return WITHOUT_MODEL
+    return head_kind(find_folder(draft_model)) or WITH_MODEL
