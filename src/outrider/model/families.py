@@ -1,8 +1,8 @@
-"""config.json -> `DecoderConfig`: what the compact decoders need to know of a Llama-shaped model.
+"""config.json -> `DecoderConfig`: the description of a Llama-shaped model for the compact decoders.
 
 Llama, Mistral, Qwen2 and Qwen3 are one architecture with a few switches: biases, a norm on
-queries and keys, sliding windows. Anything a switch does not cover is refused here, by
-`UnsupportedByDecoder`, rather than computed nearly right.
+queries and keys, sliding windows. A model that needs more than these switches is refused here, by
+`UnsupportedByDecoder`, instead of being computed almost correctly.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from outrider.model.rope import RopeConfig, read_rope
 
 
 class UnsupportedByDecoder(ModelError):
-    """A sound model, but not one for the compact decoders: transformers has to run it."""
+    """A valid model that the compact decoders cannot run; transformers can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The switches of one model type: fixed ones, and the config keys that set the others."""
+    """The switches of one model type: fixed values, or the config keys that set them."""
 
     architecture: str
     qkv_bias: bool | str = False  # a string names the config key
@@ -29,7 +29,7 @@ class Family:
     mlp_bias: bool | str = False
     qk_norm: bool = False
     windows: str = "none"  # none | always | by layer
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # what an absent key means
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # the value of an absent key
 
 
 _QWEN_DEFAULTS = {
@@ -87,22 +87,13 @@ class DecoderConfig:
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    windows: tuple[int | None, ...]  # per layer: how many positions back a token sees, itself too
+    windows: tuple[int | None, ...]  # per layer: how many positions a token sees, its own included
     dtype: str  # as stored: "float32", "float16", "bfloat16"
 
     @property
     def group_size(self) -> int:
         """Query heads that share a key/value head."""
         return self.num_heads // self.num_kv_heads
-
-
-def supports(config: Mapping[str, Any]) -> bool:
-    """Whether the compact decoders can run a model with this config.json."""
-    try:
-        read_decoder_config(config)
-    except ModelError:
-        return False
-    return True
 
 
 def read_decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
@@ -149,9 +140,9 @@ def read_decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
         max_positions=max_positions,
         rope=rope,
         tied=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=_switch(config, family.qkv_bias),
-        o_bias=_switch(config, family.o_bias),
-        mlp_bias=_switch(config, family.mlp_bias),
+        qkv_bias=_switch(config, family, family.qkv_bias),
+        o_bias=_switch(config, family, family.o_bias),
+        mlp_bias=_switch(config, family, family.mlp_bias),
         qk_norm=family.qk_norm,
         windows=_windows(config, family, num_layers),
         dtype=stored_dtype(config),
@@ -164,8 +155,11 @@ def stored_dtype(config: Mapping[str, Any]) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _switch(config: Mapping[str, Any], value: bool | str) -> bool:
-    return value if isinstance(value, bool) else bool(config.get(value, False))
+def _switch(config: Mapping[str, Any], family: Family, value: bool | str) -> bool:
+    """A fixed value, or the value of a config key."""
+    if isinstance(value, bool):
+        return value
+    return bool(config.get(value, family.defaults.get(value, False)))
 
 
 def _refuse_unusual(config: Mapping[str, Any], family: Family) -> None:
@@ -184,11 +178,7 @@ def _refuse_unusual(config: Mapping[str, Any], family: Family) -> None:
 
 
 def _windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tuple[int | None, ...]:
-    window = (
-        config["sliding_window"]
-        if "sliding_window" in config
-        else (family.defaults.get("sliding_window"))
-    )
+    window = config.get("sliding_window", family.defaults.get("sliding_window"))
     if family.windows == "always":
         return (window,) * num_layers
     if family.windows == "none" or not config.get("use_sliding_window") or window is None:

@@ -152,7 +152,6 @@ class NativeDecoder(NativeModel):
         self.load_s = 0.0
         self._embedding: torch.Tensor | None = None  # read in place, so it must stay alive
         self._drawn = (ctypes.c_int32 * 64)()
-        self._cache_bytes = 0
         self._extend_rope(min(2048, config.max_positions))
 
     @classmethod
@@ -210,16 +209,6 @@ class NativeDecoder(NativeModel):
             if window is not None:
                 native.check(self._lib.outrider_set_window(self._handle, layer, window))
         self._check_ready()
-
-    @property
-    def resident_bytes(self) -> int:
-        """Weights and cache together."""
-        return self.weight_bytes + self._cache_bytes
-
-    def allocate(self, num_blocks: int, block_size: int) -> None:
-        """Replaces the KV store by an empty one of `num_blocks * block_size` slots."""
-        super().allocate(num_blocks, block_size)
-        self._cache_bytes = num_blocks * block_size * self.spec.kv_bytes_per_token
 
     def forward(self, batch: StepBatch) -> StepOutput:
         """The logits are a view of a buffer that the next forward overwrites."""

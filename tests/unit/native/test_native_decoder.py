@@ -293,9 +293,8 @@ def test_describes_itself(odd: Path) -> None:
         "max_positions",
     ):
         assert getattr(model.spec, name) == getattr(theirs, name)
-    model.allocate(4, 16)
     assert model.load_s > 0
-    assert model.resident_bytes > model.weight_bytes > 0
+    assert model.weight_bytes > 0
 
 
 def change(batch: StepBatch, **fields: Any) -> StepBatch:
