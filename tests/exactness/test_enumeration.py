@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 
 from outrider.prove.drafters import Kind, chain, drafter
-from outrider.prove.enumerate import Dice, Experiment, Model, Tokens, law_of, mean_emitted
-from outrider.prove.reference import RULES, Draft, Law, coupled, token
+from outrider.prove.enumerate import Dice, Experiment, Model, Tokens, distribution_of, mean_emitted
+from outrider.prove.reference import RULES, Distribution, Draft, coupled, token
 from outrider.prove.toys import fixed, greedy, hashed, only, top_k, top_p
 
 HALF = Fraction(1, 2)
@@ -57,7 +57,7 @@ def kinds_for(rule: str) -> list[Kind]:
 
 
 def assert_exact(experiment: Experiment) -> None:
-    assert experiment.output_law() == experiment.target_law()
+    assert experiment.output_distribution() == experiment.target_distribution()
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -145,10 +145,10 @@ def test_end_of_sequence(rule: str) -> None:
 def test_stopping_rules_that_do_not_anticipate(rule: str) -> None:
     """Whether a token is submitted may depend on what precedes it and on q, not on itself."""
 
-    def unsure(before: Tokens, q: Law) -> bool:
+    def unsure(before: Tokens, q: Distribution) -> bool:
         return max(q) < HALF
 
-    def after_two(before: Tokens, q: Law) -> bool:
+    def after_two(before: Tokens, q: Distribution) -> bool:
         return bool(before) and before[-1] == 2
 
     for stop in (unsure, after_two):
@@ -171,8 +171,8 @@ def test_sample_match_survives_any_pruning() -> None:
 
     def picky(context: Tokens, chance: object) -> Draft:
         drawn = honest(context, chance)  # type: ignore[arg-type]
-        n = sum(1 for x, q in zip(drawn.tokens, drawn.laws, strict=True) if q[x] >= HALF)
-        return Draft(drawn.tokens[:n], drawn.parents[:n], drawn.laws[:n])
+        n = sum(1 for x, q in zip(drawn.tokens, drawn.dists, strict=True) if q[x] >= HALF)
+        return Draft(drawn.tokens[:n], drawn.parents[:n], drawn.dists[:n])
 
     assert_exact(Experiment(target=P3, drafter=picky, rule=coupled, horizon=3, num_steps=3))
 
@@ -211,7 +211,7 @@ def test_dice_remember_what_a_name_has_shown() -> None:
     def twice(dice: Dice) -> tuple[bool, bool]:
         return dice.below("u", HALF), dice.below("u", Fraction(1, 4))
 
-    assert law_of(twice) == {
+    assert distribution_of(twice) == {
         (True, True): Fraction(1, 4),
         (True, False): Fraction(1, 4),
         (False, False): HALF,

@@ -35,8 +35,8 @@ def test_mistakes_are_flagged_on_other_models_too(name: str) -> None:
 
 
 def test_the_two_token_counterexample() -> None:
-    law = BIASED["replace-from-p"].experiment().output_law()
-    assert law == {(0,): Fraction(7, 10), (1,): Fraction(3, 10)}
+    dist = BIASED["replace-from-p"].experiment().output_distribution()
+    assert dist == {(0,): Fraction(7, 10), (1,): Fraction(3, 10)}
 
 
 def test_reused_noise_harms_only_rules_that_look_past_the_refusal() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from outrider.contracts import Draw, Proposal
 from outrider.prove import reference
-from outrider.prove.reference import Draft, Law, normalised, one_hot
+from outrider.prove.reference import Distribution, Draft, normalised, one_hot
 from outrider.verifiers._ratio import RatioVerifier
 from outrider.verifiers.block import BlockVerifier
 from outrider.verifiers.coupled import match
@@ -49,13 +49,13 @@ class GivenUniforms:
             self.margin = min(self.margin, abs(float(u - threshold)))
         return u < threshold
 
-    def target(self, depth: int, law: Law) -> int:
-        return law.index(1)
+    def target(self, depth: int, dist: Distribution) -> int:
+        return dist.index(1)
 
 
 @dataclass
 class Case:
-    p_rows: list[Law]
+    p_rows: list[Distribution]
     draft: Draft
     proposal: Proposal
     uniforms: list[float]
@@ -65,11 +65,11 @@ class Case:
         return tensor(self.p_rows)
 
 
-def tensor(rows: list[Law]) -> torch.Tensor:
+def tensor(rows: list[Distribution]) -> torch.Tensor:
     return torch.tensor([[float(x) for x in row] for row in rows], dtype=torch.float32)
 
 
-def all_laws(size: int) -> list[Law]:
+def all_laws(size: int) -> list[Distribution]:
     """Every law of sixteenths, the zeros included."""
     cuts = combinations_with_replacement(range(GRAIN + 1), size - 1)
     return [
@@ -87,23 +87,23 @@ def cases(draw: st.DrawFn, *, trees: bool) -> Case:
     num_nodes = draw(st.integers(0, 5 if trees else 4))
     law_kind = draw(st.sampled_from([Draw.SAMPLED, Draw.DETERMINISTIC, Draw.WITHOUT_REPLACEMENT]))
     draft, raw_q = Draft(), []
-    by_parent: dict[int, Law] = {}
+    by_parent: dict[int, Distribution] = {}
     for node in range(num_nodes):
         parent = draw(st.integers(-1, node - 1)) if trees else node - 1
         siblings = [draft.tokens[c] for c in draft.children(parent)]
-        law = by_parent.setdefault(parent, draw(LAWS[size]))
+        dist = by_parent.setdefault(parent, draw(LAWS[size]))
         if law_kind is Draw.SAMPLED:
-            said = law
+            said = dist
         else:  # siblings are distinct
-            left = [Fraction(0) if v in siblings else x for v, x in enumerate(law)]
+            left = [Fraction(0) if v in siblings else x for v, x in enumerate(dist)]
             if not any(left):
                 break
-            said = normalised(left, law)
+            said = normalised(left, dist)
         token = draw(st.sampled_from([v for v in range(size) if said[v]]))
         if law_kind is Draw.DETERMINISTIC:
             said = one_hot(token, size)
-        raw_q.append(law)
-        draft = Draft((*draft.tokens, token), (*draft.parents, parent), (*draft.laws, said))
+        raw_q.append(dist)
+        draft = Draft((*draft.tokens, token), (*draft.parents, parent), (*draft.dists, said))
     proposal = Proposal(
         list(draft.tokens),
         list(draft.parents) if trees else None,
@@ -119,9 +119,11 @@ def assert_same_decision(verifier: RatioVerifier, case: Case) -> None:
     chance = GivenUniforms(case.uniforms)
     expected = reference.RULES[verifier.name](case.p_rows, case.draft, chance)
     assume(chance.margin > MARGIN)
-    path, law_V = verifier.decide(case.p_MV, case.proposal, case.uniforms)
+    path, dist_V = verifier.decide(case.p_MV, case.proposal, case.uniforms)
     assert path == list(expected.path)
-    torch.testing.assert_close(law_V / law_V.sum(), tensor([expected.law])[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        dist_V / dist_V.sum(), tensor([expected.dist])[0], rtol=1e-4, atol=1e-5
+    )
 
 
 @MANY
@@ -138,7 +140,7 @@ def test_block(case: Case) -> None:
     block = BlockVerifier().decide(case.p_MV, case.proposal, case.uniforms)
     tree = TreeVerifier().decide(case.p_MV, case.proposal, case.uniforms)
     assert block.path == tree.path
-    torch.testing.assert_close(block.law_V / block.law_V.sum(), tree.law_V / tree.law_V.sum())
+    torch.testing.assert_close(block.dist_V / block.dist_V.sum(), tree.dist_V / tree.dist_V.sum())
 
 
 @MANY
@@ -156,7 +158,7 @@ def test_coupled(case: Case, data: st.DataObject) -> None:
     expected = reference.coupled(rows, case.draft, GivenUniforms([]))
     path = match(case.proposal.tokens, case.proposal.parents, draws)
     assert path == list(expected.path)
-    assert draws[path[-1] + 1 if path else 0] == expected.law.index(1)
+    assert draws[path[-1] + 1 if path else 0] == expected.dist.index(1)
 
 
 def test_conditional_rows_of_siblings_without_replacement_are_accepted_too() -> None:
@@ -172,7 +174,7 @@ def test_conditional_rows_of_siblings_without_replacement_are_accepted_too() -> 
             for q in (raw, removed)
         ]
         assert made[0].path == made[1].path
-        torch.testing.assert_close(made[0].law_V, made[1].law_V)
+        torch.testing.assert_close(made[0].dist_V, made[1].dist_V)
 
 
 @pytest.mark.parametrize("verifier", [TokenVerifier(), BlockVerifier(), TreeVerifier()])
@@ -192,6 +194,6 @@ def test_an_empty_residual_falls_back_to_p(verifier: RatioVerifier) -> None:
     """p = q up to rounding: the refusal has probability zero, and still yields a token."""
     p_MV = torch.tensor([[0.3, 0.7], [0.5, 0.5]])
     q_NV = torch.tensor([[0.3000001, 0.6999999]])
-    path, law_V = verifier.decide(p_MV, Proposal([0], None, Draw.SAMPLED, q_NV), [1 - 2**-53])
+    path, dist_V = verifier.decide(p_MV, Proposal([0], None, Draw.SAMPLED, q_NV), [1 - 2**-53])
     assert path == []
-    torch.testing.assert_close(law_V, p_MV[0])
+    torch.testing.assert_close(dist_V, p_MV[0])

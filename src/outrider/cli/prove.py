@@ -207,14 +207,14 @@ def run_checks(
         yield timed("enumeration", lambda tell: checks.check_injection(mistake, pair, tell))
         for name in ("greedy identity", "seeded identity"):
             yield Check(name, None, "the mistake exists outside the engine only"), 0.0
-        yield timed("law", lambda tell: checks.check_injected_law(mistake, pair, tell))
+        yield timed("law", lambda tell: checks.check_injected_output(mistake, pair, tell))
         return
     yield timed(
         "enumeration", lambda tell: checks.check_rule(rule, draw, drafter.trees, pair, tell)
     )
     yield timed("greedy", lambda tell: checks.check_greedy(engine, prompts, max_tokens, tell))
     yield timed("seeded", lambda tell: checks.check_seeded(engine, prompts, max_tokens, tell))
-    yield timed("law", lambda tell: checks.check_law(rule, draw, pair, tell))
+    yield timed("law", lambda tell: checks.check_output(rule, draw, pair, tell))
 
 
 def read_prompts(file: Path | None) -> list[str]:

@@ -1,1 +1,1 @@
-"""Losslessness as something one can run: rational enumeration of every rule, draft and bias."""
+"""Executable proofs of exactness: enumeration of every rule, kind of draft and known mistake."""

@@ -1,8 +1,8 @@
-"""Wrong rules and dishonest drafters, by name: what the proof must catch.
+"""Wrong rules and wrong drafters, by name: the proof must find each of them.
 
-Each is a mistake found in texts or code that passes for speculative decoding. All look plausible,
-speed things up, and change the output's law. An `Injection` carries the toy on which the mistake
-is measured and the range its total variation must fall in.
+Each is a mistake from published texts or code. All look plausible, are faster, and change the
+output distribution. An `Injection` contains the toy on which the mistake is measured and the range
+of its total variation.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from outrider.prove.reference import (
     ZERO,
     Chance,
     Decision,
+    Distribution,
     Draft,
-    Law,
     Rule,
     block,
     keep_probability,
@@ -35,30 +35,30 @@ from outrider.prove.toys import argmax, fixed, hashed, only, top_k
 # --- wrong rules ---------------------------------------------------------------------------
 
 
-def replace_from_p(p_rows: Sequence[Law], draft: Draft, chance: Chance) -> Decision:
+def replace_from_p(p_rows: Sequence[Distribution], draft: Draft, chance: Chance) -> Decision:
     """The token rule, but the replacement comes from p instead of the residual."""
     path, _ = token(p_rows, draft, chance)
     return Decision(path, p_rows[len(path)])
 
 
-def uncapped_block(p_rows: Sequence[Law], draft: Draft, chance: Chance) -> Decision:
+def uncapped_block(p_rows: Sequence[Distribution], draft: Draft, chance: Chance) -> Decision:
     """The block rule with the plain product of ratios: capped only where it is a probability."""
     joint = [ONE]
     for i, x in enumerate(draft.tokens):
-        joint.append(joint[-1] * p_rows[i][x] / draft.laws[i][x])
+        joint.append(joint[-1] * p_rows[i][x] / draft.dists[i][x])
     num_drafts = len(draft)
     if num_drafts == 0 or chance.below(num_drafts - 1, joint[-1]):
         return Decision(tuple(range(num_drafts)), p_rows[num_drafts])
     for kept in range(num_drafts - 1, -1, -1):
-        rest = residual(p_rows[kept], draft.laws[kept], joint[kept])
+        rest = residual(p_rows[kept], draft.dists[kept], joint[kept])
         keep = keep_probability(sum(rest, ZERO), min(ONE, joint[kept]))
         if kept == 0 or chance.below(kept - 1, keep):
             break
     return Decision(tuple(range(kept)), normalised(rest, p_rows[kept]))
 
 
-def typical_acceptance(p_rows: Sequence[Law], draft: Draft, chance: Chance) -> Decision:
-    """Medusa's rule: keep x if p(x) > min(eps, delta exp(-H(p))), go on with the argmax."""
+def typical_acceptance(p_rows: Sequence[Distribution], draft: Draft, chance: Chance) -> Decision:
+    """Medusa's rule: accept x if p(x) > min(eps, delta exp(-H(p))), continue with the argmax."""
     epsilon, delta = 0.3, 0.09
     kept = 0
     for p, x in zip(p_rows, draft.tokens, strict=False):
@@ -66,20 +66,20 @@ def typical_acceptance(p_rows: Sequence[Law], draft: Draft, chance: Chance) -> D
         if not p[x] > min(epsilon, delta * math.exp(-entropy)):
             break
         kept += 1
-    law = p_rows[kept]
-    return Decision(tuple(range(kept)), one_hot(argmax(law), len(law)))
+    dist = p_rows[kept]
+    return Decision(tuple(range(kept)), one_hot(argmax(dist), len(dist)))
 
 
 # --- dishonest drafters --------------------------------------------------------------------
 
 
-def _claims(honest: Drafter, claim: Callable[[Tokens], Law]) -> Drafter:
-    """The same tokens, but another law is reported for them: `claim` of the node's context."""
+def _claims(honest: Drafter, claim: Callable[[Tokens], Distribution]) -> Drafter:
+    """The same tokens with another reported distribution: `claim` of the node's context."""
 
     def draft(context: Tokens, chance: StepChance) -> Draft:
         drawn = honest(context, chance)
-        laws = tuple(claim(context + drawn.tokens_to(parent)) for parent in drawn.parents)
-        return Draft(drawn.tokens, drawn.parents, laws)
+        dists = tuple(claim(context + drawn.tokens_to(parent)) for parent in drawn.parents)
+        return Draft(drawn.tokens, drawn.parents, dists)
 
     return draft
 
@@ -90,23 +90,23 @@ def _cut(honest: Drafter, length: Callable[[Draft], int]) -> Drafter:
     def draft(context: Tokens, chance: StepChance) -> Draft:
         drawn = honest(context, chance)
         n = length(drawn)
-        return Draft(drawn.tokens[:n], drawn.parents[:n], drawn.laws[:n])
+        return Draft(drawn.tokens[:n], drawn.parents[:n], drawn.dists[:n])
 
     return draft
 
 
 def confident_prefix(draft: Draft, floor: Fraction = Fraction(1, 4)) -> int:
-    """Tokens before the first that q itself found unlikely."""
-    for i, (x, q) in enumerate(zip(draft.tokens, draft.laws, strict=True)):
+    """The number of tokens before the first one that is improbable under q."""
+    for i, (x, q) in enumerate(zip(draft.tokens, draft.dists, strict=True)):
         if q[x] < floor:
             return i
     return len(draft)
 
 
 def best_length(draft: Draft, cost: Fraction = Fraction(1, 3)) -> int:
-    """The length with the most expected tokens per unit of cost, in hindsight."""
+    """The length with the most expected tokens per unit of cost, chosen afterwards."""
     expected, survival = [ONE], ONE
-    for x, q in zip(draft.tokens, draft.laws, strict=True):
+    for x, q in zip(draft.tokens, draft.dists, strict=True):
         survival *= q[x]
         expected.append(expected[-1] + survival)
     return max(range(len(expected)), key=lambda n: expected[n] / (1 + n * cost))
@@ -117,12 +117,12 @@ def best_of_two(model: Model, num_drafts: int) -> Drafter:
 
     def draft(context: Tokens, chance: StepChance) -> Draft:
         tokens: Tokens = ()
-        laws: tuple[Law, ...] = ()
+        dists: tuple[Distribution, ...] = ()
         for i in range(num_drafts):
             q = model(context + tokens)
             pair = [chance.inner((i, j), q) for j in range(2)]
-            tokens, laws = (*tokens, max(pair, key=lambda v: q[v])), (*laws, q)
-        return Draft(tokens, chain(num_drafts), laws)
+            tokens, dists = (*tokens, max(pair, key=lambda v: q[v])), (*dists, q)
+        return Draft(tokens, chain(num_drafts), dists)
 
     return draft
 
@@ -133,27 +133,27 @@ def pruned_by_score(model: Model) -> Drafter:
 
     def draft(context: Tokens, chance: StepChance) -> Draft:
         pair = honest(context, chance)
-        x = max(pair.tokens, key=lambda v: pair.laws[0][v])
+        x = max(pair.tokens, key=lambda v: pair.dists[0][v])
         q = model((*context, x))
-        return Draft((x, chance.draft(2, 1, q)), (-1, 0), (pair.laws[0], q))
+        return Draft((x, chance.draft(2, 1, q)), (-1, 0), (pair.dists[0], q))
 
     return draft
 
 
 def lossy_level(middle: Model, bottom: Model) -> Model:
-    """What an inner replace-from-p level really draws from, instead of the middle model's law."""
+    """The distribution of an inner replace-from-p level, instead of the middle model's own."""
 
-    def law(context: Tokens) -> Law:
+    def dist(context: Tokens) -> Distribution:
         m, b = middle(context), bottom(context)
         kept = [min(x, y) for x, y in zip(m, b, strict=True)]
         refused = 1 - sum(kept, ZERO)
         return tuple(k + refused * x for k, x in zip(kept, m, strict=True))
 
-    return law
+    return dist
 
 
 def intersection(model: Model, shared: set[int]) -> Model:
-    """q with the tokens the target lacks struck out, and *not* renormalised."""
+    """q without the tokens that the target lacks, and *not* renormalised."""
     return lambda context: tuple(q if v in shared else ZERO for v, q in enumerate(model(context)))
 
 
@@ -162,7 +162,7 @@ def intersection(model: Model, shared: set[int]) -> Model:
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """A named mistake: how it is built from a target and a draft model, and its own toy."""
+    """A named mistake: an experiment built from a target and a draft model, and its own toy."""
 
     name: str
     what: str
@@ -212,7 +212,7 @@ def _injection(
 _ALL = [
     Injection(
         "replace-from-p",
-        "after a refusal the replacement is drawn from p",
+        "after a rejection the replacement is drawn from p",
         _with(replace_from_p, lambda q: drafter(q, chain(1)), 1),
         fixed(1, 1),
         fixed(9, 1),
@@ -261,7 +261,7 @@ _ALL = [
     ),
     _injection(
         "retrospective-length",
-        "the draft is cut where, in hindsight, it looks best",
+        "the draft is cut afterwards where it looks best",
         _with(token, lambda q: _cut(drafter(q, chain(3)), best_length), 4),
         12,
         0.065,
@@ -277,7 +277,7 @@ _ALL = [
     ),
     _injection(
         "lossy-inner-level",
-        "the inner level of a cascade is lossy, the outer one believes it",
+        "the inner level of a cascade is lossy, the outer one relies on it",
         _with(token, lambda q: _claims(drafter(lossy_level(q, _BOTTOM), chain(2)), q), 3),
         8,
         0.07,
@@ -297,7 +297,7 @@ _ALL = [
     ),
     _injection(
         "typical-acceptance",
-        "drafts are kept when p finds them typical (Medusa)",
+        "drafts are accepted if they are typical under p (Medusa)",
         _with(typical_acceptance, lambda q: drafter(q, chain(2), "top"), 3),
         8,
         0.945,
@@ -305,7 +305,7 @@ _ALL = [
     ),
     _injection(
         "uncapped-ratio",
-        "the joint ratio of a block is not capped at one on the way",
+        "the joint ratio of a block is not capped at one at each token",
         _with(uncapped_block, lambda q: drafter(q, chain(3)), 4),
         1,
         0.01,
@@ -321,7 +321,7 @@ _ALL = [
     ),
     _injection(
         "reused-draft-noise",
-        "a position drafted again in the next step meets the same draft noise",
+        "a position drafted again in the next step gets the same draft noise",
         _with(block, lambda q: drafter(q, chain(2)), 4, 2, frozenset({"draft"})),
         1,
         0.025,
@@ -330,7 +330,7 @@ _ALL = [
     ),
     _injection(
         "reused-accept-noise",
-        "a position judged again in the next step meets the same uniform",
+        "a position judged again in the next step gets the same uniform",
         _with(block, lambda q: drafter(q, chain(2)), 4, 2, frozenset({"accept"})),
         4,
         0.01,

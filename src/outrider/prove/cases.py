@@ -1,4 +1,4 @@
-"""What is enumerated: one rule with every kind of draft it will meet, down to the odd corners."""
+"""The enumerated cases: one rule with every kind of draft, edge cases included."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fractions import Fraction
 from outrider.contracts import Draw
 from outrider.prove.drafters import Kind, chain, drafter
 from outrider.prove.enumerate import Experiment, Model, Tokens
-from outrider.prove.reference import RULES, Law
+from outrider.prove.reference import RULES, Distribution
 from outrider.prove.toys import greedy, hashed, only, top_k, top_p
 
 KINDS: dict[Draw, Kind] = {
@@ -21,10 +21,10 @@ KINDS: dict[Draw, Kind] = {
 _P, _Q = hashed(1, 3), hashed(2, 3)
 _P4, _Q4 = hashed(3, 4), hashed(4, 4)
 TOYS: dict[str, tuple[Model, Model]] = {
-    "ordinary laws": (_P, _Q),
+    "ordinary distributions": (_P, _Q),
     "zero probabilities": (hashed(5, 4, zeros=0.4), hashed(6, 4, zeros=0.4)),
-    "equal laws": (_P, _P),
-    "disjoint laws": (only(_P4, {0, 1}), only(_Q4, {2, 3})),
+    "equal distributions": (_P, _P),
+    "disjoint distributions": (only(_P4, {0, 1}), only(_Q4, {2, 3})),
     "filtered target": (top_k(_P4, 2), _Q4),
     "filtered draft": (_P, top_p(_Q, Fraction(3, 5))),
     "greedy target": (greedy(_P), _Q),
@@ -35,12 +35,12 @@ TREES: dict[str, Tokens] = {"two siblings": (-1, -1), "a late branch": (-1, 0, 0
 def experiments(
     verifier: str, draw: Draw, trees: bool, own: tuple[Model, Model] | None = None
 ) -> Iterator[tuple[str, Experiment]]:
-    """(title, experiment) for a rule and the law its drafts are drawn from.
+    """(title, experiment) for a rule and a kind of draft.
 
-    `own` are small laws of the user's models; `trees`: whether it will see trees.
+    `own`: small distributions of the user's models. `trees`: include trees.
     """
     rule, kind = RULES[verifier], KINDS[draw]
-    pairs = TOYS | ({"your models' laws": own} if own is not None else {})
+    pairs = TOYS | ({"your models' distributions": own} if own is not None else {})
     for title, (target, draft) in pairs.items():
         for num_drafts in range(3):
             yield (
@@ -77,13 +77,13 @@ def experiments(
         Experiment(target=_P, drafter=made, rule=rule, horizon=4, num_steps=2, eos=2),
     )
     made = drafter(_Q, chain(3), kind, stop=_unsure)
-    # A coupled drafter that stops has looked at noise: nothing may be left to the target then.
+    # A coupled drafter that stops has used the noise, so the steps must emit every token.
     num_steps = 4 if draw is Draw.COUPLED else 1
     yield (
-        "a length chosen on the way",
+        "a length chosen while drafting",
         Experiment(target=_P, drafter=made, rule=rule, horizon=4, num_steps=num_steps),
     )
 
 
-def _unsure(before: Tokens, law: Law) -> bool:
-    return max(law) < Fraction(1, 2)
+def _unsure(before: Tokens, dist: Distribution) -> bool:
+    return max(dist) < Fraction(1, 2)

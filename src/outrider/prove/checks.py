@@ -1,4 +1,4 @@
-"""The four checks behind `outrider prove`, each with its result in one line and in figures."""
+"""The four checks of `outrider prove`, each with its result in one line and in figures."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from outrider.prove.biased import Injection
 from outrider.prove.cases import experiments
 from outrider.prove.enumerate import Experiment, Model
 from outrider.prove.identity import NEAR_TIE, Divergence, explain
-from outrider.prove.output_law import (
+from outrider.prove.output_distribution import (
     HORIZON,
     ExperimentSampler,
-    LawTest,
+    OutputTest,
     RuleSampler,
-    examine_law,
+    examine_output,
     in_floats,
-    joint_law,
+    joint_distribution,
 )
 from outrider.prove.small_pair import SmallPair
 from outrider.sampling import SamplingParams
 
 PLAIN = Speculation(num_draft_tokens=0)
-# What a reader would try: mild, nucleus, hot and filtered, penalised.
+# Typical settings: mild, nucleus, high temperature with filters, penalties.
 SAMPLED = (
     SamplingParams(temperature=0.7, seed=1),
     SamplingParams(temperature=1.0, top_p=0.9, seed=2),
     SamplingParams(temperature=1.3, top_k=20, min_p=0.02, seed=3),
     SamplingParams(temperature=0.8, repetition_penalty=1.2, presence_penalty=0.5, seed=4),
 )
-# Rounding of reduced precision moves logits by this much; float32 by NEAR_TIE at most.
+# How much the rounding of a type changes logits; float32 changes them by at most NEAR_TIE.
 NEAR_TIES = {torch.bfloat16: 0.125, torch.float16: 0.02}
 
 Tell = Callable[[str], None]
@@ -44,7 +44,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finished check. `passed` is None where there was nothing to check."""
+    """One finished check. `passed` is None if there was nothing to check."""
 
     name: str
     passed: bool | None
@@ -57,7 +57,7 @@ class Check:
 
 
 def check_rule(verifier: Verifier, draw: Draw, trees: bool, pair: SmallPair, tell: Tell) -> Check:
-    """Every outcome of the rule in exact arithmetic: the output's law must equal the target's."""
+    """Every outcome of the rule in exact arithmetic: output and target distribution are equal."""
     num_cases, troubles = 0, []
     own = (pair.target, pair.draft)
     for title, experiment in experiments(verifier.name, draw, trees and verifier.trees, own):
@@ -70,24 +70,24 @@ def check_rule(verifier: Verifier, draw: Draw, trees: bool, pair: SmallPair, tel
         "enumeration",
         not troubles,
         f"{num_cases} experiments with the {verifier.name} rule and {draw.value} drafts, every "
-        f"outcome in fractions: {len(troubles) or 'none'} off the target's law",
+        f"outcome in fractions: {len(troubles) or 'none'} off the target's distribution",
         {"num_experiments": num_cases, "num_failed": len(troubles)},
         troubles,
     )
 
 
 def check_injection(injection: Injection, pair: SmallPair, tell: Tell) -> Check:
-    """The same for a known mistake, on the toy that shows it and on the user's laws."""
+    """The same for a known mistake, on its toy and on the user's distributions."""
     tell("its toy")
     toy = injection.experiment().total_variation()
-    tell("your models' laws")
+    tell("your models' distributions")
     own = injection.build(pair.target, pair.draft).total_variation()
     troubles = [f"{injection.name}: {injection.what}"] if toy or own else []
     return Check(
         "enumeration",
         not troubles,
         f"{injection.name}: total variation {_shown(toy)} on its toy, {float(own):.4f} on your "
-        "models' laws",
+        "models' distributions",
         {"total_variation_toy": float(toy), "total_variation": float(own)},
         troubles,
     )
@@ -113,8 +113,8 @@ def check_greedy(
 def check_seeded(
     engine: Engine, prompts: Sequence[list[int]], max_tokens: int, tell: Tell
 ) -> Check:
-    """Sampling with a seed. Only the coupled rule promises plain decoding's tokens; the ratio
-    rules promise its law, and that the same seed gives the same tokens again."""
+    """Sampling with a seed. Only the coupled rule promises the tokens of plain decoding; the ratio
+    rules promise its distribution, and that a seed repeats its tokens."""
     settings = [replace(params, max_tokens=max_tokens) for params in SAMPLED]
     if engine.default.verifier == "coupled":
         return _identity("seeded identity", engine, prompts, settings, tell)
@@ -191,7 +191,7 @@ def _seed(params: SamplingParams, index: int) -> int:
 
 def _trouble(engine: Engine, found: Divergence | None) -> str:
     if found is None:
-        return "the same tokens, but another text"
+        return "the tokens are equal, but the text differs"
     plain, ours = (
         "the end" if token is None else repr(engine.tokenizer.decode([token], skip_special=False))
         for token in found.tokens
@@ -203,7 +203,7 @@ def _trouble(engine: Engine, found: Divergence | None) -> str:
 
 
 def describe(params: SamplingParams) -> str:
-    """The settings that differ from the defaults, as a user would write them."""
+    """The settings that differ from the defaults, in the user's notation."""
     if params.temperature == 0:
         return "greedy"
     default = SamplingParams()
@@ -216,41 +216,41 @@ def describe(params: SamplingParams) -> str:
 
 
 def near_tie(engine: Engine) -> float:
-    """The margin below which rounding alone decides, for the type the target computes in."""
+    """The margin below which rounding decides, for the target's type."""
     dtype = getattr(engine.target, "dtype", torch.float32)
     return NEAR_TIES.get(dtype, NEAR_TIE)
 
 
-# --- (d) the law of the output --------------------------------------------------------------
+# --- (d) the output distribution ------------------------------------------------------------
 
 
-def check_law(verifier: Verifier, draw: Draw, pair: SmallPair, tell: Tell) -> Check:
-    """The tensor rule on the user's laws, with the power that `prove.power` promises."""
+def check_output(verifier: Verifier, draw: Draw, pair: SmallPair, tell: Tell) -> Check:
+    """The tensor rule on the user's distributions, with the power that `prove.power` promises."""
     sampler = RuleSampler(pair.target, pair.draft, verifier, draw)
-    test = examine_law(joint_law(pair.target, HORIZON), sampler, _progress(tell))
+    test = examine_output(joint_distribution(pair.target, HORIZON), sampler, _progress(tell))
     source = "the drafter's own q" if pair.is_drafters else "a made-up q"
-    return _law_check(test, f"{source}, TV(p, q) = {pair.disagreement:.2f}", HORIZON)
+    return _output_check(test, f"{source}, TV(p, q) = {pair.disagreement:.2f}", HORIZON)
 
 
-def check_injected_law(injection: Injection, pair: SmallPair, tell: Tell) -> Check:
-    """A known mistake under the same test: on the user's laws, and on its toy if those hide it."""
+def check_injected_output(injection: Injection, pair: SmallPair, tell: Tell) -> Check:
+    """A known mistake under the same test: on the user's distributions, else on its toy."""
     test, horizon = _injected(injection.build, pair.target, pair.draft, tell)
-    where = "on your models' laws"
+    where = "on your models' distributions"
     if not test.verdict.rejected:
         test, horizon = _injected(injection.build, injection.target, injection.draft, tell)
-        where = "on its toy (your models' laws do not show it)"
-    return _law_check(test, f"{injection.name} {where}", horizon)
+        where = "on its toy (your models' distributions do not show it)"
+    return _output_check(test, f"{injection.name} {where}", horizon)
 
 
 def _injected(
     build: Callable[[Model, Model], Experiment], target: Model, draft: Model, tell: Tell
-) -> tuple[LawTest, int]:
+) -> tuple[OutputTest, int]:
     experiment = build(in_floats(target), in_floats(draft))
-    law = joint_law(target, experiment.horizon)
-    return examine_law(law, ExperimentSampler(experiment), _progress(tell)), experiment.horizon
+    dist = joint_distribution(target, experiment.horizon)
+    return examine_output(dist, ExperimentSampler(experiment), _progress(tell)), experiment.horizon
 
 
-def _law_check(test: LawTest, what: str, horizon: int) -> Check:
+def _output_check(test: OutputTest, what: str, horizon: int) -> Check:
     planned, verdict = test.plan, test.verdict
     promise = f"a total variation of {planned.error:.0%} shows with {planned.power:.0%} power"
     return Check(
@@ -269,7 +269,7 @@ def _law_check(test: LawTest, what: str, horizon: int) -> Check:
             "detects_total_variation": planned.error,
             "power": planned.power,
         },
-        ["the output does not have the target's law"] if verdict.rejected else [],
+        ["the output does not have the target's distribution"] if verdict.rejected else [],
     )
 
 

@@ -1,17 +1,17 @@
-"""The proof for a server that is not ours: any OpenAI-compatible completions endpoint.
+"""The proof for any OpenAI-compatible completions endpoint.
 
-Two things can be seen from outside.
+Two properties are visible from outside.
 
     greedy identity   The same prompts with speculation on and off give the same tokens. Where
-                      they part, the reported logprobs say by how much the winner won: within
-                      rounding it is a near-tie, anything else is a bug.
-    sampled law       At temperature 1 the reported logprobs *are* the law each token was to be
-                      drawn from, given the text before it. So the counts of "the most probable
-                      token was drawn", "the second", ..., "none of the first k" have known means
-                      and covariances (a martingale), and a chi-squared test compares the sum.
+                      they differ, the reported logprobs give the margin: within rounding it is a
+                      near-tie, anything else is a bug.
+    sampled law       At temperature 1 the reported logprobs *are* the distribution of each token,
+                      given the text before it. So the counts of "the most probable token was
+                      drawn", "the second", ..., "none of the first k" have known means and
+                      covariances (a martingale), and a chi-squared test compares the sum.
 
 Off means: another endpoint without speculation, an earlier recording of the same server, or, with
-our own server, the same endpoint asked not to draft.
+our own server, the same endpoint with drafting off per request.
 """
 
 from __future__ import annotations
@@ -262,11 +262,11 @@ def _sample(endpoint: Endpoint, prompts: Seq[str], num_tokens: int) -> Iterator[
 
 def examine_ranks(outputs: Seq[Output]) -> Check:
     """The chi-squared test of the module's docstring over sampled outputs."""
-    hits, laws = _ranks(outputs)
+    hits, dists = _ranks(outputs)
     num_tokens = len(hits)
-    expected = laws.sum(0)
+    expected = dists.sum(0)
     cells = _cells(expected)
-    pooled = np.stack([laws[:, first:last].sum(1) for first, last in cells], 1)
+    pooled = np.stack([dists[:, first:last].sum(1) for first, last in cells], 1)
     drawn = np.stack([(hits >= first) & (hits < last) for first, last in cells], 1)
     # The last cell follows from the others.
     off = (drawn - pooled).sum(0)[:-1]
@@ -274,15 +274,15 @@ def examine_ranks(outputs: Seq[Output]) -> Check:
     freedom = len(off)
     statistic = float(off @ np.linalg.pinv(covariance) @ off) if freedom else 0.0
     p_value = tail(statistic, freedom) if freedom else 1.0
-    top, law = float((hits == 0).mean()), float(laws[:, 0].mean())
-    spread = sqrt(max(float((laws[:, 0] * (1 - laws[:, 0])).sum()), 1e-12)) / num_tokens
+    top, dist = float((hits == 0).mean()), float(dists[:, 0].mean())
+    spread = sqrt(max(float((dists[:, 0] * (1 - dists[:, 0])).sum()), 1e-12)) / num_tokens
     shows = sqrt(needed(freedom, LEVEL, POWER)) * spread
     passed = p_value >= LEVEL
     return Check(
         "sampled law",
         passed,
         f"{num_tokens} tokens at temperature 1: the most probable one drawn {top:.1%} of the time "
-        f"where the logprobs say {law:.1%}; chi-squared {statistic:.1f} with {freedom} degrees of "
+        f"where the logprobs say {dist:.1%}; chi-squared {statistic:.1f} with {freedom} degrees of "
         f"freedom, p = {p_value:.2g}; an error of {shows:.1%} shows with {POWER:.0%} power",
         {
             "num_tokens": num_tokens,
@@ -291,27 +291,27 @@ def examine_ranks(outputs: Seq[Output]) -> Check:
             "p_value": p_value,
             "level": LEVEL,
             "top_drawn": top,
-            "top_law": law,
+            "top_law": dist,
             "detects_shift": shows,
         },
-        [] if passed else ["the tokens drawn do not have the law that the logprobs report"],
+        [] if passed else ["the tokens do not have the distribution that the logprobs report"],
     )
 
 
 def _ranks(outputs: Seq[Output]) -> tuple[Any, Any]:
-    """For every token its rank among the TOP (TOP: none of them), and the law of the ranks."""
-    hits, laws = [], []
+    """For every token its rank among the TOP (TOP: none of them), and the ranks' distribution."""
+    hits, dists = [], []
     for output in outputs:
         for token, top in zip(output.tokens, output.tops, strict=True):
             best = sorted(top.items(), key=lambda item: -item[1])[:TOP]
-            law = [exp(value) for _, value in best]
-            law += [0.0] * (TOP - len(law))
-            laws.append([*law, max(0.0, 1.0 - sum(law))])
+            dist = [exp(value) for _, value in best]
+            dist += [0.0] * (TOP - len(dist))
+            dists.append([*dist, max(0.0, 1.0 - sum(dist))])
             names = [name for name, _ in best]
             hits.append(names.index(token) if token in names else TOP)
     if not hits:
         raise EngineError("the endpoint returned no tokens: nothing to examine")
-    return np.array(hits), np.array(laws)
+    return np.array(hits), np.array(dists)
 
 
 def _cells(expected: Any) -> list[tuple[int, int]]:

@@ -1,13 +1,12 @@
 """Proof by enumeration: run a randomised program through *all* its outcomes, in exact arithmetic.
 
-`Dice` answers random questions and remembers what was asked. A program is run again and again,
-each time along the next unexplored branch, and every run's result is weighted with the product of
-its branch probabilities. The law of the output is then compared with the target's joint law:
-equality of Fractions, no Monte Carlo.
+`Dice` answers random questions and records them. The program runs once per branch, and the weight
+of a run is the product of its branch probabilities. The distribution of the output is then compared
+with the target's joint distribution: equality of Fractions, no Monte Carlo.
 
-Randomness is *named*. Behind every name lies one uniform, of which the dice know only an interval;
-a question narrows it. Asking twice with one name therefore gives dependent answers, exactly as
-counter-based noise does, and a rule that reuses noise it has already looked at is caught.
+Randomness is *named*. Every name stands for one uniform, of which the dice know an interval; each
+question narrows it. Two questions with one name give dependent answers, like counter-based noise,
+so the enumeration finds a rule that reuses noise.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeVar
 
-from outrider.prove.reference import ONE, ZERO, Draft, Law, Rule
+from outrider.prove.reference import ONE, ZERO, Distribution, Draft, Rule
 
 T = TypeVar("T", bound=Hashable)
 Tokens = tuple[int, ...]
-Model = Callable[[Tokens], Law]
+Model = Callable[[Tokens], Distribution]
 
 
 class Dice:
@@ -34,12 +33,12 @@ class Dice:
         self.taken: list[int] = []  # the branch of every question that had more than one
         self.open: list[int] = []  # how many branches that question had
 
-    def choose(self, name: Hashable, law: Law) -> int:
-        """A token from `law`, by inverse CDF on the uniform called `name`."""
+    def choose(self, name: Hashable, dist: Distribution) -> int:
+        """A token from `dist`, by inverse CDF on the uniform called `name`."""
         edges = [ZERO]
-        for mass in law:
+        for mass in dist:
             edges.append(edges[-1] + mass)
-        assert edges[-1] == 1, f"not a law: {law}"
+        assert edges[-1] == 1, f"not a distribution: {dist}"
         return self._split(name, edges)
 
     def below(self, name: Hashable, threshold: Fraction) -> bool:
@@ -65,16 +64,16 @@ class Dice:
         return index
 
 
-def law_of(program: Callable[[Dice], T]) -> dict[T, Fraction]:
-    """The exact law of `program`'s result."""
-    law: dict[T, Fraction] = {}
+def distribution_of(program: Callable[[Dice], T]) -> dict[T, Fraction]:
+    """The exact distribution of `program`'s result."""
+    dist: dict[T, Fraction] = {}
     script: Tokens | None = ()
     while script is not None:
         dice = Dice(script)
         result = program(dice)
-        law[result] = law.get(result, ZERO) + dice.weight
+        dist[result] = dist.get(result, ZERO) + dice.weight
         script = _next_script(dice)
-    return law
+    return dist
 
 
 def _next_script(dice: Dice) -> Tokens | None:
@@ -87,29 +86,29 @@ def _next_script(dice: Dice) -> Tokens | None:
 
 @dataclass(frozen=True, slots=True)
 class StepChance:
-    """The noise of one step, named as the engine names it (`outrider.noise`).
+    """The noise of one step, named as in the engine (`outrider.noise`).
 
-    Draft draws and acceptance uniforms are named by step and node, so every step's are fresh.
-    Those in `reused` are named by absolute position alone (chains only), as the target's are:
-    a bug that the block and tree rules do not survive.
+    Draft draws and acceptance uniforms are named by step and node, so they are fresh in every step.
+    Those in `reused` are named by absolute position alone (chains only), like the target's: a
+    mistake that biases the block and tree rules.
     """
 
     dice: Dice
     num_tokens: int
     reused: frozenset[str] = frozenset()
 
-    def draft(self, node: int, depth: int, law: Law) -> int:
-        return self.dice.choose(self._name("draft", node, depth), law)
+    def draft(self, node: int, depth: int, dist: Distribution) -> int:
+        return self.dice.choose(self._name("draft", node, depth), dist)
 
     def below(self, node: int, threshold: Fraction) -> bool:
         return self.dice.below(self._name("accept", node, node), threshold)
 
-    def target(self, depth: int, law: Law) -> int:
-        return self.dice.choose(("target", self.num_tokens + depth), law)
+    def target(self, depth: int, dist: Distribution) -> int:
+        return self.dice.choose(("target", self.num_tokens + depth), dist)
 
-    def inner(self, name: Hashable, law: Law) -> int:
-        """Any further draw of a drafter's own."""
-        return self.dice.choose(("inner", self.num_tokens, name), law)
+    def inner(self, name: Hashable, dist: Distribution) -> int:
+        """Any further draw of a drafter."""
+        return self.dice.choose(("inner", self.num_tokens, name), dist)
 
     def _name(self, stream: str, node: int, depth: int) -> Hashable:
         if stream in self.reused:
@@ -124,10 +123,9 @@ Drafter = Callable[[Tokens, StepChance], Draft]
 class Experiment:
     """Speculative decoding of `horizon` tokens by one rule, one drafter and one target.
 
-    After `num_steps` steps whatever is missing comes from the target's own law; what exceeds the
-    horizon, or follows `eos`, is cut off. (Where a coupled drafter looked at noise behind its
-    output to choose its length, that law is no longer the unconditional one: take
-    `num_steps = horizon` there, so that nothing is missing.)
+    After `num_steps` steps the target draws the missing tokens itself. Tokens beyond the horizon or
+    after `eos` are dropped. If a coupled drafter used the noise after its output to choose its
+    length, this completion is wrong: use `num_steps = horizon` there, so that nothing is missing.
     """
 
     target: Model
@@ -146,23 +144,23 @@ class Experiment:
             chance = StepChance(dice, len(out), self.reused)
             draft = self.drafter(out, chance)
             rows = [self.target(out + draft.tokens_to(node)) for node in range(-1, len(draft))]
-            path, law = self.rule(rows, draft, chance)
+            path, dist = self.rule(rows, draft, chance)
             out += tuple(draft.tokens[node] for node in path)
-            out += (dice.choose(("residual", len(out)), law),)
+            out += (dice.choose(("residual", len(out)), dist),)
             out = self._cut(out)
         return out
 
-    def output_law(self) -> dict[Tokens, Fraction]:
-        """The exact joint law of the emitted tokens."""
-        return self._completed(law_of(self.run))
+    def output_distribution(self) -> dict[Tokens, Fraction]:
+        """The exact joint distribution of the emitted tokens."""
+        return self._completed(distribution_of(self.run))
 
-    def target_law(self) -> dict[Tokens, Fraction]:
-        """What it must be: the target's joint law."""
+    def target_distribution(self) -> dict[Tokens, Fraction]:
+        """The correct result: the target's joint distribution."""
         return self._completed({(): ONE})
 
     def total_variation(self) -> Fraction:
         """Zero exactly when the rule is exact here."""
-        return total_variation(self.output_law(), self.target_law())
+        return total_variation(self.output_distribution(), self.target_distribution())
 
     def _ended(self, out: Tokens) -> bool:
         return len(out) >= self.horizon or (self.eos is not None and self.eos in out)
@@ -172,27 +170,27 @@ class Experiment:
             out = out[: out.index(self.eos) + 1]
         return out[: self.horizon]
 
-    def _completed(self, law: dict[Tokens, Fraction]) -> dict[Tokens, Fraction]:
+    def _completed(self, dist: dict[Tokens, Fraction]) -> dict[Tokens, Fraction]:
         done: dict[Tokens, Fraction] = {}
-        while law:
+        while dist:
             longer: dict[Tokens, Fraction] = {}
-            for out, mass in law.items():
+            for out, mass in dist.items():
                 if self._ended(out):
                     done[out] = done.get(out, ZERO) + mass
                     continue
                 for v, p in enumerate(self.target(out)):
                     if p:
                         longer[(*out, v)] = longer.get((*out, v), ZERO) + mass * p
-            law = longer
+            dist = longer
         return done
 
 
 def total_variation(a: dict[T, Fraction], b: dict[T, Fraction]) -> Fraction:
-    """Half the L1 distance of two laws."""
+    """Half the L1 distance of two distributions."""
     return sum((abs(a.get(k, ZERO) - b.get(k, ZERO)) for k in a.keys() | b.keys()), ZERO) / 2
 
 
 def mean_emitted(experiment: Experiment) -> Fraction:
     """Expected tokens of the steps themselves: the acceptance length, extra token included."""
-    law = law_of(lambda dice: len(experiment.run(dice)))
-    return sum((n * mass for n, mass in law.items()), ZERO)
+    dist = distribution_of(lambda dice: len(experiment.run(dice)))
+    return sum((n * mass for n, mass in dist.items()), ZERO)

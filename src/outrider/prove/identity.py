@@ -1,9 +1,8 @@
 """Same seed, same tokens: comparing two decodings and explaining any difference.
 
 Two passes of different width add floating-point numbers in a different order, so two correct
-runs can part where the two best tokens are nearly tied. `explain` recomputes the place where
-they part and measures by how much the winner won: a margin near zero is a near-tie, anything
-else is a bug.
+runs can differ where the two best tokens are nearly tied. `explain` recomputes the first
+difference and measures the margin: a margin near zero is a near-tie, anything else is a bug.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Divergence:
 def explain(
     engine: Engine, request: Request, sample_index: int, first: list[int], second: list[int]
 ) -> Divergence | None:
-    """None when the outputs are equal; else where they part and how close the choice was.
+    """None if the outputs are equal; else the first difference and its margin.
 
     The engine must be idle. Runs one forward over the common prefix.
     """
@@ -58,11 +57,11 @@ def _margin(engine: Engine, sequence: Sequence) -> float:
         output = engine.target.forward(pack([Slice(sequence.tokens, 0, table, Proposal())]))
     finally:
         engine.kv.free(sequence.id)
-    laws = RowLaws(
+    dists = RowLaws(
         output.logits_RV,
         [sequence],
         [Proposal()],
         [sequence.edits],
         num_tokens=engine.target.spec.num_tokens,
     )
-    return laws.margin(0)
+    return dists.margin(0)

@@ -1,4 +1,4 @@
-"""A chi-squared test that knows what it would see: sample sizes from a promise about power.
+"""A chi-squared test with sample sizes from a required power.
 
 Pearson's statistic over m cells with true probabilities p' against expected p is, for large n,
 non-central chi-squared with m - 1 degrees of freedom and non-centrality
@@ -8,8 +8,8 @@ non-central chi-squared with m - 1 degrees of freedom and non-centrality
 whatever the error looks like. So n = lambda / (4 TV^2), with lambda from significance and power,
 detects *every* error of that total variation with at least that power.
 
-Cells that would be expected too seldom are merged into one. What happens inside it goes unseen, but
-it cannot exceed the mass of that cell, which is taken off the error to be detected.
+Cells with too few expected counts are merged into one. The test does not see errors inside this
+cell, but they cannot exceed its mass, which is subtracted from the error to detect.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import TypeVar
 
 import torch
 
-SIGNIFICANCE = 1e-3  # of the whole test: how often a right rule is suspected
+SIGNIFICANCE = 1e-3  # of the whole test: how often it rejects a correct rule
 POWER = 0.99
-ERROR = 0.01  # total variation that must not go unseen
+ERROR = 0.01  # total variation that it must detect
 LEAST_EXPECTED = 10.0  # per cell
-LOOKS = (16, 4, 1)  # the test is read at n / 16, n / 4 and n: big errors show early
+LOOKS = (16, 4, 1)  # the test is evaluated at n / 16, n / 4 and n: large errors show early
 
 Cell = TypeVar("Cell", bound=Hashable)
 
@@ -36,20 +36,20 @@ class Plan:
 
     num_samples: int
     num_cells: int  # the merged one included
-    rest: float  # probability of what is merged
+    rest: float  # probability of the merged cell
     level: float  # significance of each look
     error: float
     power: float
 
     @property
     def looks(self) -> list[int]:
-        """After how many samples the statistic is read."""
+        """After how many samples the statistic is evaluated."""
         return [self.num_samples // part for part in LOOKS]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the counts say. `p_value` is that of the look that decided."""
+    """The result of a look. `p_value` is that of the look that decided."""
 
     num_samples: int
     statistic: float
@@ -57,34 +57,34 @@ class Verdict:
     rejected: bool
 
 
-def plan(law: Mapping[Cell, float], *, error: float = ERROR, power: float = POWER) -> Plan:
-    """The smallest plan for `law`; merging depends on n, so a few rounds settle both."""
+def plan(dist: Mapping[Cell, float], *, error: float = ERROR, power: float = POWER) -> Plan:
+    """The smallest plan for `dist`. Merging depends on n, so both are iterated until stable."""
     level = SIGNIFICANCE / len(LOOKS)
-    num_cells, rest = len(law), 0.0
+    num_cells, rest = len(dist), 0.0
     while True:
         num_samples = needed(num_cells - 1, level, power) / (4 * (error - rest) ** 2)
         floor = LEAST_EXPECTED / num_samples
-        rare = [p for p in law.values() if p < floor]
+        rare = [p for p in dist.values() if p < floor]
         merged = sum(rare) if len(rare) > 1 else 0.0
         if merged >= error / 2:
-            raise ValueError("this law has too many rare outcomes to be tested at this power")
-        cells = len(law) - (len(rare) - 1 if len(rare) > 1 else 0)
+            raise ValueError("too many rare outcomes to test this distribution at this power")
+        cells = len(dist) - (len(rare) - 1 if len(rare) > 1 else 0)
         if merged <= rest:
             size = -(-int(num_samples + 1) // LOOKS[0]) * LOOKS[0]
             return Plan(size, max(2, num_cells), rest, level, error, power)
         num_cells, rest = cells, merged
 
 
-def examine(plan: Plan, law: Mapping[Cell, float], counts: Mapping[Cell, int]) -> Verdict:
-    """Pearson's statistic of `counts`; an impossible outcome is the end of it."""
+def examine(plan: Plan, dist: Mapping[Cell, float], counts: Mapping[Cell, int]) -> Verdict:
+    """Pearson's statistic of `counts`; an impossible outcome rejects at once."""
     n = sum(counts.values())
-    if any(law.get(cell, 0.0) == 0.0 for cell, count in counts.items() if count):
+    if any(dist.get(cell, 0.0) == 0.0 for cell, count in counts.items() if count):
         return Verdict(n, float("inf"), 0.0, True)
     floor = LEAST_EXPECTED / n  # an early look merges more
-    rare = [cell for cell, p in law.items() if p < floor]
-    cells = [(p, counts.get(cell, 0)) for cell, p in law.items() if p >= floor]
+    rare = [cell for cell, p in dist.items() if p < floor]
+    cells = [(p, counts.get(cell, 0)) for cell, p in dist.items() if p >= floor]
     if rare:
-        cells.append((sum(law[c] for c in rare), sum(counts.get(c, 0) for c in rare)))
+        cells.append((sum(dist[c] for c in rare), sum(counts.get(c, 0) for c in rare)))
     statistic = sum((count - n * p) ** 2 / (n * p) for p, count in cells if p > 0)
     p_value = tail(statistic, len([p for p, _ in cells if p > 0]) - 1)
     return Verdict(n, statistic, p_value, p_value < plan.level)

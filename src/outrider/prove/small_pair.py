@@ -1,16 +1,14 @@
-"""The user's own target and drafter, seen through an alphabet of three tokens.
+"""The user's own target and drafter, restricted to an alphabet of three tokens.
 
-A law over a whole vocabulary has far too many outcomes to test one by one, and projecting outputs
-onto a few classes would hide errors inside a class. So the *models* are made small instead: their
-laws are restricted to three tokens and renormalised, as a grammar would, behind a prompt of the
-user and behind every continuation in that alphabet. On these laws a rule's output can be enumerated
-exactly and tested with a known power, and they are as uneven, and as much at odds with each other,
-as the user's models are. Probabilities are rounded to thousandths, so that exact arithmetic stays
-cheap; the rounded laws are then the truth for both sides.
+A distribution over a whole vocabulary has too many outcomes to test, and classes of outcomes would
+hide errors inside a class. So the *models* become small: their distributions after a prompt of the
+user, and after every continuation in the alphabet, are restricted to three tokens and renormalised,
+as by a grammar. A rule's output on them can be enumerated exactly and tested with a known power,
+and they disagree as the user's models do. Probabilities are rounded to thousandths to keep exact
+arithmetic cheap; both sides use the rounded values.
 
-The place, at the end, the middle or the third quarter of a prompt, is the one where drafter and
-target disagree most. Temperature is 1, or 2, 4, 8 where one of the three tokens would otherwise
-leave the rest less than a tenth.
+The position is the end, the middle or the third quarter of a prompt: where drafter and target
+disagree most. The temperature is 1, or 2, 4, 8 if the other two tokens have less than a tenth.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ from outrider.engine.engine import Engine
 from outrider.engine.request import Request, Speculation
 from outrider.layout import Slice, pack
 from outrider.prove.enumerate import Model, Tokens
-from outrider.prove.reference import Law
+from outrider.prove.reference import Distribution
 from outrider.prove.toys import hashed
 from outrider.sampling import SamplingParams, true_vocabulary
 
 SIZE = 3
-DEPTH = 4  # contexts of fewer tokens than this have a law
+DEPTH = 4  # contexts of fewer tokens than this have a distribution
 GRAIN = 1000
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
 MOST_PROBABLE = 0.9
@@ -40,24 +38,24 @@ MOST_PROBABLE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class SmallPair:
-    """Exact laws behind every context; of a long one the last DEPTH - 1 tokens count."""
+    """Exact distributions after every context; of a long one the last DEPTH - 1 tokens count."""
 
     target: Model
     draft: Model
     alphabet: tuple[int, ...]  # ids in the models' vocabulary
     prompt: list[int]
     temperature: float
-    is_drafters: bool  # False: the drafter has no law of its own to show; a made-up one stands in
+    is_drafters: bool  # False: a made-up distribution, since the drafter has none
 
     @property
     def disagreement(self) -> float:
-        """Total variation of the two laws at the prompt."""
+        """Total variation of the two distributions at the prompt."""
         pairs = zip(self.target(()), self.draft(()), strict=True)
         return float(sum(abs(p - q) for p, q in pairs) / 2)
 
 
 def small_pair(engine: Engine, prompts: Seq[list[int]]) -> SmallPair:
-    """Reads the laws from the engine's models. The engine must be idle."""
+    """Reads the distributions from the engine's models. The engine must be idle."""
     best: SmallPair | None = None
     for prompt in _places(prompts):
         p_V = target_logits(engine, prompt, [()])[0]
@@ -67,8 +65,8 @@ def small_pair(engine: Engine, prompts: Seq[list[int]]) -> SmallPair:
         temperature = _temperature(p_V[alphabet])
         target, draft = (_exact(x[alphabet] / temperature) for x in (p_V, q_V))
         pair = SmallPair(
-            lambda context, law=target: law,  # type: ignore[misc]
-            lambda context, law=draft: law,  # type: ignore[misc]
+            lambda context, dist=target: dist,  # type: ignore[misc]
+            lambda context, dist=draft: dist,  # type: ignore[misc]
             tuple(alphabet),
             prompt,
             temperature,
@@ -86,20 +84,20 @@ def _places(prompts: Seq[list[int]]) -> list[list[int]]:
 
 
 def _deepened(engine: Engine, pair: SmallPair) -> SmallPair:
-    """The same pair with a law behind every context."""
+    """The same pair with a distribution after every context."""
     contexts = [c for n in range(DEPTH) for c in product(range(SIZE), repeat=n)]
     ids = [tuple(pair.alphabet[v] for v in context) for context in contexts]
     wanted = list(pair.alphabet)
 
-    def laws(logits_CV: torch.Tensor) -> Model:
+    def dists(logits_CV: torch.Tensor) -> Model:
         rows = (logits_CV[:, wanted] / pair.temperature).unbind()
         table = {context: _exact(row) for context, row in zip(contexts, rows, strict=True)}
         return lambda context: table[context[1 - DEPTH :]]
 
     drafted = draft_logits(engine, pair.prompt, ids) if pair.is_drafters else None
     return SmallPair(
-        laws(target_logits(engine, pair.prompt, ids)),
-        hashed(1, SIZE) if drafted is None else laws(drafted),
+        dists(target_logits(engine, pair.prompt, ids)),
+        hashed(1, SIZE) if drafted is None else dists(drafted),
         pair.alphabet,
         pair.prompt,
         pair.temperature,
@@ -108,9 +106,9 @@ def _deepened(engine: Engine, pair: SmallPair) -> SmallPair:
 
 
 def target_logits(engine: Engine, prompt: list[int], contexts: Seq[Tokens]) -> torch.Tensor:
-    """[C, V] of the target behind prompt + context, all in one pass over the tree of contexts.
+    """[C, V] of the target after prompt + context, all in one pass over the tree of contexts.
 
-    A context's prefixes must be among the contexts, before it.
+    The prefixes of a context must precede it in `contexts`.
     """
     node_of: dict[Tokens, int] = {(): -1}
     tree = Proposal(parents=[])
@@ -134,7 +132,7 @@ def target_logits(engine: Engine, prompt: list[int], contexts: Seq[Tokens]) -> t
 
 
 def draft_logits(engine: Engine, prompt: list[int], contexts: Seq[Tokens]) -> torch.Tensor | None:
-    """[C, V] log q of the engine's own proposer; None where it samples from no law of its own."""
+    """[C, V] log q of the engine's own proposer; None if it does not sample from a q."""
     name = engine.default.proposer
     if name is None:
         return None
@@ -145,7 +143,7 @@ def draft_logits(engine: Engine, prompt: list[int], contexts: Seq[Tokens]) -> to
     views = [
         engine.make_sequence(
             Request(
-                id=f"law-{index}",
+                id=f"small-pair-{index}",
                 prompt=[*prompt, *context],
                 params=SamplingParams(temperature=1.0, ignore_eos=True),
                 speculation=Speculation(proposer=name, num_draft_tokens=1, verifier=rule),
@@ -156,13 +154,13 @@ def draft_logits(engine: Engine, prompt: list[int], contexts: Seq[Tokens]) -> to
         for index, context in enumerate(contexts)
     ]
     try:
-        laws = [proposal.q for proposal in proposer.propose(views, [1] * len(views))]
+        dists = [proposal.q for proposal in proposer.propose(views, [1] * len(views))]
     finally:
         for view in views:
             proposer.release(view.id)
-    if any(law is None or len(law) == 0 for law in laws):
+    if any(dist is None or len(dist) == 0 for dist in dists):
         return None
-    return torch.stack([law[0].float().cpu() for law in laws if law is not None]).log()
+    return torch.stack([dist[0].float().cpu() for dist in dists if dist is not None]).log()
 
 
 def _temperature(logits_A: torch.Tensor) -> float:
@@ -172,7 +170,7 @@ def _temperature(logits_A: torch.Tensor) -> float:
     return temperature
 
 
-def _exact(logits_A: torch.Tensor) -> Law:
+def _exact(logits_A: torch.Tensor) -> Distribution:
     """softmax in thousandths, at least one for each token."""
     weights = [max(1, round(GRAIN * p)) for p in logits_A.double().softmax(-1).tolist()]
     return tuple(Fraction(weight, sum(weights)) for weight in weights)

@@ -1,4 +1,4 @@
-"""How often a draft is accepted, given the target's law p and the draft's law q of one token.
+"""How often a draft is accepted, given the distributions p of the target and q of the draft.
 
     ratio rules            sum_v min(p_v, q_v)  =  1 - TV(p, q)
     coupled sample-match   sum_v 1 / sum_w max(p_w/p_v, q_w/q_v)
@@ -17,22 +17,22 @@ from itertools import accumulate
 from outrider.errors import ConfigError
 from outrider.theory._checks import check_not_negative
 
-Law = Sequence[float]
+Distribution = Sequence[float]
 
 
-def total_variation(p: Law, q: Law) -> float:
+def total_variation(p: Distribution, q: Distribution) -> float:
     """Half the L1 distance."""
     _check(p, q)
     return sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2
 
 
-def ratio_acceptance(p: Law, q: Law) -> float:
+def ratio_acceptance(p: Distribution, q: Distribution) -> float:
     """Of the token rule, for a token drawn from q."""
     _check(p, q)
     return sum(min(a, b) for a, b in zip(p, q, strict=True))
 
 
-def coupled_acceptance(p: Law, q: Law) -> float:
+def coupled_acceptance(p: Distribution, q: Distribution) -> float:
     """Of sample-match, for a draft drawn with the target's own Gumbel noise. O(V log V).
 
     With a = `ratio_acceptance` it lies between a / (2 - a) and a.
@@ -48,23 +48,23 @@ def coupled_acceptance(p: Law, q: Law) -> float:
     return sum(1.0 / (p_from[i] / a + q_before[i] / b) for i, (a, b) in enumerate(order) if a and b)
 
 
-def greedy_acceptance(p: Law, q: Law) -> float:
+def greedy_acceptance(p: Distribution, q: Distribution) -> float:
     """Of any exact rule, for the draft argmax q: q is one-hot, and p decides alone."""
     _check(p, q)
     return p[max(range(len(q)), key=lambda v: q[v])]
 
 
-def replaced_from_p(p: Law, q: Law) -> list[float]:
+def replaced_from_p(p: Distribution, q: Distribution) -> list[float]:
     """What comes out when the replacement is (wrongly) drawn from p: min(p, q) + (1 - alpha) p."""
     refused = 1.0 - ratio_acceptance(p, q)
     return [min(a, b) + refused * a for a, b in zip(p, q, strict=True)]
 
 
-def _check(p: Law, q: Law) -> None:
+def _check(p: Distribution, q: Distribution) -> None:
     if len(p) != len(q):
         raise ConfigError(f"p and q must have one length, not {len(p)} and {len(q)}")
-    for name, law in (("p", p), ("q", q)):
-        for value in law:
+    for name, dist in (("p", p), ("q", q)):
+        for value in dist:
             check_not_negative(f"every probability of {name}", value)
-        if not math.isclose(sum(law), 1.0, abs_tol=1e-4):
-            raise ConfigError(f"{name} must sum to 1, not {sum(law):g}")
+        if not math.isclose(sum(dist), 1.0, abs_tol=1e-4):
+            raise ConfigError(f"{name} must sum to 1, not {sum(dist):g}")

@@ -1,4 +1,4 @@
-"""Acceptance rules, by name, and the check that a proposer and a rule are exact together."""
+"""Acceptance rules by name, and the check that a proposer and a rule are exact together."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_verifier(name: str) -> Verifier:
 def exact_pairing(
     proposer_draws: frozenset[Draw], proposer_trees: bool, verifier: Verifier
 ) -> Draw:
-    """The law the proposer must draw from under this verifier; LossyPairing when none is exact."""
+    """How the proposer must draw under this verifier; raises LossyPairing if no way is exact."""
     if proposer_trees and not verifier.trees:
         raise LossyPairing(
             f"this proposer drafts trees and the {verifier.name} rule judges chains only; "
@@ -44,7 +44,7 @@ def exact_pairing(
     for draw in order:
         if draw in proposer_draws and draw in verifier.draws:
             return draw
-    offered = ", ".join(sorted(draw.value for draw in proposer_draws)) or "no law"
+    offered = ", ".join(sorted(draw.value for draw in proposer_draws)) or "no"
     raise LossyPairing(
         f"this proposer offers {offered} drafts only, for which the {verifier.name} rule is not "
         "exact; use verifier 'coupled'"

@@ -1,11 +1,11 @@
-"""The ratio rules for all sequences of a step at once, on the device the laws are on.
+"""The ratio rules for all sequences of a step at once, on the device of the distributions.
 
-The rules one sequence at a time ask the device for a number before each decision. Here every
-sequence's decisions are tensor operations, and what reaches the host is which row was the last
-one kept and the token behind it. Scalars are float64, as the other rules' Python numbers are.
+The rules for a single sequence read a number from the device before each decision. Here decisions
+are tensor operations, and the host gets two numbers per sequence: the last accepted row and the
+next token. Scalars are float64, like the Python numbers of the other rules.
 
-A trial list is walked in an order that only the tree's shape decides: a node's trials, then the
-node itself. So all sequences walk in lockstep; those whose verdict is known change nothing more.
+The order of a trial list depends on the tree's shape only: a node's trials, then the node itself.
+So all sequences walk in lockstep. A sequence with a known verdict changes nothing more.
 
 Shape legend: S sequences, N draft nodes at most, M = N + 1 rows (row 0 is the root), V vocabulary.
 """
@@ -19,14 +19,14 @@ import torch
 
 from outrider.contracts import Draw, Proposal
 
-# Below this mass a residual is rounding noise: p is drawn from instead. The branch is taken with
-# at most this probability, which bounds the error.
+# A residual below this mass is rounding noise; the token then comes from p. This happens with at
+# most this probability, which bounds the error.
 EPS = 1e-6
 
 
 @dataclass(slots=True)
 class Batch:
-    """Laws and drafts side by side. Padding: nodes that no sequence walks through."""
+    """Distributions and drafts of all sequences. Padding: nodes that no sequence visits."""
 
     p_SMV: torch.Tensor
     q_SNV: torch.Tensor  # of each trial given that the earlier ones failed
@@ -53,11 +53,11 @@ class Batch:
             list(range(-1, len(x) - 1)) if x.parents is None else x.parents for x in proposals
         ]
         batch = cls(p_SMV, q_SNV, tokens_SN, uniforms_SN, sizes, parents)
-        batch._finish_laws(proposals)
+        batch._finish_distributions(proposals)
         return batch
 
-    def _finish_laws(self, proposals: Seq[Proposal]) -> None:
-        """One-hot laws, and those without replacement once earlier siblings are gone."""
+    def _finish_distributions(self, proposals: Seq[Proposal]) -> None:
+        """One-hot rows of deterministic drafts; rows without the earlier siblings."""
         sure, gone, fewer = [], [], []
         for s, proposal in enumerate(proposals):
             parents, tokens = self.parents[s], proposal.tokens
@@ -86,25 +86,25 @@ def _ratio(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def decide_tokens(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The token rule on chains: the last row kept of each, and the law behind it."""
+    """The token rule on chains: per sequence the last accepted row and the next distribution."""
     p_SMV, q_SNV, tokens_SN = batch.p_SMV, batch.q_SNV, batch.tokens_SN
     p_x = p_SMV[:, :-1].gather(2, tokens_SN[:, :, None])[:, :, 0].double()
     q_x = q_SNV.gather(2, tokens_SN[:, :, None])[:, :, 0].double()
     kept_S = (batch.uniforms_SN < _ratio(p_x, q_x)).int().cumprod(1).sum(1)
     sequence = torch.arange(len(p_SMV), device=p_SMV.device)
-    law_SV = p_SMV[sequence, kept_S]
+    dist_SV = p_SMV[sequence, kept_S]
     refused_S = kept_S < torch.tensor(batch.sizes, device=p_SMV.device)
     q_SV = q_SNV[sequence, kept_S.clamp(max=q_SNV.shape[1] - 1)]
-    rest_SV = (law_SV - q_SV).clamp_(min=0.0)
+    rest_SV = (dist_SV - q_SV).clamp_(min=0.0)
     usable_S = refused_S & (rest_SV.sum(dim=-1) > EPS)
-    return kept_S, torch.where(usable_S[:, None], rest_SV, law_SV)
+    return kept_S, torch.where(usable_S[:, None], rest_SV, dist_SV)
 
 
 def decide_trials(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """The trial-list rule on trees, which is the block rule on chains."""
     num, device = len(batch.sizes), batch.p_SMV.device
-    law_SMV = batch.p_SMV.clone()
-    weight = torch.ones(num, law_SMV.shape[1], dtype=torch.float64, device=device)
+    dist_SMV = batch.p_SMV.clone()
+    weight = torch.ones(num, dist_SMV.shape[1], dtype=torch.float64, device=device)
     mass = torch.ones_like(weight)
     kept_S = torch.zeros(num, dtype=torch.int64, device=device)
     open_S = torch.ones(num, dtype=torch.bool, device=device)
@@ -112,7 +112,7 @@ def decide_trials(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     walks = [_walk(parents) for parents in batch.parents]
     for i in range(max(map(len, walks))):
         step = [walk[i] if i < len(walk) else None for walk in walks]
-        # A sequence without a step left takes its first node again, and nothing comes of it.
+        # A sequence without further steps repeats its first node without effect.
         node_S = torch.tensor([at[0] if at else 0 for at in step], device=device)
         leaves_S = torch.tensor([bool(at and at[1]) for at in step], device=device)
         row_S = torch.tensor(
@@ -121,10 +121,10 @@ def decide_trials(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         )
         walks_S = open_S & torch.tensor([at is not None for at in step], device=device)
         token_S1 = batch.tokens_SN[sequence, node_S][:, None]
-        law_SV, q_SV = law_SMV[sequence, row_S], batch.q_SNV[sequence, node_S]
+        dist_SV, q_SV = dist_SMV[sequence, row_S], batch.q_SNV[sequence, node_S]
         w_S, m_S = weight[sequence, row_S], mass[sequence, row_S]
 
-        p_x, q_x = law_SV.gather(1, token_S1)[:, 0].double(), q_SV.gather(1, token_S1)[:, 0]
+        p_x, q_x = dist_SV.gather(1, token_S1)[:, 0].double(), q_SV.gather(1, token_S1)[:, 0]
         entered_S = (w_S * _ratio(p_x / m_S, q_x.double())).clamp(max=1.0)
         old_S = weight[sequence, node_S + 1]
         weight[sequence, node_S + 1] = torch.where(walks_S & ~leaves_S, entered_S, old_S)
@@ -135,15 +135,15 @@ def decide_trials(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         fails_S = walks_S & leaves_S & ~accepts_S
         if not any(at and at[1] for at in step):
             continue
-        rest_SV = (law_SV * (w_S / m_S).float()[:, None]).sub_(q_SV).clamp_(min=0.0)
+        rest_SV = (dist_SV * (w_S / m_S).float()[:, None]).sub_(q_SV).clamp_(min=0.0)
         rest_S = rest_SV.sum(dim=-1).double()
         owed_S = rest_S + (1.0 - w_S)
         after_S = torch.where(owed_S > 0, rest_S / torch.where(owed_S > 0, owed_S, 1.0), 1.0)
         weight[sequence, row_S] = torch.where(fails_S, after_S, weight[sequence, row_S])
         usable_S = fails_S & (rest_S > EPS)
         mass[sequence, row_S] = torch.where(usable_S, rest_S, m_S)
-        law_SMV[sequence, row_S] = torch.where(usable_S[:, None], rest_SV, law_SV)
-    return kept_S, law_SMV[sequence, kept_S]
+        dist_SMV[sequence, row_S] = torch.where(usable_S[:, None], rest_SV, dist_SV)
+    return kept_S, dist_SMV[sequence, kept_S]
 
 
 def _walk(parents: list[int]) -> list[tuple[int, bool]]:

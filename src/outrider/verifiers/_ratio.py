@@ -1,11 +1,11 @@
-"""What the ratio rules share: the residual law, the noise, and the way from rows to verdicts.
+"""Shared by the ratio rules: the residual distribution, the noise, and verdicts from rows.
 
-A rule is a pure *decision core*: rows of p, the proposal and one uniform per node in, the path
-kept and the law of the next token out. `RatioVerifier` fetches the noise and draws that token.
+A rule is a pure *decision core*: it maps rows of p, the proposal and one uniform per node to the
+accepted path and the distribution of the next token. `RatioVerifier` adds the noise and draws.
 
-Noise must be fresh in every step. The block and tree rules consult uniforms of nodes *behind* the
-last one kept, and the next step proposes for those positions again: a uniform keyed by position
-alone would come back already known to be large, and bias the output. So step and node are the key.
+Noise must be fresh in every step. The block and tree rules use uniforms of nodes *after* the last
+accepted one, and the next step drafts the same positions again. A uniform keyed by position alone
+would return with a known bias. So step and node are the key.
 
 Shape legend: N draft nodes of one sequence, M = N + 1 rows (row 0 is the root), V vocabulary,
 S sequences.
@@ -36,14 +36,14 @@ RATIO_DRAWS = frozenset({Draw.SAMPLED, Draw.WITHOUT_REPLACEMENT, Draw.DETERMINIS
 
 
 class Decision(NamedTuple):
-    """The nodes kept, and the (unnormalised, float32) law of the one token emitted after them."""
+    """The accepted nodes, and the unnormalised float32 distribution of the next token."""
 
     path: list[int]
-    law_V: torch.Tensor
+    dist_V: torch.Tensor
 
 
 class RatioVerifier(ABC):
-    """Base of the ratio rules: subclasses say `name`, `trees` and `decide`."""
+    """Base of the ratio rules: subclasses define `name`, `trees` and `decide`."""
 
     name: str
     draws = RATIO_DRAWS
@@ -53,7 +53,7 @@ class RatioVerifier(ABC):
     @staticmethod
     @abstractmethod
     def decide_all(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same for many sequences: the last row kept of each, and the laws [S, V]."""
+        """`decide` for many sequences: the last accepted row of each, and [S, V] distributions."""
 
     @abstractmethod
     def decide(self, p_MV: torch.Tensor, proposal: Proposal, uniforms: Seq[float]) -> Decision:
@@ -78,18 +78,18 @@ class RatioVerifier(ABC):
     def verify_all(
         self, views: Seq[SequenceView], proposals: Seq[Proposal], p: Seq[torch.Tensor]
     ) -> list[Verdict]:
-        """The verdicts without asking the device in between: two numbers a sequence come back."""
+        """All verdicts with a single transfer of two numbers per sequence to the host."""
         uniforms = [accept_uniforms(v, len(x)) for v, x in zip(views, proposals, strict=True)]
-        kept_S, laws_SV = self.decide_all(Batch.of(p, proposals, uniforms))
-        device, most = laws_SV.device, 1 + max(map(len, proposals))
+        kept_S, dists_SV = self.decide_all(Batch.of(p, proposals, uniforms))
+        device, most = dists_SV.device, 1 + max(map(len, proposals))
         paths = [_paths(proposal) for proposal in proposals]
         depths = [[len(path) for path in some] + [0] * (most - len(some)) for some in paths]
         depth_S = torch.tensor(depths, device=device).gather(1, kept_S[:, None])[:, 0]
         secrets = [sequence_key(v.seed, v.sample_index, Stream.RESIDUAL) for v in views]
         lengths_S = torch.tensor([len(v.tokens) for v in views], device=device)
         keys_S = draw_keys(as_signed(secrets, device), lengths_S + depth_S)
-        noise_SV = gumbel_of(keys_S, laws_SV.shape[1])
-        tokens_S = noise_SV.add_(laws_SV.log()).argmax(dim=-1)
+        noise_SV = gumbel_of(keys_S, dists_SV.shape[1])
+        tokens_S = noise_SV.add_(dists_SV.log()).argmax(dim=-1)
         found = torch.stack([kept_S, tokens_S], 1).tolist()
         return [Verdict(some[row], y) for some, (row, y) in zip(paths, found, strict=True)]
 
@@ -112,27 +112,27 @@ class RatioVerifier(ABC):
 
 
 def accept_uniforms(view: SequenceView, num_nodes: int) -> list[float]:
-    """One uniform per node of this step: the committed length names the step, the lane the node."""
+    """One uniform per node of this step, keyed by committed length (the step) and node."""
     key = draw_key(view.seed, view.sample_index, len(view.tokens), Stream.ACCEPT)
     return [uniform(key, lane) for lane in range(num_nodes)]
 
 
 def draw_next(views: Seq[SequenceView], decisions: Seq[Decision]) -> list[int]:
-    """The correction or bonus of every sequence: argmax(log law + Gumbel), no normalising."""
+    """The correction or bonus of every sequence: argmax(log p + Gumbel), not normalised."""
     if not decisions:
         return []
     keys = [
         draw_key(v.seed, v.sample_index, len(v.tokens) + len(d.path), Stream.RESIDUAL)
         for v, d in zip(views, decisions, strict=True)
     ]
-    laws_SV = torch.stack([d.law_V for d in decisions])
-    noise_SV = gumbel(keys, laws_SV.shape[1], laws_SV.device)
-    tokens: list[int] = noise_SV.add_(laws_SV.log()).argmax(dim=-1).tolist()
+    dists_SV = torch.stack([d.dist_V for d in decisions])
+    noise_SV = gumbel(keys, dists_SV.shape[1], dists_SV.device)
+    tokens: list[int] = noise_SV.add_(dists_SV.log()).argmax(dim=-1).tolist()
     return tokens
 
 
 def _paths(proposal: Proposal) -> list[list[int]]:
-    """The nodes down to every row, the root's first."""
+    """For every row, root first: the nodes on its path."""
     paths: list[list[int]] = [[]]
     for node in range(len(proposal)):
         parent = node - 1 if proposal.parents is None else proposal.parents[node]
@@ -144,8 +144,8 @@ def is_chain(parents: list[int] | None) -> bool:
     return parents is None or all(parent == i - 1 for i, parent in enumerate(parents))
 
 
-def draft_law(proposal: Proposal, device: torch.device) -> torch.Tensor | None:
-    """q beside p; None stands for one-hot rows, which nobody needs to build."""
+def draft_distribution(proposal: Proposal, device: torch.device) -> torch.Tensor | None:
+    """q on the device of p; None stands for one-hot rows, which are never built."""
     if proposal.draw is Draw.DETERMINISTIC or proposal.q is None:
         return None
     return proposal.q.to(device)
@@ -164,7 +164,7 @@ def at_tokens(
 
 
 def ratio(p: float, q: float) -> float:
-    """p/q; a token q calls impossible was not drawn from q, and is refused."""
+    """p/q; 0 if q is 0, since such a token was not drawn from q."""
     return p / q if q > 0 else 0.0
 
 
@@ -172,8 +172,8 @@ def residual(
     p_V: torch.Tensor, q_V: torch.Tensor | None, token: int, weight: float = 1.0
 ) -> torch.Tensor:
     """max(0, weight * p - q) as a new tensor; `q_V is None` is one-hot at `token`."""
-    law_V = p_V * weight
+    dist_V = p_V * weight
     if q_V is None:
-        law_V[token] = 0.0  # weight * p(token) <= 1
-        return law_V
-    return law_V.sub_(q_V).clamp_(min=0.0)
+        dist_V[token] = 0.0  # weight * p(token) <= 1
+        return dist_V
+    return dist_V.sub_(q_V).clamp_(min=0.0)

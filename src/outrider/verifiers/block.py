@@ -1,11 +1,11 @@
 """The block rule (Sun et al. 2024, "Block verification accelerates speculative decoding").
 
-A draft is judged as a whole, from its end: a weak token may be carried by strong ones around it,
-so the rule never keeps less than the token rule in expectation. Chains only.
+Judges a draft as a whole, from its end: an improbable token may be accepted because of
+probable ones around it. In expectation the rule never accepts less than the token rule. For chains.
 
     w_0 = 1;  w_i = min(1, w_{i-1} p_i(x_i)/q_i(x_i))
     Z_i = sum_v max(0, w_i p_{i+1}(v) - q_{i+1}(v));   h_i = Z_i / (Z_i + 1 - w_i),  h_K = w_K
-    the largest i with u_i < h_i is kept; then y ~ norm(max(0, w_i p_{i+1} - q_{i+1})), or p_{K+1}
+    accept the largest i with u_i < h_i; then y ~ norm(max(0, w_i p_{i+1} - q_{i+1})), or p_{K+1}
 
 The cap in w_i is essential: with the plain product of ratios the output is biased.
 """
@@ -22,7 +22,7 @@ from outrider.verifiers._ratio import (
     Decision,
     RatioVerifier,
     at_tokens,
-    draft_law,
+    draft_distribution,
     ratio,
     residual,
 )
@@ -34,7 +34,7 @@ class BlockVerifier(RatioVerifier):
     decide_all = staticmethod(decide_trials)
 
     def decide(self, p_MV: torch.Tensor, proposal: Proposal, uniforms: Seq[float]) -> Decision:
-        q_NV = draft_law(proposal, p_MV.device)
+        q_NV = draft_distribution(proposal, p_MV.device)
         return decide_block(p_MV, q_NV, proposal.tokens, uniforms)
 
 
@@ -56,10 +56,10 @@ def decide_block(
     kept = num_drafts - 1
     while kept > 0 and not uniforms[kept - 1] < keep_probability(masses[kept], weights[kept]):
         kept -= 1
-    law_V = p_MV[kept]
+    dist_V = p_MV[kept]
     if masses[kept] > EPS:
-        law_V = residual(law_V, None if q_NV is None else q_NV[kept], tokens[kept], weights[kept])
-    return Decision(list(range(kept)), law_V)
+        dist_V = residual(dist_V, None if q_NV is None else q_NV[kept], tokens[kept], weights[kept])
+    return Decision(list(range(kept)), dist_V)
 
 
 def residual_masses(
@@ -74,6 +74,6 @@ def residual_masses(
 
 
 def keep_probability(mass: float, weight: float) -> float:
-    """Z / (Z + 1 - w), with 0/0 = 1: nothing to correct and nothing owed."""
+    """Z / (Z + 1 - w), with 0/0 = 1."""
     owed = 1.0 - weight
     return mass / (mass + owed) if mass + owed > 0 else 1.0

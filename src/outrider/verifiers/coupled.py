@@ -1,8 +1,8 @@
-"""Coupled sample-match, the default rule: the target draws, drafts count while they agree.
+"""Coupled sample-match, the default rule: the target draws, and drafts that agree are accepted.
 
-The target's own draw at every position is emitted whatever was drafted, so the output is the
-plain decoder's output by construction: any draft, any tree, any pruning, no q. Drafters that
-draw with the same noise merely agree more often.
+The rule always emits the target's own draw, so the output equals plain decoding by construction,
+for any draft, tree or pruning, and without q. A drafter that draws with the same noise agrees more
+often.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from outrider.contracts import Draw, Laws, Proposal, SequenceView, Verdict
 
 
 class CoupledVerifier:
-    """Exact for every draft law, chains and trees."""
+    """Exact for every draft, chains and trees."""
 
     name = "coupled"
     draws = frozenset(Draw)
@@ -34,10 +34,10 @@ class CoupledVerifier:
 
 
 def match(tokens: list[int], parents: list[int] | None, draws: list[int]) -> list[int]:
-    """Node indices the target's draws walk through; `draws[0]` is the root's, `draws[1 + i]` i's.
+    """The nodes that agree with the target's draws; `draws[0]` is the root's, `draws[1 + i]` i's.
 
-    A parent stands before its children, so one scan in node order finds the whole path. Of equal
-    siblings the first is taken: that costs acceptance at most, never exactness.
+    A parent precedes its children, so one scan in node order finds the whole path. Of equal
+    siblings the first is used: this can cost acceptance, never exactness.
     """
     path: list[int] = []
     if parents is None:

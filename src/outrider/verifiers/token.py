@@ -1,7 +1,7 @@
 """The token rule (Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2).
 
-Keep draft x with probability min(1, p(x)/q(x)); at the first refusal emit one token from
-norm(max(0, p - q)); all kept: one bonus token from p. Chains only.
+Accept draft x with probability min(1, p(x)/q(x)). At the first rejection emit one token from
+norm(max(0, p - q)); if all are accepted, one bonus token from p. Chains only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outrider.verifiers._ratio import (
     Decision,
     RatioVerifier,
     at_tokens,
-    draft_law,
+    draft_distribution,
     ratio,
     residual,
 )
@@ -28,7 +28,7 @@ class TokenVerifier(RatioVerifier):
     decide_all = staticmethod(decide_tokens)
 
     def decide(self, p_MV: torch.Tensor, proposal: Proposal, uniforms: Seq[float]) -> Decision:
-        q_NV = draft_law(proposal, p_MV.device)
+        q_NV = draft_distribution(proposal, p_MV.device)
         return decide_token(p_MV, q_NV, proposal.tokens, uniforms)
 
 
@@ -42,8 +42,8 @@ def decide_token(
     for i, token in enumerate(tokens):
         if uniforms[i] < ratio(p_x[i], q_x[i]):
             continue
-        law_V = residual(p_MV[i], None if q_NV is None else q_NV[i], token)
-        if float(law_V.sum()) <= EPS:
-            law_V = p_MV[i]
-        return Decision(list(range(i)), law_V)
+        dist_V = residual(p_MV[i], None if q_NV is None else q_NV[i], token)
+        if float(dist_V.sum()) <= EPS:
+            dist_V = p_MV[i]
+        return Decision(list(range(i)), dist_V)
     return Decision(list(range(len(tokens))), p_MV[-1])

@@ -1,18 +1,18 @@
 """The trial-list rule: one exact ratio rule for every tree of drafts.
 
-Each node holds ordered *trials*: child c, and the law Q it was drawn from given that the earlier
-trials failed. A node carries a weight w (how much of its probability is still owed) and a law P
-(of the token after it, given the trials so far failed):
+Each node has ordered *trials*: child c, and the distribution Q it was drawn from given that the
+earlier trials failed. A node has a weight w (its remaining probability) and a distribution P (of
+the token after it, given that the trials so far failed):
 
     push(root, w = 1, P = p_root)
     loop on the top node:
       a trial c is left:  push(c, min(1, w P[c] / Q[c]), p_c)
-      else if u < w:      keep the path to it, next token ~ P; stop
+      else if u < w:      accept the path to it, next token ~ P; stop
       else pop; at its parent  D = max(0, w P - Q), S = sum D, P = D / S, w = S / (S + 1 - w)
 
-Chains (then it is the block rule), siblings drawn with or without replacement and deterministic
-children are special cases. The tree's shape must not depend on the tokens it tests: which nodes
-exist may be decided by the context and by q, not by what was drawn from q at that node.
+Chains (the block rule), siblings with or without replacement and deterministic children are special
+cases. The tree's shape must not depend on the tokens it tests: the context and q may decide which
+nodes exist, the token drawn at a node may not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 
 from outrider.contracts import Draw, Proposal
 from outrider.verifiers._batched import EPS, decide_trials
-from outrider.verifiers._ratio import Decision, RatioVerifier, draft_law, ratio, residual
+from outrider.verifiers._ratio import Decision, RatioVerifier, draft_distribution, ratio, residual
 from outrider.verifiers.block import keep_probability
 
 
@@ -41,7 +41,7 @@ class TreeVerifier(RatioVerifier):
             parents = list(range(-1, len(proposal) - 1))
         return decide_tree(
             p_MV,
-            draft_law(proposal, p_MV.device),
+            draft_distribution(proposal, p_MV.device),
             proposal.tokens,
             parents,
             uniforms,
@@ -51,11 +51,11 @@ class TreeVerifier(RatioVerifier):
 
 @dataclass(slots=True)
 class _Frame:
-    """A node on the stack. Its law P is `law_V / mass`."""
+    """A node on the stack. Its distribution P is `dist_V / mass`."""
 
     row: int  # of p_MV: 0 is the root, 1 + j is node j
     weight: float
-    law_V: torch.Tensor
+    dist_V: torch.Tensor
     mass: float = 1.0
     num_tried: int = 0
 
@@ -80,15 +80,15 @@ def decide_tree(
         trials = children[top.row]
         if top.num_tried < len(trials):
             node = trials[top.num_tried]
-            p_x = float(top.law_V[tokens[node]]) / top.mass
-            q_V = trial_law(q_NV, tokens, trials, top.num_tried, distinct)
+            p_x = float(top.dist_V[tokens[node]]) / top.mass
+            q_V = trial_distribution(q_NV, tokens, trials, top.num_tried, distinct)
             q_x = 1.0 if q_V is None else float(q_V[tokens[node]])
             weight = min(1.0, top.weight * ratio(p_x, q_x))
             stack.append(_Frame(node + 1, weight, p_MV[node + 1]))
             continue
         # The root's weight never leaves 1: something is always emitted.
         if top.row == 0 or uniforms[top.row - 1] < top.weight:
-            return Decision([frame.row - 1 for frame in stack[1:]], top.law_V)
+            return Decision([frame.row - 1 for frame in stack[1:]], top.dist_V)
         stack.pop()
         _fail(stack[-1], q_NV, tokens, children[stack[-1].row], distinct)
 
@@ -96,24 +96,23 @@ def decide_tree(
 def _fail(
     frame: _Frame, q_NV: torch.Tensor | None, tokens: list[int], trials: list[int], distinct: bool
 ) -> None:
-    """The current trial of `frame` failed: what remains is the residual."""
-    q_V = trial_law(q_NV, tokens, trials, frame.num_tried, distinct)
+    """The current trial of `frame` failed: continue with the residual."""
+    q_V = trial_distribution(q_NV, tokens, trials, frame.num_tried, distinct)
     token = tokens[trials[frame.num_tried]]
-    law_V = residual(frame.law_V, q_V, token, frame.weight / frame.mass)
-    mass = float(law_V.sum())
+    dist_V = residual(frame.dist_V, q_V, token, frame.weight / frame.mass)
+    mass = float(dist_V.sum())
     frame.weight = keep_probability(mass, frame.weight)
     frame.num_tried += 1
     if mass > EPS:
-        frame.law_V, frame.mass = law_V, mass
+        frame.dist_V, frame.mass = dist_V, mass
 
 
-def trial_law(
+def trial_distribution(
     q_NV: torch.Tensor | None, tokens: list[int], trials: list[int], index: int, distinct: bool
 ) -> torch.Tensor | None:
-    """The law of trial `index` given that the earlier ones failed; None is one-hot.
+    """The distribution of trial `index` given that the earlier ones failed; None is one-hot.
 
-    Without replacement the earlier siblings are removed here; rows that come with them already
-    removed and renormalised are left as they are.
+    Without replacement this removes the earlier siblings, and leaves rows that lack them unchanged.
     """
     if q_NV is None:
         return None

@@ -12,7 +12,7 @@ import pytest
 from outrider.cli.prove import MOST_PROMPTS, read_prompts
 from outrider.contracts import Laws, Proposal, SequenceView, Verdict
 from outrider.errors import RequestError
-from outrider.prove import output_law, power
+from outrider.prove import output_distribution, power
 from outrider.prove.biased import BIASED
 from outrider.verifiers.coupled import CoupledVerifier
 
@@ -24,11 +24,11 @@ SHORT = ["--max-tokens", "12"]
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors of a tenth instead of a hundredth: a hundred times fewer sequences."""
-    monkeypatch.setattr(output_law, "plan", partial(_plan, power.plan))
+    monkeypatch.setattr(output_distribution, "plan", partial(_plan, power.plan))
 
 
-def _plan(plan: Callable[..., object], law: object, *, error: float) -> object:
-    return plan(law, error=10 * error)
+def _plan(plan: Callable[..., object], dist: object, *, error: float) -> object:
+    return plan(dist, error=10 * error)
 
 
 def test_an_honest_pair_is_proven(command: Command, pair: list[str]) -> None:
@@ -63,9 +63,9 @@ def test_every_rule_is_proven(command: Command, pair: list[str], options: list[s
     coupled = record["verifier"] == "coupled"
     assert seeded["name"] == ("seeded identity" if coupled else "seeded repetition")
     assert seeded["num_identical"] + len(seeded["near_ties"]) == seeded["num_outputs"] == 16
-    law = record["checks"][3]
-    assert law["power"] == 0.99
-    assert law["num_samples"] == law["num_planned"]
+    output = record["checks"][3]
+    assert output["power"] == 0.99
+    assert output["num_samples"] == output["num_planned"]
 
 
 def test_a_pair_without_a_draft_model(command: Command, target: Path) -> None:
@@ -95,7 +95,7 @@ def test_all_mistakes_are_caught_by_enumeration_on_this_pair(
     def skipped(*_: object) -> checks.Check:
         return checks.Check("law of the output", None, "")
 
-    monkeypatch.setattr(checks, "check_injected_law", skipped)
+    monkeypatch.setattr(checks, "check_injected_output", skipped)
     for name in BIASED:
         assert command("prove", *pair, "--inject", name).code == 1, name
 

@@ -32,8 +32,8 @@ def test_sample_sizes() -> None:
 
 
 def test_rare_outcomes_are_merged_and_paid_for() -> None:
-    law = dict.fromkeys(range(9), 0.1) | {9 + i: 0.1 / 4000 for i in range(4)} | {99: 0.0999}
-    found = plan(law)
+    dist = dict.fromkeys(range(9), 0.1) | {9 + i: 0.1 / 4000 for i in range(4)} | {99: 0.0999}
+    found = plan(dist)
     assert found.num_cells == 11
     assert found.rest == pytest.approx(1e-4)
     assert found.num_samples > plan(dict.fromkeys(range(11), 1 / 11)).num_samples
@@ -41,7 +41,7 @@ def test_rare_outcomes_are_merged_and_paid_for() -> None:
         plan(dict.fromkeys(range(10**4), 1e-06) | {-1: 0.99})
 
 
-def law_of(cells: np.ndarray) -> dict[int, float]:
+def distribution_of(cells: np.ndarray) -> dict[int, float]:
     return {i: float(p) for i, p in enumerate(cells)}
 
 
@@ -52,13 +52,13 @@ def random() -> np.random.Generator:
 
 def test_a_right_rule_is_hardly_ever_suspected(random: np.random.Generator) -> None:
     cells = random.dirichlet(np.full(27, 0.7))
-    planned = plan(law_of(cells))
+    planned = plan(distribution_of(cells))
     suspected = 0
     for _ in range(300):
         counts = np.zeros(27, int)
         for size in np.diff([0, *planned.looks]):
             counts += random.multinomial(size, cells)
-            suspected += examine(planned, law_of(cells), dict(enumerate(counts))).rejected
+            suspected += examine(planned, distribution_of(cells), dict(enumerate(counts))).rejected
     assert suspected <= 3
 
 
@@ -83,11 +83,11 @@ def test_an_error_of_one_percent_is_seen(random: np.random.Generator, shape: str
     wrong = cells + change
     assert np.abs(change).sum() / 2 == pytest.approx(0.01)
     assert wrong.min() >= 0
-    planned = plan(law_of(cells))
+    planned = plan(distribution_of(cells))
     seen = 0
     for _ in range(200):
         counts = random.multinomial(planned.num_samples, wrong)
-        seen += examine(planned, law_of(cells), dict(enumerate(counts))).rejected
+        seen += examine(planned, distribution_of(cells), dict(enumerate(counts))).rejected
     assert seen >= 194  # 198 expected
 
 

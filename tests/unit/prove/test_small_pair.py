@@ -74,10 +74,10 @@ def test_the_laws_are_the_models_own(engine: Engine, pair: SmallPair) -> None:
 def test_laws_are_exact_positive_and_not_too_certain(pair: SmallPair) -> None:
     for context in [(), (1,), (0, 2), (0, 1, 2), (2, 0, 1, 2, 0)]:
         for model in (pair.target, pair.draft):
-            law = model(context)
-            assert len(law) == SIZE
-            assert sum(law) == 1
-            assert min(law) > 0
+            dist = model(context)
+            assert len(dist) == SIZE
+            assert sum(dist) == 1
+            assert min(dist) > 0
     assert max(pair.target(())) <= MOST_PROBABLE + 1 / GRAIN or pair.temperature == 8
     assert 0 < pair.disagreement < 1
     assert pair.is_drafters

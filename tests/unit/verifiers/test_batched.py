@@ -42,15 +42,15 @@ def proposal(random: torch.Generator, kind: Draw, trees: bool, size: int) -> Pro
     for node in range(int(torch.randint(0, 7, (), generator=random))):
         parent = int(torch.randint(-1, node, (), generator=random)) if trees and node else node - 1
         siblings = [i for i in range(node) if parents[i] == parent]
-        law_V = rows[siblings[0]] if siblings else laws(random, 1, size)[0]
-        left_V = law_V.clone()
+        dist_V = rows[siblings[0]] if siblings else laws(random, 1, size)[0]
+        left_V = dist_V.clone()
         if kind is not Draw.SAMPLED:
             left_V[[tokens[i] for i in siblings]] = 0.0
         if not left_V.sum() > 0:
             break
         tokens.append(int(torch.multinomial(left_V, 1, generator=random)))
         parents.append(parent)
-        rows.append(law_V)
+        rows.append(dist_V)
     q = torch.stack(rows).to(DEVICE) if rows and kind is not Draw.DETERMINISTIC else None
     return Proposal(tokens, parents if trees else None, kind, q)
 
@@ -81,12 +81,12 @@ def test_same_verdicts(verifier: RatioVerifier, seed: int) -> None:
     alone = [
         verifier.decide(rows, x, some) for rows, x, some in zip(p, proposals, uniforms, strict=True)
     ]
-    _, laws_SV = verifier.decide_all(Batch.of(p, proposals, uniforms))
+    _, dists_SV = verifier.decide_all(Batch.of(p, proposals, uniforms))
     verdicts = verifier.verify_all(views, proposals, p)
     assert [verdict.path for verdict in verdicts] == [decision.path for decision in alone]
     assert len({len(verdict.path) for verdict in verdicts}) > 1
-    for law_V, decision in zip(laws_SV, alone, strict=True):
-        torch.testing.assert_close(law_V, decision.law_V, rtol=1e-5, atol=1e-7)
+    for dist_V, decision in zip(dists_SV, alone, strict=True):
+        torch.testing.assert_close(dist_V, decision.dist_V, rtol=1e-5, atol=1e-7)
     assert [verdict.next_token for verdict in verdicts] == draw_next(views, alone)
 
 
@@ -110,7 +110,7 @@ def test_decisions_never_ask_the_device(verifier: RatioVerifier, kind: Draw) -> 
         Proposal([4, 5], None, kind, q[:2]),
     ]
     batch = Batch.of(p, proposals, [[0.1, 0.2, 0.3], [], [0.5, 0.6]])
-    kept_S, laws_SV = verifier.decide_all(batch)
+    kept_S, dists_SV = verifier.decide_all(batch)
     assert kept_S.shape == (3,)
-    assert laws_SV.shape == (3, 12)
-    assert laws_SV.dtype == torch.float32
+    assert dists_SV.shape == (3, 12)
+    assert dists_SV.dtype == torch.float32

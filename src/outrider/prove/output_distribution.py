@@ -1,12 +1,12 @@
-"""Does the output have the target's law? A test with stated power, on the real code.
+"""Tests, with a stated power, whether the real code has the target's output distribution.
 
 The tensor verifiers decode many short sequences of a `SmallPair`: from logits through
 `sampling.RowLaws` and the noise of `outrider.noise` to verdicts, several steps each, as the engine
-does. The joint law of the first tokens is known exactly, and `power.plan` says how many sequences
-show any error of one percent total variation in it.
+does. The joint distribution of the first tokens is known exactly, and `power.plan` computes how
+many sequences show any error of one percent total variation in it.
 
-Mistakes from `prove.biased` are run by their reference implementation with random dice instead:
-they exist nowhere else.
+Mistakes from `prove.biased` run in their reference implementation with random dice: they have no
+other.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from outrider.contracts import Draw, Proposal, SequenceView, Stream, Verifier
 from outrider.noise import draw_key, mix
 from outrider.prove.enumerate import Dice, Experiment, Model, Tokens
 from outrider.prove.power import ERROR, Plan, Verdict, examine, plan
-from outrider.prove.reference import Law
+from outrider.prove.reference import Distribution
 from outrider.sampling import RowLaws, RowParams, SamplingParams, draw_tokens
 
-HORIZON = 3  # tokens of a sequence: both drafts kept and the bonus, or several steps
+HORIZON = 3  # tokens of a sequence: both drafts accepted and the bonus, or several steps
 CHAIN = [-1, 0]
 TREE = [-1, -1, 0]
 BATCH = 2048
@@ -38,50 +38,50 @@ Report = Callable[[int, int], None]  # sequences done, of how many
 
 
 @dataclass(frozen=True, slots=True)
-class LawTest:
-    """What was planned and what came of it."""
+class OutputTest:
+    """The plan and its verdict."""
 
     plan: Plan
     verdict: Verdict
 
 
 class Sampler(Protocol):
-    """A supply of outputs: `next` decodes that many further sequences."""
+    """Decodes sequences: `next` returns the outputs of `count` further ones."""
 
     def next(self, count: int) -> Counter[Tokens]: ...
 
 
-def examine_law(
-    law: dict[Tokens, float],
+def examine_output(
+    dist: dict[Tokens, float],
     sampler: Sampler,
     report: Report = lambda done, of: None,
     *,
     error: float = ERROR,
-) -> LawTest:
+) -> OutputTest:
     """Samples as planned, and stops at the first look that rejects."""
-    planned = plan(law, error=error)
+    planned = plan(dist, error=error)
     counts: Counter[Tokens] = Counter()
     verdict = Verdict(0, 0.0, 1.0, False)
     for look in planned.looks:
         while (done := counts.total()) < look:
             counts += sampler.next(min(BATCH, look - done))
             report(counts.total(), planned.num_samples)
-        verdict = examine(planned, law, counts)
+        verdict = examine(planned, dist, counts)
         if verdict.rejected:
             break
-    return LawTest(planned, verdict)
+    return OutputTest(planned, verdict)
 
 
-def joint_law(target: Model, horizon: int) -> dict[Tokens, float]:
+def joint_distribution(target: Model, horizon: int) -> dict[Tokens, float]:
     """P of every sequence of `horizon` tokens."""
-    law: dict[Tokens, float] = {(): 1.0}
+    dist: dict[Tokens, float] = {(): 1.0}
     for _ in range(horizon):
-        law = {
+        dist = {
             (*prefix, token): mass * float(p)
-            for prefix, mass in law.items()
+            for prefix, mass in dist.items()
             for token, p in enumerate(target(prefix))
         }
-    return law
+    return dist
 
 
 # --- the real rules ------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def joint_law(target: Model, horizon: int) -> dict[Tokens, float]:
 
 @dataclass(slots=True)
 class _View:
-    """As much of contracts.SequenceView as laws and verifiers look at."""
+    """The part of contracts.SequenceView that sampling and verifiers read."""
 
     sample_index: int
     seed: int = SEED
@@ -98,7 +98,7 @@ class _View:
 
 
 class RuleSampler:
-    """Sequences decoded by a tensor verifier from drafts of the given law and shape."""
+    """Sequences decoded by a tensor verifier from drafts of the given kind and shape."""
 
     def __init__(self, target: Model, draft: Model, verifier: Verifier, draw: Draw) -> None:
         self._verifier = verifier
@@ -126,10 +126,10 @@ class RuleSampler:
         ]
         seen = cast("list[SequenceView]", views)
         logits_RV = self._target.rows(contexts)
-        laws = RowLaws(
+        dists = RowLaws(
             logits_RV, seen, proposals, [None] * len(views), num_tokens=logits_RV.shape[1]
         )
-        verdicts = self._verifier.verify(seen, proposals, laws)
+        verdicts = self._verifier.verify(seen, proposals, dists)
         for view, proposal, verdict in zip(views, proposals, verdicts, strict=True):
             view.tokens += [proposal.tokens[node] for node in verdict.path]
             view.tokens.append(verdict.next_token)
@@ -144,7 +144,7 @@ class RuleSampler:
     def _propose(self, views: list[_View]) -> list[Proposal]:
         """Drafts every node for all sequences at once; each draw has noise of its own."""
         drafted: list[list[int]] = [[] for _ in views]
-        laws: list[torch.Tensor] = []
+        dists: list[torch.Tensor] = []
         rows = RowParams.of([PARAMS] * len(views), [1] * len(views))
         for node, parent in enumerate(self._parents):
             contexts = [
@@ -152,7 +152,7 @@ class RuleSampler:
                 for view, tokens in zip(views, drafted, strict=True)
             ]
             logits_SV = self._draft.rows(contexts)
-            laws.append(logits_SV.exp())
+            dists.append(logits_SV.exp())
             if self._draw in (Draw.DETERMINISTIC, Draw.WITHOUT_REPLACEMENT):
                 for sibling in [n for n in range(node) if self._parents[n] == parent]:
                     taken = torch.tensor([tokens[sibling] for tokens in drafted])
@@ -164,7 +164,7 @@ class RuleSampler:
             for mine, token in zip(drafted, tokens, strict=True):
                 mine.append(token)
         parents = None if self._parents is CHAIN else self._parents
-        q_SNV = torch.stack(laws, dim=1)
+        q_SNV = torch.stack(dists, dim=1)
         known = self._draw in (Draw.SAMPLED, Draw.WITHOUT_REPLACEMENT)
         return [
             Proposal(tokens, parents, self._draw, q_SNV[i] if known else None)
@@ -180,7 +180,7 @@ class RuleSampler:
 
 
 class _LogTable:
-    """log of a model's laws, row by row; contexts are looked up once."""
+    """The logs of a model's distributions, row by row; each context is evaluated once."""
 
     def __init__(self, model: Model, size: int) -> None:
         self._model = model
@@ -190,8 +190,8 @@ class _LogTable:
     def rows(self, contexts: list[Tokens]) -> torch.Tensor:
         new = [c for c in dict.fromkeys(contexts) if c not in self._index]
         if new:
-            laws = torch.tensor([[float(p) for p in self._model(c)] for c in new])
-            self._table_CV = torch.cat([self._table_CV, laws.log()])
+            dists = torch.tensor([[float(p) for p in self._model(c)] for c in new])
+            self._table_CV = torch.cat([self._table_CV, dists.log()])
             self._index |= {c: len(self._index) + i for i, c in enumerate(new)}
         return self._table_CV[[self._index[c] for c in contexts]]
 
@@ -212,25 +212,25 @@ class ExperimentSampler:
     def _one(self) -> Tokens:
         dice = RandomDice(self._random)
         out = self._experiment.run(cast("Dice", dice))
-        while len(out) < self._experiment.horizon:  # what the steps left over is the target's own
+        while len(out) < self._experiment.horizon:  # the target completes the sequence
             out += (dice.choose(("rest", len(out)), self._experiment.target(out)),)
         return out
 
 
 class RandomDice:
-    """`enumerate.Dice` for one random run: a uniform per name, asked as often as anybody likes."""
+    """`enumerate.Dice` for one random run: one uniform per name."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
         self._uniforms: dict[Hashable, float] = {}
 
-    def choose(self, name: Hashable, law: Law) -> int:
+    def choose(self, name: Hashable, dist: Distribution) -> int:
         u = self._uniform(name)
-        for token, mass in enumerate(law):
+        for token, mass in enumerate(dist):
             u -= mass
             if u < 0:
                 return token
-        return max(token for token, mass in enumerate(law) if mass > 0)  # rounding
+        return max(token for token, mass in enumerate(dist) if mass > 0)  # rounding
 
     def below(self, name: Hashable, threshold: object) -> bool:
         return self._uniform(name) < threshold  # type: ignore[operator]
@@ -242,12 +242,12 @@ class RandomDice:
 
 
 def in_floats(model: Model) -> Model:
-    """The same laws as floats: the reference rules work on anything that calculates."""
-    table: dict[Tokens, Law] = {}
+    """The same distributions as floats: the reference rules work on any numbers."""
+    table: dict[Tokens, Distribution] = {}
 
-    def law(context: Tokens) -> Law:
+    def dist(context: Tokens) -> Distribution:
         if context not in table:
-            table[context] = cast("Law", tuple(float(p) for p in model(context)))
+            table[context] = cast("Distribution", tuple(float(p) for p in model(context)))
         return table[context]
 
-    return law
+    return dist

@@ -7,14 +7,14 @@ import pytest
 from outrider.contracts import Draw, Proposal, Verifier
 from outrider.prove.biased import BIASED
 from outrider.prove.cases import experiments
-from outrider.prove.output_law import (
+from outrider.prove.output_distribution import (
     HORIZON,
     ExperimentSampler,
     RuleSampler,
     _View,
-    examine_law,
+    examine_output,
     in_floats,
-    joint_law,
+    joint_distribution,
 )
 from outrider.prove.toys import fixed, hashed
 from outrider.verifiers import make_verifier
@@ -36,7 +36,7 @@ PAIRINGS = [
 @pytest.mark.parametrize(("rule", "draw"), PAIRINGS)
 def test_the_real_rules_pass(rule: str, draw: Draw) -> None:
     sampler = RuleSampler(P, Q, make_verifier(rule), draw)
-    test = examine_law(joint_law(P, HORIZON), sampler, error=0.07)
+    test = examine_output(joint_distribution(P, HORIZON), sampler, error=0.07)
     assert test.verdict.num_samples == test.plan.num_samples > 3000
     assert not test.verdict.rejected, test.verdict
 
@@ -51,8 +51,8 @@ class KeepsEverything:
     def __init__(self) -> None:
         self._honest = make_verifier("token")
 
-    def verify(self, views: object, proposals: list[Proposal], laws: object) -> object:
-        verdicts = self._honest.verify(views, proposals, laws)  # type: ignore[arg-type]
+    def verify(self, views: object, proposals: list[Proposal], dists: object) -> object:
+        verdicts = self._honest.verify(views, proposals, dists)  # type: ignore[arg-type]
         for verdict, proposal in zip(verdicts, proposals, strict=True):
             verdict.path[:] = range(len(proposal))
         return verdicts
@@ -60,7 +60,7 @@ class KeepsEverything:
 
 def test_a_wrong_tensor_rule_is_flagged_early() -> None:
     rule: Verifier = KeepsEverything()  # type: ignore[assignment]
-    test = examine_law(joint_law(P, HORIZON), RuleSampler(P, Q, rule, Draw.SAMPLED))
+    test = examine_output(joint_distribution(P, HORIZON), RuleSampler(P, Q, rule, Draw.SAMPLED))
     assert test.verdict.rejected
     assert test.verdict.num_samples == test.plan.looks[0]
 
@@ -69,8 +69,8 @@ def test_a_wrong_tensor_rule_is_flagged_early() -> None:
 def test_every_known_mistake_is_flagged(name: str) -> None:
     injection = BIASED[name]
     experiment = injection.build(in_floats(injection.target), in_floats(injection.draft))
-    law = joint_law(injection.target, experiment.horizon)
-    test = examine_law(law, ExperimentSampler(experiment))
+    dist = joint_distribution(injection.target, experiment.horizon)
+    test = examine_output(dist, ExperimentSampler(experiment))
     print(f"{name}: p = {test.verdict.p_value:.1g} after {test.verdict.num_samples}")
     assert test.verdict.rejected
 
@@ -80,14 +80,14 @@ def test_right_rules_with_random_dice_pass(rule: str) -> None:
     """The same sampler, the same size of test: so it is the mistakes that are flagged."""
     title, experiment = list(experiments(rule, Draw.SAMPLED, False))[2]
     assert title.startswith("2 drafts")
-    law = joint_law(experiment.target, experiment.horizon)
-    assert not examine_law(law, ExperimentSampler(experiment), error=0.03).verdict.rejected
+    dist = joint_distribution(experiment.target, experiment.horizon)
+    assert not examine_output(dist, ExperimentSampler(experiment), error=0.03).verdict.rejected
 
 
 def test_joint_laws() -> None:
-    law = joint_law(fixed(3, 1), 2)
-    assert law == {(0, 0): 0.5625, (0, 1): 0.1875, (1, 0): 0.1875, (1, 1): 0.0625}
-    assert sum(joint_law(P, 3).values()) == pytest.approx(1)
+    dist = joint_distribution(fixed(3, 1), 2)
+    assert dist == {(0, 0): 0.5625, (0, 1): 0.1875, (1, 0): 0.1875, (1, 1): 0.0625}
+    assert sum(joint_distribution(P, 3).values()) == pytest.approx(1)
 
 
 def test_drafts_have_the_law_they_claim() -> None:
