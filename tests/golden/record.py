@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from golden import pairs
+from golden import pairs, snapshots
 
 FOLDER = Path(__file__).parent
 
@@ -46,7 +46,21 @@ def bundled() -> Any:
     return found
 
 
-RECORDERS: dict[str, Callable[[], Any]] = {"tokens": tokens, "bundled": bundled}
+def _served(collect: Callable[[Path, list[str], str], Any]) -> Any:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        pair = snapshots.write_pair(folder)
+        with snapshots.server(pair) as url:
+            return collect(folder, pair, url)
+
+
+RECORDERS: dict[str, Callable[[], Any]] = {
+    "tokens": tokens,
+    "bundled": bundled,
+    "commands": snapshots.commands,
+    "json": lambda: _served(snapshots.outputs),
+    "http": lambda: _served(lambda folder, pair, url: snapshots.http(url)),
+}
 
 
 def main() -> None:
@@ -60,8 +74,8 @@ def write(name: str, value: Any) -> None:
 
 
 def dumps(value: Any, indent: str = "") -> str:
-    """JSON with a line for every list of numbers."""
-    if isinstance(value, dict) and value:
+    """JSON with a line for every list and every small object."""
+    if isinstance(value, dict) and len(json.dumps(value)) > 80:
         inner = indent + " "
         rows = [f"{inner}{json.dumps(key)}: {dumps(value[key], inner)}" for key in value]
         return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
