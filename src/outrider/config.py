@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -66,6 +66,7 @@ _VERIFIER: dict[str, Any] = {
         "block: `rejection_sample_method` block, in vLLM's V2 runner only; coupled, tree: refused",
     ),
 }
+BUNDLED = ("bundled", "bundled:draft", "bundled:eagle3", "bundled:medusa", "bundled:dflash")
 VERIFIERS = ("coupled", "token", "block", "tree")
 BACKENDS = ("auto", "native", "torch", "transformers")
 
@@ -75,12 +76,13 @@ class EngineConfig:
     """Parameters of an engine. None means: choose for me."""
 
     model: str = param(
-        "bundled", "Target: a folder, a hub name, or 'bundled'.", "MODEL",
+        "bundled", "Target: a folder, a hub name, or 'bundled'.", "MODEL", suggestions=("bundled",),
         vllm=passed("the model of `vllm serve`")
     )
     draft_model: str | None = param(
         None, "Drafter: a folder, a hub name or bundled:NAME.", "--draft-model MODEL", SPECULATION,
-        none="the bundled target's own draft", vllm=passed("`model` of --speculative-config")
+        none="the bundled target's own draft", suggestions=BUNDLED,
+        vllm=passed("`model` of --speculative-config")
     )
     proposer: str | None = param(
         None, "What drafts; a wrong name lists the valid ones.", "--proposer NAME", SPECULATION,
@@ -388,7 +390,7 @@ class VllmConfig:
         none="vLLM's choice", choices=("mp", "ray", "uni", "external_launcher"),
         vllm=passed("--distributed-executor-backend")
     )
-    draft_table: tuple[tuple[int, int, int], ...] | None = param(
+    draft_table: Sequence[tuple[int, int, int]] | None = param(
         None, "Drafted tokens by batch size, like 1-4:5,5-16:2,17-:0, or a JSON file.",
         "--draft-table TABLE", VLLM, none="the same for all",
         vllm=passed("`num_speculative_tokens_per_batch_size`")

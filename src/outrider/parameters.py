@@ -52,6 +52,7 @@ class Param:
     panel: str = ""  # group of `--help`
     none: str = ""  # what None means; `--help` shows it as the default
     choices: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = ()  # for the shell's completion, where others are possible
     low: float | None = None  # at least
     above: float | None = None  # more than
     high: float | None = None  # at most

@@ -118,12 +118,11 @@ def test_completion(shell: str) -> None:
 
 
 def test_completed_names_are_the_known_ones() -> None:
-    """They are listed where the shell asks, because asking the registry would load torch."""
-    from outrider.cli.flags import BUNDLED, PROPOSERS
+    """They are declared where the shell asks, because the classes themselves would load torch."""
+    from outrider.config import BUNDLED, EngineConfig
     from outrider.model.bundled import find_folder
-    from outrider.registry import _PROPOSERS
+    from outrider.parameters import params
     from outrider.verifiers import VERIFIERS
 
-    assert set(PROPOSERS) == set(_PROPOSERS)
-    assert set(VERIFIERS) == {"coupled", "token", "block", "tree"}
+    assert params(EngineConfig)["verifier"].choices == tuple(VERIFIERS)
     assert all(find_folder(name).is_dir() for name in BUNDLED)

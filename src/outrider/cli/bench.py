@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from outrider.cli import flags
-from outrider.cli.console import busy, print_json, stderr, stdout
+from outrider.cli.console import Json, busy, print_json, stderr, stdout
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
+from outrider.options import Options, expanded, of, option
+from outrider.parameters import OUTPUT, PEERS, WORK
+from outrider.registry import WITHOUT_MODEL
 
 if TYPE_CHECKING:
     from outrider.bench.contenders import Contender
@@ -21,12 +23,18 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measure decoding, sweeps and servers.", no_args_is_help=True)
 
-WORK = "What is measured"
-PEERS = "Peers"
+EngineOptions = Annotated[
+    Options,
+    of(
+        EngineConfig,
+        *("model", "proposer_options", "draft_model", "verifier"),
+        *("device", "dtype", "backend", "threads"),
+    ),
+]
 
 Workloads = Annotated[
     str,
-    flags.option(
+    option(
         WORK,
         "code, prose, edit, json, summary, hot, long, mixed, or files of prompts.",
         "--workloads",
@@ -35,13 +43,13 @@ Workloads = Annotated[
     ),
 ]
 WorkloadName = Annotated[
-    str, flags.option(WORK, "One of them, or a file.", "--workload", "-w", metavar="NAME")
+    str, option(WORK, "One of them, or a file.", "--workload", "-w", metavar="NAME")
 ]
 Proposers = Annotated[
     str | None,
-    flags.option(
+    option(
         WORK,
-        "Who drafts; synthetic:ALPHA@PROPOSER drafts what is accepted with probability ALPHA.",
+        "What drafts; synthetic:ALPHA@PROPOSER drafts what is accepted with probability ALPHA.",
         "--proposers",
         metavar="NAME,...",
         show_default="the engine's own",
@@ -49,38 +57,34 @@ Proposers = Annotated[
 ]
 Counts = Annotated[
     str,
-    flags.option(
-        WORK, "Tokens drafted per step.", "--num-draft-tokens", "-k", metavar="K,...,auto"
-    ),
+    option(WORK, "Tokens drafted per step.", "--num-draft-tokens", "-k", metavar="K,...,auto"),
 ]
 Temperatures = Annotated[
     str | None,
-    flags.option(
+    option(
         WORK, "Every workload at these.", "--temperatures", metavar="T,...", show_default="its own"
     ),
 ]
-Batch = Annotated[int, flags.option(WORK, "Outputs decoded at once.", "--batch", "-b", metavar="N")]
+Batch = Annotated[int, option(WORK, "Outputs decoded at once.", "--batch", "-b", metavar="N")]
 NumPrompts = Annotated[
-    int, flags.option(WORK, "Prompts of each workload.", "--prompts", "-n", metavar="N")
+    int, option(WORK, "Prompts of each workload.", "--prompts", "-n", metavar="N")
 ]
 MaxTokens = Annotated[
-    int, flags.option(WORK, "Tokens of each output.", "--max-tokens", "-m", metavar="N")
+    int, option(WORK, "Tokens of each output.", "--max-tokens", "-m", metavar="N")
 ]
-Repeats = Annotated[int, flags.option(WORK, "Rounds that count.", "--repeats", "-r", metavar="N")]
+Repeats = Annotated[int, option(WORK, "Rounds that count.", "--repeats", "-r", metavar="N")]
 Out = Annotated[
     Path | None,
-    flags.option(flags.OUTPUT, "Write FILE.json and FILE.md.", "--out", "-o", metavar="FILE"),
+    option(OUTPUT, "Write FILE.json and FILE.md.", "--out", "-o", metavar="FILE"),
 ]
-Title = Annotated[
-    str | None, flags.option(flags.OUTPUT, "Heading of the result.", "--title", metavar="TEXT")
-]
+Title = Annotated[str | None, option(OUTPUT, "Heading of the result.", "--title", metavar="TEXT")]
 Transformers = Annotated[
     bool,
-    flags.option(PEERS, "transformers too: plain, assisted, prompt lookup.", "--transformers"),
+    option(PEERS, "transformers too: plain, assisted, prompt lookup.", "--transformers"),
 ]
 VllmPython = Annotated[
     Path | None,
-    flags.option(
+    option(
         PEERS,
         "vLLM too, with this interpreter: plain, draft model, n-gram.",
         "--vllm-python",
@@ -89,7 +93,7 @@ VllmPython = Annotated[
 ]
 LlamaPython = Annotated[
     Path | None,
-    flags.option(
+    option(
         PEERS,
         "llama-cpp-python too, with this interpreter: plain, prompt lookup.",
         "--llama-python",
@@ -98,35 +102,30 @@ LlamaPython = Annotated[
 ]
 Gguf = Annotated[
     Path | None,
-    flags.option(PEERS, "The target in llama.cpp's format.", "--gguf", metavar="FILE"),
+    option(PEERS, "The target in llama.cpp's format.", "--gguf", metavar="FILE"),
 ]
 
 
 @app.command(epilog="Example: outrider bench decode -w code,edit -k 4,auto --proposers draft-model")
+@expanded
 def decode(
-    model: flags.Model = "bundled",
+    *,
+    engine: EngineOptions,
     workloads: Workloads = "code,prose,edit,json,summary,hot,long",
     proposers: Proposers = None,
-    proposer_option: flags.ProposerOptions = None,
     num_draft_tokens: Counts = "auto",
     temperatures: Temperatures = None,
     batch: Batch = 1,
     num_prompts: NumPrompts = 8,
     max_tokens: MaxTokens = 128,
     repeats: Repeats = 5,
-    draft_model: flags.DraftModel = None,
-    verifier: flags.Verifier = "coupled",
-    device: flags.Device = "cpu",
-    dtype: flags.Dtype = "auto",
-    backend: flags.Backend = "auto",
-    threads: flags.Threads = None,
     transformers: Transformers = False,
     vllm_python: VllmPython = None,
     llama_python: LlamaPython = None,
     gguf: Gguf = None,
     out: Out = None,
     title: Title = None,
-    as_json: flags.Json = False,
+    as_json: Json = False,
 ) -> None:
     """Proposers on workloads, against plain decoding and other programs."""
     from outrider.bench.decode import decode as measure
@@ -140,38 +139,39 @@ def decode(
         heats = read_numbers(temperatures, "temperatures")
         wanted = [workload.heated(heat) for workload in wanted for heat in heats]
     settings = _settings(max_tokens, batch, repeats)
-    options = flags.read_proposer_options(proposer_option)
-    engine = _load(model, draft_model, options, verifier, device, dtype, backend, threads, batch)
-    contenders = _ours(engine, proposers, num_draft_tokens, verifier)
+    core = _load(engine, batch)
+    contenders = _ours(core, proposers, num_draft_tokens)
     peers = find_peers(
-        model,
-        draft_model,
+        engine["model"],
+        engine.get("draft_model"),
         transformers=transformers,
         vllm_python=vllm_python,
         llama_python=llama_python,
         gguf=gguf,
     )
     rows: list[Row] = []
-    found = result("decode", title or f"Decoding with {model}", rows, settings)
+    found = result("decode", title or f"Decoding with {engine['model']}", rows, settings)
     with _telling() as tell:
         for workload in wanted:
-            rows += measure(engine, contenders, [workload], settings, tell)
+            rows += measure(core, contenders, [workload], settings, tell)
             if out is not None:  # what is measured is kept, whatever happens next
                 found.write(out)
         for peer in peers:
-            rows += peer.rows(engine, wanted, settings, tell)
+            rows += peer.rows(core, wanted, settings, tell)
     _conclude(found, out, as_json)
 
 
 @app.command(epilog="Example: outrider bench sweep --axis batch --values 1,2,4,8,16,32 -k auto")
+@expanded
 def sweep(
-    model: flags.Model = "bundled",
+    *,
+    engine: EngineOptions,
     axis: Annotated[
-        str, flags.option(WORK, "k, batch, context or temperature.", "--axis", metavar="NAME")
+        str, option(WORK, "k, batch, context or temperature.", "--axis", metavar="NAME")
     ] = "k",
     values: Annotated[
         str | None,
-        flags.option(
+        option(
             WORK,
             "Places on the axis (of k: --num-draft-tokens).",
             "--values",
@@ -181,21 +181,14 @@ def sweep(
     ] = None,
     workload: WorkloadName = "code",
     proposers: Proposers = None,
-    proposer_option: flags.ProposerOptions = None,
     num_draft_tokens: Counts = "1,2,3,4,6,8,auto",
     batch: Batch = 1,
     num_prompts: NumPrompts = 8,
     max_tokens: MaxTokens = 128,
     repeats: Repeats = 5,
-    draft_model: flags.DraftModel = None,
-    verifier: flags.Verifier = "coupled",
-    device: flags.Device = "cpu",
-    dtype: flags.Dtype = "auto",
-    backend: flags.Backend = "auto",
-    threads: flags.Threads = None,
     out: Out = None,
     title: Title = None,
-    as_json: flags.Json = False,
+    as_json: Json = False,
 ) -> None:
     """Along one axis: draft length, batch size, context length or temperature."""
     from outrider.bench import decode as bench
@@ -210,13 +203,14 @@ def sweep(
     most = int(max(places)) if axis == "batch" else batch
     work = load_workload("long" if axis == "context" else workload, max(num_prompts, most))
     settings = replace(_settings(max_tokens, batch, repeats), num_prompts=num_prompts)
-    options = flags.read_proposer_options(proposer_option)
-    engine = _load(model, draft_model, options, verifier, device, dtype, backend, threads, most)
-    contenders = _ours(engine, proposers, num_draft_tokens, verifier)
+    core = _load(engine, most)
+    contenders = _ours(core, proposers, num_draft_tokens)
     rows: list[Row] = []
-    found = bench.result(f"sweep-{axis}", title or f"{model} along {axis}", rows, settings)
+    found = bench.result(
+        f"sweep-{axis}", title or f"{engine['model']} along {axis}", rows, settings
+    )
     with _telling() as tell:
-        places_rows = bench.sweep(engine, contenders, work, cast(Any, axis), places, settings, tell)
+        places_rows = bench.sweep(core, contenders, work, cast(Any, axis), places, settings, tell)
         for more in places_rows:
             rows += more
             if out is not None:
@@ -243,7 +237,7 @@ def serve(
     ],
     backend: Annotated[
         str | None,
-        flags.option(
+        option(
             WORK,
             "Start outrider serve with native, vllm or both, one after the other.",
             "--backend",
@@ -253,37 +247,37 @@ def serve(
     ] = None,
     serve_args: Annotated[
         list[str] | None,
-        flags.option(
+        option(
             WORK, "With --backend: an argument of outrider serve.", "--serve-arg", metavar="ARG"
         ),
     ] = None,
     vllm_args: Annotated[
         list[str] | None,
-        flags.option(
+        option(
             WORK, "With --backend vllm: an argument of vllm serve.", "--vllm-arg", metavar="ARG"
         ),
     ] = None,
     workload: WorkloadName = "code",
     clients: Annotated[
-        str, flags.option(WORK, "Requests in flight.", "--clients", metavar="N,...")
+        str, option(WORK, "Requests in flight.", "--clients", metavar="N,...")
     ] = "1,4,16",
     num_prompts: NumPrompts = 16,
     max_tokens: MaxTokens = 128,
     temperature: Annotated[
         float | None,
-        flags.option(
+        option(
             WORK, "Of all requests.", "--temperature", "-t", metavar="T", show_default="its own"
         ),
     ] = None,
     name: Annotated[
         str | None,
-        flags.option(
+        option(
             WORK, "The model's name there.", "--model", metavar="NAME", show_default="the first"
         ),
     ] = None,
     out: Out = None,
     title: Title = None,
-    as_json: flags.Json = False,
+    as_json: Json = False,
 ) -> None:
     """Load on a server, ours or another: throughput, first token, time per token."""
     from outrider.bench.backends import bench_backends
@@ -325,40 +319,23 @@ def _settings(max_tokens: int, batch: int, repeats: int) -> Settings:
     return Settings(max_tokens=max_tokens, batch=batch, repeats=repeats)
 
 
-def _load(
-    model: str,
-    draft_model: str | None,
-    proposer_options: dict[str, dict[str, object]],
-    verifier: str,
-    device: str,
-    dtype: str,
-    backend: str,
-    threads: int | None,
-    batch: int,
-) -> Engine:
-    with busy(f"loading {model}"):
+def _load(options: Options, batch: int) -> Engine:
+    with busy(f"loading {options['model']}"):
         from outrider.llm import LLM
 
         return LLM(
-            model,
-            draft_model=draft_model,
-            proposer_options=proposer_options,
-            verifier=verifier,
-            device=device,
-            dtype=dtype,
-            backend=backend,  # type: ignore[arg-type]
-            threads=threads,
+            **options,
             max_sequences=max(EngineConfig.max_sequences, batch),
             max_step_tokens=max(EngineConfig.max_step_tokens, 24 * batch),
             prefix_caching=False,  # or the first contender would compute the others' prompts
         ).engine
 
 
-def _ours(engine: Engine, proposers: str | None, counts: str, verifier: str) -> list[Contender]:
+def _ours(engine: Engine, proposers: str | None, counts: str) -> list[Contender]:
     from outrider.bench.plan import ours, read_counts, split
 
-    names = split(proposers) if proposers else [engine.default.proposer or "ngram"]
-    return ours(engine, names, read_counts(counts), verifier)
+    names = split(proposers) if proposers else [engine.default.proposer or WITHOUT_MODEL]
+    return ours(engine, names, read_counts(counts), engine.default.verifier)
 
 
 def _telling() -> Any:

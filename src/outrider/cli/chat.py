@@ -6,18 +6,27 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from outrider.cli import flags
 from outrider.cli.console import busy, stderr, stdout
-from outrider.cli.serve import KEY_VARIABLE, read_keys
+from outrider.config import EngineConfig, SamplingParams
 from outrider.errors import ConfigError, OutriderError, RequestError, UnknownName
+from outrider.options import (
+    KEY_VARIABLE,
+    Options,
+    expanded,
+    flag_of,
+    of,
+    option,
+    read_count,
+    read_keys,
+)
+from outrider.parameters import INPUT, OUTPUT, default_of
 
 if TYPE_CHECKING:
     from outrider.cli.partners import Partner, Settings, Step
 
+LOCAL = ("device", "dtype", "backend", "threads")  # what a server chooses for itself
 EXAMPLE = "Example: outrider chat --url http://127.0.0.1:8000"
 
 HELP = """\
@@ -30,22 +39,14 @@ HELP = """\
 /quit                   leave (also Ctrl-D)
 A line that ends in \\ goes on. Ctrl-C stops the answer, twice leaves."""
 
-Model = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="Target: a folder, a hub name, or 'bundled'. With --url, the server's name for it.",
-        show_default="bundled, or the server's",
-    ),
-]
 Url = Annotated[
     str | None,
-    flags.option(flags.INPUT, "Talk to a running server instead.", "--url", metavar="URL"),
+    option(INPUT, "Talk to a running server instead.", "--url", metavar="URL"),
 ]
 KeyFile = Annotated[
     Path | None,
-    flags.option(
-        flags.INPUT,
+    option(
+        INPUT,
         f"The server's API key; {KEY_VARIABLE} may hold it too.",
         "--api-key-file",
         metavar="FILE",
@@ -53,73 +54,69 @@ KeyFile = Annotated[
 ]
 System = Annotated[
     str | None,
-    flags.option(flags.INPUT, "A system message to begin with.", "--system", metavar="TEXT"),
+    option(INPUT, "A system message to begin with.", "--system", metavar="TEXT"),
 ]
-NumDraftTokens = Annotated[
-    Any,
-    flags.option(
-        flags.SPECULATION,
-        "Tokens drafted per step; 0 is plain decoding, auto what pays.",
-        "--num-draft-tokens",
-        "-k",
-        metavar="K|auto",
-        parser=flags.read_draft_tokens,
-        show_default="auto, or the server's",
+EngineOptions = Annotated[
+    Options,
+    of(
+        EngineConfig,
+        *("model", "draft_model", "proposer", "num_draft_tokens"),
+        *LOCAL,
+        model={
+            "default": None,
+            "help": "Target: a folder, a hub name, or 'bundled'. With --url, the server's name "
+            "for it.",
+            "none": "bundled, or the server's",
+        },
+        num_draft_tokens={"default": None, "none": "auto, or the server's"},
     ),
 ]
-Trace = Annotated[
-    bool, flags.option(flags.OUTPUT, "Show the rejected drafts too, struck out.", "--trace")
+SamplingOptions = Annotated[
+    Options,
+    of(
+        SamplingParams,
+        *("temperature", "top_p", "seed", "max_tokens"),
+        temperature={"default": 0.7},
+        max_tokens={"default": 256},
+    ),
 ]
+Trace = Annotated[bool, option(OUTPUT, "Show the rejected drafts too, struck out.", "--trace")]
 
 
+@expanded
 def chat(
-    model: Model = None,
+    *,
     url: Url = None,
     api_key_file: KeyFile = None,
     system: System = None,
-    draft_model: flags.DraftModel = None,
-    proposer: flags.Proposer = None,
-    num_draft_tokens: NumDraftTokens = None,
-    temperature: flags.Temperature = 0.7,
-    top_p: flags.TopP = 1.0,
-    seed: flags.Seed = None,
-    max_tokens: flags.MaxTokens = 256,
-    device: flags.Device = "cpu",
-    dtype: flags.Dtype = "auto",
-    backend: flags.Backend = "auto",
-    threads: flags.Threads = None,
+    engine: EngineOptions,
+    sampling: SamplingOptions,
     show_trace: Trace = False,
 ) -> None:
     """Talk to a model, loaded here or on a server, and see which tokens were drafted."""
-    machine = {"device": device, "dtype": dtype, "backend": backend, "threads": threads}
     if url is not None:
-        usual = {"device": "cpu", "dtype": "auto", "backend": "auto", "threads": None}
-        local = [name for name, value in machine.items() if value != usual[name]]
-        if draft_model is not None:
-            local.append("draft-model")
-        if local:
-            raise ConfigError(f"--{local[0]} is the server's business: leave it out with --url")
+        for name in ("draft_model", *LOCAL):
+            if engine.get(name) != default_of(EngineConfig, name):
+                flag = flag_of(name, EngineConfig)
+                raise ConfigError(f"{flag} is the server's business: leave it out with --url")
     elif api_key_file is not None:
         raise ConfigError("--api-key-file goes with --url")
 
+    model = engine.pop("model", None)
     with busy(f"loading {model or 'bundled'}" if url is None else f"asking {url}"):
         from outrider.cli import partners
         from outrider.cli.partners import Settings
 
-        settings = Settings(temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
+        settings = Settings(**sampling)
         partner: Partner
         if url is None:
-            partner = partners.load_local(
-                model or "bundled",
-                draft_model=draft_model,
-                proposer=proposer,
-                num_draft_tokens="auto" if num_draft_tokens is None else num_draft_tokens,
-                **machine,
-            )
+            partner = partners.load_local(model or "bundled", engine)
         else:
             keys = read_keys(api_key_file)
             partner = partners.Remote(url, keys[0] if keys else None, model)
-            settings.speculation = partners.wish(proposer, num_draft_tokens)
+            settings.speculation = partners.wish(
+                engine.get("proposer"), engine.get("num_draft_tokens")
+            )
     Conversation(partner, settings, system, show_trace=show_trace)()
 
 
@@ -281,7 +278,7 @@ class Conversation:
                 raise RequestError("/speculation takes off, or a proposer and K", "speculation")
             if name is not None and name not in self._partner.proposers:
                 raise UnknownName("proposer", name, self._partner.proposers)
-            count = flags.read_draft_tokens(last) if is_count else None
+            count = read_count(last) if is_count else None
             wanted = wish(name, count)
         now = self._partner.describe(wanted)
         self._settings.speculation = wanted

@@ -5,9 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from outrider.options import option
+from outrider.parameters import OUTPUT
+
+Json = Annotated[
+    bool, option(OUTPUT, "Print one JSON object as the last line of stdout.", "--json")
+]
 
 
 def stdout() -> Console:

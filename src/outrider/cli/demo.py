@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from outrider.cli import flags
-from outrider.cli.console import busy, print_json, stderr, stdout
+from outrider.cli.console import Json, busy, print_json, stderr, stdout
 from outrider.cli.generate import refuse_unused
-from outrider.config import EngineConfig
+from outrider.config import EngineConfig, SamplingParams
 from outrider.errors import ConfigError
+from outrider.options import Options, expanded, of
+from outrider.parameters import INPUT, SAMPLING, SPECULATION
+from outrider.registry import PREDICTION
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from outrider.cli.demo_view import View
     from outrider.cli.race import Lane, Outcome, Totals
     from outrider.engine.engine import Engine
-    from outrider.sampling import SamplingParams
 
 EXAMPLE = "Example: outrider demo --prompt 'def is_prime(n):' --temperature 0.7"
 
@@ -57,7 +58,7 @@ Temperature = Annotated[
     typer.Option(
         metavar="T",
         help="Use this temperature throughout.",
-        rich_help_panel=flags.SAMPLING,
+        rich_help_panel=SAMPLING,
         show_default=f"greedy rounds, then one at {SAMPLED}",
     ),
 ]
@@ -68,50 +69,43 @@ Prompt = Annotated[
         "-p",
         metavar="TEXT",
         help="Your own text to continue.",
-        rich_help_panel=flags.INPUT,
+        rich_help_panel=INPUT,
         show_default=f"{len(PROMPTS)} pieces of Python",
     ),
 ]
 Seed = Annotated[
-    int, typer.Option(metavar="INT", help="Of the sampled rounds.", rich_help_panel=flags.SAMPLING)
+    int, typer.Option(metavar="INT", help="Of the sampled rounds.", rich_help_panel=SAMPLING)
 ]
 
 
+EngineOptions = Annotated[Options, of(EngineConfig, "model", SPECULATION, without=("verifier",))]
+
+
+@expanded
 def demo(
-    model: flags.Model = "bundled",
+    *,
     prompt: Prompt = None,
-    draft_model: flags.DraftModel = None,
-    proposer: flags.Proposer = None,
-    proposer_option: flags.ProposerOptions = None,
-    num_draft_tokens: flags.NumDraftTokens = EngineConfig.num_draft_tokens,
+    engine: EngineOptions,
     temperature: Temperature = None,
     seed: Seed = 1,
-    max_tokens: flags.MaxTokens = 128,
-    as_json: flags.Json = False,
+    sampling: Annotated[Options, of(SamplingParams, "max_tokens")],
+    as_json: Json = False,
 ) -> None:
     """Watch plain and speculative decoding side by side, and see that the outputs are identical."""
-    if num_draft_tokens == 0:
+    if engine["num_draft_tokens"] == 0:
         raise ConfigError(
             "the demo compares with speculation: --num-draft-tokens must be 1 or more"
         )
-    if proposer == "prediction":
-        raise ConfigError("proposer 'prediction' needs one: the demo has none, choose another")
-    options = flags.read_proposer_options(proposer_option)
+    if engine.get("proposer") == PREDICTION:
+        raise ConfigError(f"the demo cannot use proposer {PREDICTION!r}; choose another one")
+    model = engine["model"]
     with busy(f"loading {model}"):
         from outrider.llm import LLM
-        from outrider.sampling import SamplingParams
 
-        params = SamplingParams(temperature=temperature or 0.0, seed=seed, max_tokens=max_tokens)
-        llm = LLM(
-            model,
-            draft_model=draft_model,
-            proposer=proposer,
-            proposer_options=options,
-            num_draft_tokens=num_draft_tokens,
-            max_sequences=2,
-            prefix_caching=False,  # otherwise the second lane would reuse the first's prompt
-        )
-    refuse_unused(llm.engine, options)
+        params = SamplingParams(**sampling, temperature=temperature or 0.0, seed=seed)
+        # With a prefix cache, the second lane would use the prompt that the first computed.
+        llm = LLM(**engine, max_sequences=2, prefix_caching=False)
+    refuse_unused(llm)
     # With --json, stdout is for the object alone.
     console = stderr() if as_json else stdout()
     outcomes, total = show(llm.engine, plan(prompt, temperature), params, console)

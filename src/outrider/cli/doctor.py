@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli import flags
-from outrider.cli.console import busy, print_json, stderr, stdout
+from outrider.cli.console import Json, busy, print_json, stderr, stdout
 from outrider.cli.prove import telling
+from outrider.config import EngineConfig, SamplingParams
 from outrider.errors import VocabularyMismatch
+from outrider.options import Options, expanded, of, option
+from outrider.parameters import INPUT, OUTPUT, SPECULATION
+from outrider.registry import WITHOUT_MODEL
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from outrider.doctor.advice import Advice
     from outrider.doctor.checks import Finding
     from outrider.doctor.curves import Curves
+    from outrider.engine.engine import Engine
 
 EXAMPLE = "Example: outrider doctor my/target --draft-model my/draft --prompts prompts.jsonl"
 MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[bold red]problem[/]"}
@@ -27,8 +30,8 @@ MOST_PROMPTS = 8
 
 Prompts = Annotated[
     Path | None,
-    flags.option(
-        flags.INPUT,
+    option(
+        INPUT,
         f"Your prompts: lines, or JSON objects with a 'prompt'; {MOST_PROMPTS} are read.",
         "--prompts",
         metavar="FILE",
@@ -37,9 +40,9 @@ Prompts = Annotated[
 ]
 Proposers = Annotated[
     str | None,
-    flags.option(
-        flags.SPECULATION,
-        "Who is considered.",
+    option(
+        SPECULATION,
+        "Proposers to consider.",
         "--proposers",
         metavar="NAME,...",
         show_default="the engine's own and ngram",
@@ -47,32 +50,33 @@ Proposers = Annotated[
 ]
 Check = Annotated[
     bool,
-    flags.option(
-        flags.OUTPUT, "Measure what was predicted, at every batch size advised.", "--check"
-    ),
+    option(OUTPUT, "Measure what was predicted, at every batch size advised.", "--check"),
 ]
 Plot = Annotated[
     Path | None,
-    flags.option(
-        flags.OUTPUT, "Draw the curves into this file (.png or .svg).", "--plot", metavar="FILE"
+    option(OUTPUT, "Draw the curves into this file (.png or .svg).", "--plot", metavar="FILE"),
+]
+
+
+EngineOptions = Annotated[
+    Options,
+    of(
+        EngineConfig,
+        *("model", "draft_model", "proposer_options", "device", "dtype", "backend", "threads"),
     ),
 ]
 
 
+@expanded
 def doctor(
-    model: flags.Model = "bundled",
+    *,
     prompts: Prompts = None,
-    draft_model: flags.DraftModel = None,
+    engine: EngineOptions,
     proposers: Proposers = None,
-    proposer_option: flags.ProposerOptions = None,
-    temperature: flags.Temperature = 0.0,
-    device: flags.Device = "cpu",
-    dtype: flags.Dtype = "auto",
-    backend: flags.Backend = "auto",
-    threads: flags.Threads = None,
+    sampling: Annotated[Options, of(SamplingParams, "temperature")],
     check: Check = False,
     plot: Plot = None,
-    as_json: flags.Json = False,
+    as_json: Json = False,
 ) -> None:
     """Check a pair of models, measure their costs, and say whether speculation will help."""
     from outrider.bench.plan import split
@@ -82,41 +86,26 @@ def doctor(
         from outrider.plots.style import check_file
 
         check_file(plot)
-    work = load_workload(str(prompts) if prompts else "code", MOST_PROMPTS).heated(temperature)
-    with busy(f"loading {model}"):
+    work = load_workload(str(prompts) if prompts else "code", MOST_PROMPTS)
+    work = work.heated(sampling["temperature"])
+    with busy(f"loading {engine['model']}"):
         from outrider.bench.contenders import make_jobs
         from outrider.doctor.advice import advise, conclusion
         from outrider.doctor.check import measure_advice
-        from outrider.doctor.checks import examine, examine_passes
+        from outrider.doctor.checks import examine_passes
         from outrider.doctor.curves import SURVIVAL_TOKENS, measure_curves
-        from outrider.llm import LLM
 
-        load = partial(
-            LLM,
-            model,
-            proposer_options=flags.read_proposer_options(proposer_option),
-            device=device,
-            dtype=dtype,
-            backend=backend,  # type: ignore[arg-type]
-            threads=threads,
-            prefix_caching=False,
-        )
-        try:
-            engine = load(draft_model=draft_model).engine
-        except VocabularyMismatch:  # a finding; what needs no drafter can still be measured
-            engine = load(proposer="ngram").engine
-        own = engine.default.proposer or "ngram"
-        names = split(proposers) if proposers else list(dict.fromkeys([own, "ngram"]))
+        core, findings = _load(engine)
+        own = core.default.proposer or WITHOUT_MODEL
+        names = split(proposers) if proposers else list(dict.fromkeys([own, WITHOUT_MODEL]))
         for name in names:
-            engine.proposers[name]
-        drafter = draft_model or ("bundled:draft" if model == "bundled" else None)
-        findings = examine(engine, drafter, device=device, dtype=dtype)
-        jobs = make_jobs(engine, work.prompts, SURVIVAL_TOKENS)
+            core.proposers[name]
+        jobs = make_jobs(core, work.prompts, SURVIVAL_TOKENS)
     with telling("measuring") as tell:
-        curves = measure_curves(engine, jobs, names, tell)
+        curves = measure_curves(core, jobs, names, tell)
         advice = advise(curves)
-        measured = measure_advice(engine, jobs, advice, tell) if check else {}
-    findings += examine_passes(engine, advice)
+        measured = measure_advice(core, jobs, advice, tell) if check else {}
+    findings += examine_passes(core, advice)
     console = stderr() if as_json else stdout()
     show(console, findings, curves, advice, measured)
     console.print(conclusion(advice))
@@ -126,9 +115,26 @@ def doctor(
         draw_doctor(curves, advice, plot)
         console.print(f"written: {plot}", style="dim")
     if as_json:
-        print_json(record(model, draft_model, findings, curves, advice, measured))
+        print_json(record(engine, findings, curves, advice, measured))
     if any(finding.state == "problem" for finding in findings):
         raise typer.Exit(1)
+
+
+def _load(options: Options) -> tuple[Engine, list[Finding]]:
+    """The engine, and what is found about its models before anything is measured."""
+    from outrider.doctor.checks import examine
+    from outrider.llm import LLM
+
+    try:
+        llm = LLM(**options, prefix_caching=False)
+    except VocabularyMismatch:  # a finding; what needs no drafter can still be measured
+        alone = options | {"draft_model": None, "proposer": WITHOUT_MODEL}
+        llm = LLM(**alone, prefix_caching=False)
+    bundled = "bundled:draft" if options["model"] == "bundled" else None
+    drafter = options.get("draft_model") or bundled
+    return llm.engine, examine(
+        llm.engine, drafter, device=options["device"], dtype=options["dtype"]
+    )
 
 
 def show(
@@ -171,8 +177,7 @@ def _table(*head: str) -> Table:
 
 
 def record(
-    model: str,
-    draft_model: str | None,
+    engine: Options,
     findings: list[Finding],
     curves: Curves,
     advice: list[Advice],
@@ -184,8 +189,8 @@ def record(
     from outrider.bench.report import provenance
 
     return {
-        "model": model,
-        "draft_model": draft_model,
+        "model": engine["model"],
+        "draft_model": engine.get("draft_model"),
         "provenance": provenance(),
         "findings": [asdict(finding) for finding in findings],
         "verify_s": {str(n): s for n, s in sorted(curves.verify.items())},

@@ -8,16 +8,15 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli import flags
-from outrider.cli.console import print_json
+from outrider.cli.console import Json, print_json
+from outrider.options import option
+from outrider.parameters import INPUT
 
 app = typer.Typer(help="Write drafters in the layouts of other engines.", no_args_is_help=True)
 
 Target = Annotated[
     str,
-    flags.option(
-        flags.INPUT, "The target: a folder, a hub name, or 'bundled'.", "--target", metavar="MODEL"
-    ),
+    option(INPUT, "The target: a folder, a hub name, or 'bundled'.", "--target", metavar="MODEL"),
 ]
 
 
@@ -33,7 +32,7 @@ def vllm(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write.")],
     target: Target = "bundled",
-    as_json: flags.Json = False,
+    as_json: Json = False,
 ) -> None:
     """Write a trained draft or head as vLLM loads it, and print what serves it."""
     from outrider.export.vllm import export_vllm

@@ -16,7 +16,7 @@ from outrider.engine.request import Speculation
 from outrider.errors import ConfigError, EngineError, RequestError
 from outrider.llm import LLM
 from outrider.origins import Kind, judged, spelling
-from outrider.registry import proposer_names
+from outrider.registry import PREDICTION, proposer_names
 from outrider.sampling import SamplingParams
 from outrider.server.chat import load_template
 
@@ -31,8 +31,8 @@ Wish = dict[str, Any]  # the body field `speculation`; empty: the partner's own 
 class Settings:
     temperature: float
     top_p: float
-    seed: int | None
     max_tokens: int
+    seed: int | None = None
     speculation: Wish = field(default_factory=dict)
 
 
@@ -92,11 +92,11 @@ def summary(stats: Mapping[str, Any], seed: int | None) -> str:
 # --- in this process --------------------------------------------------------------------------
 
 
-def load_local(model: str, **config: Any) -> Local:
-    """Loads a model; arguments are EngineConfig's."""
-    if config["proposer"] == "prediction":
-        raise ConfigError("proposer 'prediction' needs one: chat has none, choose another proposer")
-    return Local(LLM(model, **config))
+def load_local(model: str, engine: Mapping[str, Any]) -> Local:
+    """Loads a model; `engine` holds further fields of EngineConfig."""
+    if engine.get("proposer") == PREDICTION:
+        raise ConfigError(f"chat cannot use proposer {PREDICTION!r}; choose another one")
+    return Local(LLM(model, **engine))
 
 
 class Local:
@@ -105,7 +105,7 @@ class Local:
         self._template, is_real = load_template(llm.engine.tokenizer, None)
         self._spell = spelling(llm.engine.tokenizer)
         self._last: tuple[dict[str, Any], int] | None = None
-        self.proposers = [name for name in proposer_names() if name != "prediction"]
+        self.proposers = [name for name in proposer_names() if name != PREDICTION]
         self.title = f"{llm.config.model}, {self.describe({})}"
         if not is_real:
             self.title += ", no chat template: it continues your text"

@@ -7,10 +7,10 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from outrider.cli import flags
-from outrider.cli.console import print_json, stderr, stdout
+from outrider.cli.console import Json, print_json, stderr, stdout
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
+from outrider.options import option
 
 if TYPE_CHECKING:
     from outrider.plan.fleet import Fleet, Replica
@@ -20,7 +20,7 @@ LOAD, MODELS, HARDWARE, MONEY = "Load and goal", "Models", "Hardware", "Money"
 
 
 def number(panel: str, help: str, name: str, **more: Any) -> Any:
-    return flags.option(panel, help, name, metavar="X", **more)
+    return option(panel, help, name, metavar="X", **more)
 
 
 def plan(
@@ -51,7 +51,7 @@ def plan(
     ] = EngineConfig.max_sequences,
     curves: Annotated[
         Path | None,
-        flags.option(
+        option(
             HARDWARE,
             "Measured costs instead: what outrider doctor --json printed.",
             "--curves",
@@ -59,12 +59,12 @@ def plan(
         ),
     ] = None,
     proposer: Annotated[
-        str, flags.option(HARDWARE, "Whose curves.", "--proposer", metavar="NAME")
+        str, option(HARDWARE, "Proposer whose curves are used.", "--proposer", metavar="NAME")
     ] = "draft-model",
     price: Annotated[
         float | None, number(MONEY, "Of a device and hour.", "--price", show_default="not counted")
     ] = None,
-    as_json: flags.Json = False,
+    as_json: Json = False,
 ) -> None:
     """Plan a fleet: replicas, tensor parallelism and K by load, simulated request by request."""
     from outrider.plan.costs import Curves, Hardware, ModelSize, Roofline

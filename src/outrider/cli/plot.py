@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli import flags
 from outrider.cli.console import stdout
 from outrider.errors import ConfigError, UnknownName
+from outrider.options import option
+from outrider.parameters import OUTPUT
 
 EXAMPLE = "Example: outrider plot benchmarks/results/decode.json --out plots"
 
@@ -19,19 +20,17 @@ Results = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    flags.option(
-        flags.OUTPUT, "Folder for the pictures.", "--out", "-o", metavar="FOLDER",
+    option(
+        OUTPUT, "Folder for the pictures.", "--out", "-o", metavar="FOLDER",
         show_default="beside the result",
     ),
 ]  # fmt: skip
 Only = Annotated[
     str | None,
-    flags.option(flags.OUTPUT, "These pictures; a wrong name lists all.", "--only",
+    option(OUTPUT, "These pictures; a wrong name lists all.", "--only",
                  metavar="NAME,...", show_default="all that the result allows"),
 ]  # fmt: skip
-Formats = Annotated[
-    str, flags.option(flags.OUTPUT, "png, svg or both.", "--formats", metavar="NAME,...")
-]
+Formats = Annotated[str, option(OUTPUT, "png, svg or both.", "--formats", metavar="NAME,...")]
 
 
 def plot(

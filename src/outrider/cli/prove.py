@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.bench.workloads import parse_prompts
-from outrider.cli import flags
-from outrider.cli.console import busy, print_json, stderr, stdout
+from outrider.cli.console import Json, busy, print_json, stderr, stdout
 from outrider.cli.demo import PROMPTS
 from outrider.cli.generate import read_text, refuse_unused
+from outrider.config import EngineConfig
 from outrider.errors import ConfigError, RequestError, UnknownName
+from outrider.options import Options, expanded, of, option
+from outrider.parameters import ENDPOINT, INPUT, OUTPUT, SPECULATION, STOPPING
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from outrider.engine.engine import Engine
+    from outrider.llm import LLM
     from outrider.prove.biased import Injection
     from outrider.prove.checks import Check, Tell
 
@@ -32,8 +35,8 @@ MARKS = {True: "[bold green]proven[/]", False: "[bold red]NOT PROVEN[/]", None: 
 
 Prompts = Annotated[
     Path | None,
-    flags.option(
-        flags.INPUT,
+    option(
+        INPUT,
         f"Prompts: lines of text, or JSON objects with a 'prompt'; {MOST_PROMPTS} are read.",
         "--prompts",
         metavar="FILE",
@@ -42,17 +45,16 @@ Prompts = Annotated[
 ]
 Inject = Annotated[
     str | None,
-    flags.option(
-        flags.OUTPUT,
+    option(
+        OUTPUT,
         "Put a known mistake in the rule's place and see it caught; a wrong name lists all.",
         "--inject",
         metavar="NAME",
     ),
 ]
-ENDPOINT = "A server instead of a model"
 Url = Annotated[
     str | None,
-    flags.option(
+    option(
         ENDPOINT,
         "Prove a running server, any OpenAI-compatible one, from outside.",
         "--endpoint",
@@ -61,13 +63,11 @@ Url = Annotated[
 ]
 Baseline = Annotated[
     str | None,
-    flags.option(
-        ENDPOINT, "The same model served without speculation.", "--baseline", metavar="URL"
-    ),
+    option(ENDPOINT, "The same model served without speculation.", "--baseline", metavar="URL"),
 ]
 Record = Annotated[
     Path | None,
-    flags.option(
+    option(
         ENDPOINT,
         "Only record greedy outputs there: run it with speculation off ...",
         "--record",
@@ -76,7 +76,7 @@ Record = Annotated[
 ]
 Against = Annotated[
     Path | None,
-    flags.option(
+    option(
         ENDPOINT,
         "... and compare with it afterwards, with speculation on.",
         "--against",
@@ -85,7 +85,7 @@ Against = Annotated[
 ]
 ServedModel = Annotated[
     str | None,
-    flags.option(
+    option(
         ENDPOINT,
         "What the server calls the model.",
         "--served-model",
@@ -95,31 +95,30 @@ ServedModel = Annotated[
 ]
 SampledTokens = Annotated[
     int,
-    flags.option(
-        ENDPOINT, "Tokens to sample; 0 leaves sampling out.", "--sampled-tokens", metavar="N"
-    ),
+    option(ENDPOINT, "Tokens to sample; 0 leaves sampling out.", "--sampled-tokens", metavar="N"),
 ]
 MaxTokens = Annotated[
     int,
-    flags.option(
-        flags.STOPPING, "Tokens of each compared output.", "--max-tokens", "-m", metavar="N"
+    option(STOPPING, "Tokens of each compared output.", "--max-tokens", "-m", metavar="N"),
+]
+
+
+EngineOptions = Annotated[
+    Options,
+    of(
+        EngineConfig,
+        *("model", SPECULATION, "device", "dtype", "backend", "threads"),
+        num_draft_tokens={"default": NUM_DRAFT_TOKENS},
     ),
 ]
 
 
+@expanded
 def prove(
-    model: flags.Model = "bundled",
+    *,
     prompts: Prompts = None,
-    draft_model: flags.DraftModel = None,
-    proposer: flags.Proposer = None,
-    proposer_option: flags.ProposerOptions = None,
-    num_draft_tokens: flags.NumDraftTokens = NUM_DRAFT_TOKENS,
-    verifier: flags.Verifier = "coupled",
+    engine: EngineOptions,
     max_tokens: MaxTokens = 48,
-    device: flags.Device = "cpu",
-    dtype: flags.Dtype = "auto",
-    backend: flags.Backend = "auto",
-    threads: flags.Threads = None,
     inject: Inject = None,
     endpoint: Url = None,
     baseline: Baseline = None,
@@ -127,7 +126,7 @@ def prove(
     against: Against = None,
     served_model: ServedModel = None,
     sampled_tokens: SampledTokens = 4096,
-    as_json: flags.Json = False,
+    as_json: Json = False,
 ) -> None:
     """Prove on your own models that speculation changes nothing but the speed."""
     texts = read_prompts(prompts)
@@ -139,32 +138,33 @@ def prove(
         return
     if baseline or record_to or against or served_model:
         raise ConfigError("--baseline, --record, --against and --served-model need --endpoint")
-    if num_draft_tokens == 0:
+    if engine["num_draft_tokens"] == 0:
         raise ConfigError("nothing to prove without drafts: --num-draft-tokens must be 1 or more")
-    options = flags.read_proposer_options(proposer_option)
-    with busy(f"loading {model}"):
+    with busy(f"loading {engine['model']}"):
         from outrider.llm import LLM
 
         injection = find_injection(inject)
-        llm = LLM(
-            model,
-            draft_model=draft_model,
-            proposer=proposer,
-            proposer_options=options,
-            num_draft_tokens=num_draft_tokens,
-            verifier=verifier,
-            device=device,
-            dtype=dtype,
-            backend=backend,  # type: ignore[arg-type]
-            threads=threads,
-        )
+        llm = LLM(**engine)
+    refuse_unused(llm)
+    _prove(llm, texts, max_tokens, injection, own=prompts is not None, as_json=as_json)
+
+
+def _prove(
+    llm: LLM,
+    texts: list[str],
+    max_tokens: int,
+    injection: Injection | None,
+    *,
+    own: bool,
+    as_json: bool,
+) -> None:
+    """Runs the checks and prints what they found; `own`: the prompts are the user's."""
     engine = llm.engine
-    refuse_unused(engine, options)
     encoded = fit(
         [engine.tokenizer.encode(text) for text in texts],
         engine.scheduler.max_positions,
         max_tokens,
-        own=prompts is not None,
+        own=own,
     )
     results = list(run_checks(engine, encoded, max_tokens, injection))
     proven = all(check.passed is not False for check, _ in results)
@@ -175,7 +175,7 @@ def prove(
             console.print(f"  {check.name}: {trouble}", style="red", markup=False)
     console.print(conclusion(proven, engine, len(texts), injection))
     if as_json:
-        print_json(record(results, proven, engine, model, draft_model, inject))
+        print_json(record(results, proven, llm, injection))
     if not proven:
         raise typer.Exit(1)
 
@@ -292,20 +292,19 @@ def conclusion(proven: bool, engine: Engine, num_prompts: int, injection: Inject
 def record(
     results: list[tuple[Check, float]],
     proven: bool,
-    engine: Engine,
-    model: str,
-    draft_model: str | None,
-    inject: str | None,
+    llm: LLM,
+    injection: Injection | None,
 ) -> dict[str, Any]:
     """The JSON object of `outrider prove --json`."""
+    engine = llm.engine
     return {
         "proven": proven,
-        "model": model,
-        "draft_model": draft_model,
+        "model": llm.config.model,
+        "draft_model": llm.config.draft_model,
         "proposer": engine.default.proposer,
         "num_draft_tokens": engine.default.num_draft_tokens,
         "verifier": engine.default.verifier,
-        "inject": inject,
+        "inject": None if injection is None else injection.name,
         "checks": [
             {
                 "name": check.name,

@@ -7,8 +7,9 @@ from typing import Annotated
 
 from rich.table import Table
 
-from outrider.cli.console import print_json, stdout
-from outrider.cli.flags import OUTPUT, Json, option
+from outrider.cli.console import Json, print_json, stdout
+from outrider.options import option
+from outrider.parameters import OUTPUT
 from outrider.theory import (
     VerifyCost,
     best_num_draft_tokens,

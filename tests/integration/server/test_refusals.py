@@ -104,7 +104,7 @@ def test_mistakes_cost_one_line(refused: Refused, args: list[str], says: str) ->
 
 
 def test_key_files_may_hold_several_keys_but_not_none(refused: Refused, tmp_path: Path) -> None:
-    from outrider.cli.serve import read_keys
+    from outrider.options import read_keys
 
     file = tmp_path / "keys"
     file.write_text("first-key\n\n  second-key\n")

@@ -196,7 +196,7 @@ def test_a_mistake_is_one_line_and_ends_a_script(
         (["--url", "http://127.0.0.1:1", "--device", "cuda"], "--device is the server's"),
         (["--url", "http://127.0.0.1:1", "--draft-model", "x"], "--draft-model is the server's"),
         (["--api-key-file", "x"], "goes with --url"),
-        (["--proposer", "prediction"], "chat has none"),
+        (["--proposer", "prediction"], "chat cannot use"),
         (["-k", "many"], "a number or auto"),
         (["no/such/model"], "no/such/model"),
     ],

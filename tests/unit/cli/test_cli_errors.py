@@ -12,9 +12,9 @@ import pytest
 
 from outrider.cli.app import app
 from outrider.cli.border import OneLine, run
-from outrider.cli.flags import read_buckets
 from outrider.errors import ConfigError
 from outrider.llm import LLM
+from outrider.options import read_buckets
 from outrider.testing import write_tiny_llama, write_tiny_tokenizer
 
 from .calling import Command, Ran

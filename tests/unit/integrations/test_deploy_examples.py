@@ -120,7 +120,7 @@ def test_the_unit_serves_and_has_time_to_drain() -> None:
     assert (Path(program).name, verb) == ("outrider", "serve")
     stop = re.search(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
     assert stop is not None
-    assert int(stop[1]) > parsed(args)["drain_timeout"]
+    assert int(stop[1]) > parsed(args)["drain_timeout_s"]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
@@ -181,7 +181,7 @@ def test_the_manifest_serves_on_vllm_and_drains() -> None:
     gpus = container["resources"]["limits"]["nvidia.com/gpu"]
     assert options["tensor_parallel_size"] == gpus
     pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert pod["terminationGracePeriodSeconds"] > options["drain_timeout"] + pause
+    assert pod["terminationGracePeriodSeconds"] > options["drain_timeout_s"] + pause
     assert container["ports"][0]["containerPort"] == options["port"]
     assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
     built = (DEPLOY / "Containerfile").read_text()

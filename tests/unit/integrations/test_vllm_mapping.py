@@ -14,22 +14,23 @@ import typer
 from outrider.cli.app import app
 from outrider.cli.border import run
 from outrider.cli.serve import serve
+from outrider.config import ServerConfig
 from outrider.errors import ConfigError, UnknownName
 from outrider.integrations.vllm import child
 from outrider.integrations.vllm.command import read_wish
 from outrider.integrations.vllm.mapping import (
     MAX_BATCH,
     OPTIONS,
-    PROPOSERS,
     Wish,
     command,
+    in_vllm,
     on_cpu_build,
     read_table,
     refuse,
     speculative_config,
     table_of,
 )
-from outrider.registry import proposer_names
+from outrider.registry import own_entries
 from outrider.testing import write_tiny_llama
 
 ROOT = Path(__file__).parents[3]
@@ -68,16 +69,25 @@ def test_options_are_called_what_users_write() -> None:
     assert {option.flag for option in OPTIONS} - flags == {"MODEL"}
 
 
-def test_every_proposer_has_a_row() -> None:
-    ours = {name for name in proposer_names() if name in PROPOSERS or "." not in name}
-    assert ours <= set(PROPOSERS) | {"echo"}
+REFUSED = {
+    "proposers": ("--proposers", "ngram"),
+    "proposer_options": ("--proposer-option", "ngram.min_n=2"),
+    "queue_timeout_s": ("--queue-timeout", "5"),
+    "buckets": ("--buckets", "1x4"),
+    "kv_tokens": ("--kv-tokens", "4096"),
+    "log_prompts": ("--log-prompts",),
+    "pad": ("--pad",),
+    "paced": ("--paced", "20"),
+    "device": ("--device", "cpu"),
+    "threads": ("--threads", "1"),
+}
 
 
 @pytest.mark.parametrize("option", [o for o in OPTIONS if o.fate == "refused"])
 def test_what_has_no_counterpart_is_refused_in_one_line(
     option: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(app, ["serve", "--backend", "vllm", *option.example]) == 2
+    assert run(app, ["serve", "--backend", "vllm", *REFUSED[option.name]]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert f"{option.flag} has no effect with --backend vllm" in lines[0]
@@ -121,26 +131,35 @@ def serve_with(*flags: str, model: str) -> int:
     return run(app, ["serve", model, "--backend", "vllm", *port, *flags])
 
 
-# Of each option that is passed on: its example's trace in vLLM's command line or environment.
-SEEN = {
-    "model": "serve TARGET",
-    "draft_model": '"model": "DRAFT"',
-    "proposer": '"method": "ngram"',
-    "num_draft_tokens": '"num_speculative_tokens": 3',
-    "draft_table": '"num_speculative_tokens_per_batch_size": [[1, 4, 5], [5, 16, 2]',
-    "verifier": '"draft_sample_method": "probabilistic"',
-    "served_model_name": "--served-model-name m",
-    "chat_template": "--chat-template TEMPLATE",
-    "max_sequences": "--max-num-seqs 8",
-    "prefix_caching": "--no-enable-prefix-caching",
-    "dtype": "--dtype float32",
-    "otlp_endpoint": "--otlp-traces-endpoint http://localhost:4318/v1/traces",
-    "log_level": "VLLM_LOGGING_LEVEL=WARNING",
-    "tensor_parallel_size": "--tensor-parallel-size 2",
-    "pipeline_parallel_size": "--pipeline-parallel-size 2",
-    "data_parallel_size": "--data-parallel-size 2",
-    "executor": "--distributed-executor-backend mp",
-    "vllm_args": "--enforce-eager",
+# Of each option that is passed on: a use of it, and its trace in what starts vLLM.
+PASSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "model": ((), "serve TARGET"),
+    "draft_model": (("--draft-model", "D"), '"model": "DRAFT"'),
+    "proposer": (("--proposer", "ngram"), '"method": "ngram"'),
+    "num_draft_tokens": (("--num-draft-tokens", "3"), '"num_speculative_tokens": 3'),
+    "draft_table": (
+        ("--draft-table", "1-4:5,5-16:2,17-:0"),
+        '"num_speculative_tokens_per_batch_size": [[1, 4, 5], [5, 16, 2]',
+    ),
+    "verifier": (("--verifier", "token"), '"draft_sample_method": "probabilistic"'),
+    "model_name": (("--served-model-name", "m"), "--served-model-name m"),
+    "chat_template": (("--chat-template", "T"), "--chat-template TEMPLATE"),
+    "max_sequences": (("--max-num-seqs", "8"), "--max-num-seqs 8"),
+    "prefix_caching": (("--no-prefix-caching",), "--no-enable-prefix-caching"),
+    "dtype": (("--dtype", "float32"), "--dtype float32"),
+    "otlp_endpoint": (
+        ("--otlp-endpoint", "http://localhost:4318/v1/traces"),
+        "--otlp-traces-endpoint http://localhost:4318/v1/traces",
+    ),
+    "log_level": (("--log-level", "warning"), "VLLM_LOGGING_LEVEL=WARNING"),
+    "tensor_parallel_size": (("--tensor-parallel-size", "2"), "--tensor-parallel-size 2"),
+    "pipeline_parallel_size": (("--pipeline-parallel-size", "2"), "--pipeline-parallel-size 2"),
+    "data_parallel_size": (("--data-parallel-size", "2"), "--data-parallel-size 2"),
+    "executor": (
+        ("--distributed-executor-backend", "mp"),
+        "--distributed-executor-backend mp",
+    ),
+    "vllm_args": (("--vllm-arg", "--enforce-eager"), "--enforce-eager"),
 }
 
 
@@ -150,7 +169,7 @@ def test_what_is_passed_on_arrives(
 ) -> None:
     (tmp_path / "T").write_text("{{ messages }}")
     places = {"D": draft, "T": str(tmp_path / "T")}
-    example = [places.get(part, part) for part in option.example if part != "bundled"]
+    example = [places.get(part, part) for part in PASSED[option.name][0]]
     if option.name not in ("draft_model", "proposer"):
         example += ["--draft-model", draft]
     assert serve_with(*example, model=target) == 0
@@ -158,7 +177,7 @@ def test_what_is_passed_on_arrives(
     line = " ".join([started.line, *variables])
     for path, name in ((target, "TARGET"), (draft, "DRAFT"), (places["T"], "TEMPLATE")):
         line = line.replace(path, name)
-    assert SEEN[option.name] in line
+    assert PASSED[option.name][1] in line
 
 
 def test_what_is_ours_reaches_the_front(started: Started, target: str, tmp_path: Path) -> None:
@@ -167,10 +186,10 @@ def test_what_is_ours_reaches_the_front(started: Started, target: str, tmp_path:
     given: dict[str, tuple[str, ...]] = {
         "host": ("--host", "localhost"),
         "port": ("--port", str(port)),
-        "api_key_file": ("--api-key-file", str(tmp_path / "keys")),
+        "api_keys": ("--api-key-file", str(tmp_path / "keys")),
         "max_queue": ("--max-queue", "7"),
-        "drain_timeout": ("--drain-timeout", "3"),
-        "stall_timeout": ("--stall-timeout", "4"),
+        "drain_timeout_s": ("--drain-timeout", "3"),
+        "stall_timeout_s": ("--stall-timeout", "4"),
         "log_format": ("--log-format", "json"),
         "restarts": ("--restarts", "5"),
         "backend": (),
@@ -197,13 +216,13 @@ def test_the_documented_tables_are_these() -> None:
     spec.loader.exec_module(maker)
     text = maker.PAGE.read_text()
     assert maker.page(text) == text
-    assert all(f"| `{name}` |" in text for name in PROPOSERS)
+    assert all(f"| `{name}` |" in text for name in own_entries())
     assert all(f"| `{option.flag}` |" in text for option in OPTIONS)
 
 
 def test_every_drafter_is_greedy_only_on_the_cpu_build() -> None:
-    for name, theirs in PROPOSERS.items():
-        refused = theirs.startswith("refused")
+    for name in own_entries():
+        refused = in_vllm(name).startswith("refused")
         assert on_cpu_build(name).startswith("–" if refused else "temperature 0 only")
 
 
@@ -354,23 +373,20 @@ def test_a_recommendation_becomes_a_table() -> None:
 
 
 def options(**given: Any) -> dict[str, Any]:
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(serve).parameters.items()
-        if name != "context"
-    }
-    return {**defaults, **given}
+    return {"model": "bundled", "verifier": "coupled", "num_draft_tokens": "auto", **given}
 
 
 def test_only_a_chosen_rule_counts() -> None:
-    assert read_wish(options(), set(), "m").verifier is None
-    assert read_wish(options(verifier="token"), {"verifier"}, "m").verifier == "token"
+    server = ServerConfig()
+    assert read_wish(server, options(), set()).verifier is None
+    assert read_wish(server, options(verifier="token"), {"verifier"}).verifier == "token"
 
 
 def test_auto_needs_a_table() -> None:
+    server = ServerConfig()
     with pytest.raises(ConfigError, match="K by itself"):
-        read_wish(options(), {"num_draft_tokens"}, "m")
-    assert read_wish(options(draft_table="1-:2"), {"num_draft_tokens"}, "m").draft_table
+        read_wish(server, options(), {"num_draft_tokens"})
+    assert read_wish(server, options(draft_table="1-:2"), {"num_draft_tokens"}).draft_table
 
 
 def test_flags_of_vllm_need_its_backend(capsys: pytest.CaptureFixture[str]) -> None:

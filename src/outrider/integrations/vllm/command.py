@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Collection, Mapping
@@ -13,42 +12,37 @@ from typing import Any
 
 import typer
 
+from outrider.config import ServerConfig
 from outrider.errors import ConfigError
 from outrider.integrations.vllm.mapping import Wish, command, read_table, refuse, shown
 
 
 def serve_vllm(
-    options: Mapping[str, Any], given: Collection[str], api_keys: tuple[str, ...], name: str
+    config: ServerConfig,
+    options: Mapping[str, Any],
+    given: Collection[str],
+    template: Path | None,
 ) -> int:
     """Serves until told to stop and returns the exit code.
 
-    `options` are those of `outrider serve`, `given` the names of those the user wrote.
+    `options` are fields of EngineConfig and VllmConfig, `given` the names of those that the user
+    wrote, `template` is the file of the chat template.
     """
     if find_spec("httpx") is None or find_spec("uvicorn") is None:
         raise ConfigError("the front's parts are not installed: pip install 'outrider[vllm]'")
     refuse(given)
-    wish = read_wish(options, given, name)
+    wish = read_wish(config, options, given, template)
 
     from outrider.integrations.vllm.build import examine, no_sampling, refuse_rule
     from outrider.integrations.vllm.child import Child, find_vllm, free_port
     from outrider.integrations.vllm.front import Front, make_front
     from outrider.integrations.vllm.mailbox import Mailbox
-    from outrider.server.config import ServerConfig
     from outrider.server.logs import set_up
     from outrider.server.run import PortTaken, bind, run
 
-    config = ServerConfig(
-        host=options["host"],
-        port=options["port"],
-        api_keys=api_keys,
-        model_name=name,
-        max_queue=options["max_queue"],
-        drain_timeout_s=options["drain_timeout"],
-        stall_timeout_s=options["stall_timeout"],
-    )
     inner = free_port()
     with tempfile.TemporaryDirectory(prefix="outrider-vllm-") as folder:
-        predicts = wish.proposer in ("prediction", "hybrid") and wish.num_draft_tokens != 0
+        predicts = wish.reads_predictions
         more = {"predictions": folder} if predicts else None
         args, environment = command(wish, host="127.0.0.1", port=inner, more=more)
         program = find_vllm()
@@ -62,7 +56,7 @@ def serve_vllm(
             print("outrider:", error, file=sys.stderr)
             raise typer.Exit(1) from None
         with listener:
-            set_up(options["log_format"], options["log_level"])
+            set_up(config.log_format, config.log_level)
             print(f"outrider: starting {shown(args)}", file=sys.stderr, flush=True)
             why_not = no_sampling(build) if "--speculative-config" in args else None
             if why_not is not None:
@@ -72,26 +66,31 @@ def serve_vllm(
                 lambda: Child([str(program), *args], environment),
                 f"http://127.0.0.1:{inner}",
                 max_requests=wish.max_sequences + config.max_queue,
-                restarts=options["restarts"],
+                restarts=wish.restarts,
                 mailbox=Mailbox(Path(folder)) if predicts else None,
                 no_sampling=why_not,
             )
             return run(front, make_front(front), listener)
 
 
-def read_wish(options: Mapping[str, Any], given: Collection[str], name: str) -> Wish:
+def read_wish(
+    config: ServerConfig,
+    options: Mapping[str, Any],
+    given: Collection[str],
+    template: Path | None = None,
+) -> Wish:
     """What concerns vLLM among the options of `outrider serve`; ConfigError for nonsense."""
-    chosen = {field.name: options[field.name] for field in fields(Wish)}
-    chosen["served_model_name"] = name
-    chosen["vllm_args"] = tuple(options["vllm_args"] or ())
+    names = {field.name for field in fields(Wish)}
+    chosen = {name: value for name, value in options.items() if name in names}
     chosen["verifier"] = options["verifier"] if "verifier" in given else None
-    if options["draft_table"] is not None:
-        chosen["draft_table"] = read_table(options["draft_table"])
+    if "draft_table" in chosen:
+        chosen["draft_table"] = read_table(chosen["draft_table"])
     elif "num_draft_tokens" in given and options["num_draft_tokens"] == "auto":
         raise ConfigError("vLLM does not choose K by itself: give -k N or --draft-table")
-    if options["restarts"] < 0:
-        raise ConfigError(f"--restarts must be 0 or more, not {options['restarts']}")
-    template = options["chat_template"]
-    if template is not None and not os.access(template, os.R_OK):
-        raise ConfigError(f"cannot read the chat template from {template}")
-    return Wish(**chosen)
+    return Wish(
+        **chosen,
+        served_model_name=config.model_name,
+        otlp_endpoint=config.otlp_endpoint,
+        log_level=config.log_level,
+        chat_template=template,
+    )

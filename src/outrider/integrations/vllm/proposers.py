@@ -143,7 +143,7 @@ class LookUp(ABC):
 
 
 class Ngram(LookUp):
-    kind = "ngram"
+    kind = NgramProposer.name
 
     @classmethod
     def build(cls, options: Mapping[str, Any]) -> Proposer:
@@ -157,7 +157,7 @@ class Suffix(LookUp):
     (`shared_tokens`): what others asked could be told from how fast an answer comes.
     """
 
-    kind = "suffix"
+    kind = SuffixProposer.name
 
     @classmethod
     def build(cls, options: Mapping[str, Any]) -> Proposer:
@@ -166,7 +166,7 @@ class Suffix(LookUp):
 
 
 class Prediction(LookUp):
-    kind = "prediction"
+    kind = PredictionProposer.name
 
     @classmethod
     def build(cls, options: Mapping[str, Any]) -> Proposer:
@@ -179,7 +179,7 @@ class Hybrid(LookUp):
     Options are the suffix proposer's.
     """
 
-    kind = "hybrid"
+    kind = HybridProposer.name
 
     @classmethod
     def build(cls, options: Mapping[str, Any]) -> Proposer:
