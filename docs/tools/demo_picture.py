@@ -17,7 +17,6 @@ from rich.console import Console
 
 from outrider.cli.demo import conclude, plan, race_rounds
 from outrider.cli.demo_view import Stage
-from outrider.cli.race import lanes
 from outrider.llm import LLM
 from outrider.origins import spelling
 from outrider.sampling import SamplingParams
@@ -35,11 +34,10 @@ def main() -> None:
     console = Console(
         record=True, file=io.StringIO(), width=104, height=34, force_terminal=True, highlight=False
     )
-    pair = lanes(llm.engine)
     rounds = plan(None, None)
-    stage = Stage(console, pair, spelling(llm.engine.tokenizer), len(rounds))
+    stage = Stage(console, spelling(llm.engine.tokenizer), len(rounds))
     params = SamplingParams(seed=1, max_tokens=128)
-    outcomes, _ = race_rounds(pair, rounds, params, stage)
+    outcomes, _ = race_rounds(llm.engine, rounds, params, stage)
     console.print(stage.frame())
     conclude(outcomes, console, llm.engine)
     picture = console.export_svg(title="outrider demo")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from outrider.cli.demo_view import View
-    from outrider.cli.race import Lane, Outcome, Totals
+    from outrider.cli.race import Outcome, Totals
     from outrider.engine.engine import Engine
 
 EXAMPLE = "Example: outrider demo --prompt 'def is_prime(n):' --temperature 0.7"
@@ -132,30 +132,29 @@ def show(
 ) -> tuple[list[Outcome], Totals]:
     """Races every round before the user's eyes: live on a terminal, else in lines."""
     from outrider.cli.demo_view import LiveView, PlainView
-    from outrider.cli.race import lanes
     from outrider.origins import spelling
 
-    pair = lanes(engine)
     view: View = PlainView(console)
     if console.is_terminal and not console.is_dumb_terminal:
-        view = LiveView(console, pair, spelling(engine.tokenizer), len(rounds))
-    return race_rounds(pair, rounds, params, view)
+        view = LiveView(console, spelling(engine.tokenizer), len(rounds))
+    return race_rounds(engine, rounds, params, view)
 
 
 def race_rounds(
-    pair: tuple[Lane, Lane], rounds: Sequence[Round], params: SamplingParams, view: View
+    engine: Engine, rounds: Sequence[Round], params: SamplingParams, view: View
 ) -> tuple[list[Outcome], Totals]:
     """All rounds, after a short one that counts for nothing; the view is always closed."""
-    from outrider.cli.race import race, totals
+    from outrider.cli.race import lanes, race, totals
 
     with busy("warming up"):
-        race(pair, "", rounds[0][1], replace(params, max_tokens=WARM_UP_TOKENS))
+        race(lanes(engine), "", rounds[0][1], replace(params, max_tokens=WARM_UP_TOKENS))
     outcomes: list[Outcome] = []
     total: Totals | None = None
     try:
         for title, text, temperature in rounds:
             heat = f"T={temperature:g}" if temperature else "greedy"
-            view.begin(f"{title}, {heat}", text)
+            pair = lanes(engine)
+            view.begin(f"{title}, {heat}", text, pair)
             asked = replace(params, temperature=temperature)
             outcomes.append(race(pair, title, text, asked, view.watch))
             view.finished(outcomes[-1])

@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.race import Lane, Outcome, Totals
+from outrider.cli.race import Outcome, Pair, Racer, Totals
 from outrider.cli.report import printable
 from outrider.origins import Kind, Spelling, judged
 from outrider.statistics import SpeculationStats
@@ -24,7 +24,7 @@ SIDE_BY_SIDE_COLUMNS = 76  # narrower terminals get one pane above the other
 
 
 class View(Protocol):
-    def begin(self, title: str, prompt: str) -> None: ...
+    def begin(self, title: str, prompt: str, pair: Pair) -> None: ...
 
     def watch(self) -> None: ...
 
@@ -36,19 +36,17 @@ class View(Protocol):
 class Stage:
     """Two panes and the table below them: keeps the state and renders it, draws nothing itself."""
 
-    def __init__(
-        self, console: Console, pair: tuple[Lane, Lane], spell: Spelling, num_rounds: int
-    ) -> None:
+    def __init__(self, console: Console, spell: Spelling, num_rounds: int) -> None:
         self._console = console
-        self._pair = pair
+        self._pair: Pair | None = None
         self._spell = spell
         self._num_rounds = num_rounds
         self._title, self._prompt = "", ""
         self._outcomes: list[Outcome] = []
         self._totals: Totals | None = None
 
-    def begin(self, title: str, prompt: str) -> None:
-        self._title, self._prompt = title, prompt
+    def begin(self, title: str, prompt: str, pair: Pair) -> None:
+        self._title, self._prompt, self._pair = title, prompt, pair
 
     def watch(self) -> None:
         pass
@@ -60,6 +58,7 @@ class Stage:
         self._totals = totals
 
     def frame(self) -> RenderableType:
+        assert self._pair is not None, "no race has begun"
         table = outcome_table(self._outcomes, self._totals)
         rows = max(6, min(18, self._console.height - self._num_rounds - TABLE_LINES))
         width = self._console.width
@@ -71,14 +70,14 @@ class Stage:
             return Group(panes, "", table)
         return Group(*(self._pane(lane, width - 4, rows // 2) for lane in self._pair), "", table)
 
-    def _pane(self, lane: Lane, width: int, rows: int) -> Panel:
+    def _pane(self, lane: Racer, width: int, rows: int) -> Panel:
         text = Text()
         text.append(printable(self._prompt), style="dim")
         text.append_text(self._written(lane))
         lines = text.wrap(self._console, width, no_wrap=False)[-rows:]
-        done = "[green]done[/green] · " if lane.result is not None else ""
+        done = "[green]done[/green] · " if lane.is_finished else ""
         figures = (
-            f"{done}[bold]{lane.tokens_per_s:.0f}[/bold] tok/s · {lane.num_tokens} tokens · "
+            f"{done}[bold]{lane.tokens_per_s:.0f}[/bold] tok/s · {lane.stats.num_tokens} tokens · "
             f"{len(lane.events)} passes"
         )
         num_draft_tokens = lane.speculation.num_draft_tokens
@@ -91,7 +90,7 @@ class Stage:
             border_style="cyan" if num_draft_tokens else "dim",
         )
 
-    def _written(self, lane: Lane) -> Text:
+    def _written(self, lane: Racer) -> Text:
         """The lane's confirmed tokens; the drafted ones among them in green."""
         text = Text()
         for event in lane.events:
@@ -111,8 +110,8 @@ class LiveView(Stage):
     _live: Live | None = None
     _drawn = 0.0
 
-    def begin(self, title: str, prompt: str) -> None:
-        super().begin(title, prompt)
+    def begin(self, title: str, prompt: str, pair: Pair) -> None:
+        super().begin(title, prompt, pair)
         if self._live is None:
             self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
             self._live.start()
@@ -144,7 +143,7 @@ class PlainView:
         self._console = console
         self._outcomes: list[Outcome] = []
 
-    def begin(self, title: str, prompt: str) -> None:
+    def begin(self, title: str, prompt: str, pair: Pair) -> None:
         self._console.print(f"── {title} ──")
         self._console.print(Text(printable(prompt)), end="")
 

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from outrider.engine.lane import Group
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError, EngineError, RequestError
 from outrider.llm import LLM
@@ -120,23 +121,23 @@ class Local:
             max_tokens=settings.max_tokens,
         )
         engine = self._engine
-        request_id = engine.add(
-            engine.tokenizer.encode(text, special=False),
-            params,
-            speculation=self._speculation(settings.speculation),
-        )
+        group = Group(engine)
         try:
-            with between_steps() as interrupted:
-                for report in engine.run([request_id]):
+            with between_steps() as interrupted, group:
+                group.add(
+                    engine.tokenizer.encode(text, special=False),
+                    params,
+                    speculation=self._speculation(settings.speculation),
+                )
+                for report in group:
                     for event in report.events:
                         tokens = [(kind, self._spell(t)) for kind, t in judged(event)]
                         yield Step(tokens, event.pieces)
                     if interrupted():
                         raise KeyboardInterrupt
         finally:
-            engine.cancel(request_id)
-            result = engine.collect(request_id)
-            self._last = (result.stats.to_dict(), result.seed)
+            for result in group.results:
+                self._last = (result.stats.to_dict(), result.seed)
 
     def figures(self, *, sampled: bool) -> str:
         assert self._last is not None

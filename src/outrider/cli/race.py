@@ -1,77 +1,55 @@
-"""Plain against speculative decoding on one loaded pair of models, step by step.
+"""Plain against speculative decoding of one prompt, step by step.
 
-Each lane has a clock that runs only during its own steps, and the lane whose clock is behind moves
-next. So both advance as they would side by side on two identical machines, noise of the machine
-falls on both alike, and whatever draws the race in between costs neither of them anything.
+The lane with the smaller clock moves next. So both advance as they would side by side on two
+identical machines, noise of the machine falls on both alike, and drawing costs neither of them
+anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from time import perf_counter
+from dataclasses import dataclass
 
 from outrider.engine.engine import Engine, Result
-from outrider.engine.lane import fresh_salt
+from outrider.engine.lane import Lane, take_turns
 from outrider.engine.request import Speculation
-from outrider.engine.scheduler import Scheduler, SchedulerConfig
-from outrider.events import StepEvent
+from outrider.events import StepEvent, StepReport
+from outrider.policy.base import Policy
 from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import SamplingParams
 from outrider.statistics import SpeculationStats
 
 
-@dataclass(slots=True)
-class Lane:
-    """One way of decoding one prompt: its clock, its events, at the end its result."""
+class Racer(Lane):
+    """One way of decoding one prompt, with its events."""
 
-    name: str
-    engine: Engine
-    speculation: Speculation
-    elapsed_s: float = 0.0
-    events: list[StepEvent] = field(default_factory=list)
-    num_tokens: int = 0
-    result: Result | None = None
-    _request_id: str = ""
+    def __init__(
+        self, name: str, engine: Engine, speculation: Speculation, policy: Policy | None = None
+    ) -> None:
+        super().__init__(engine, policy)
+        self.name = name
+        self.speculation = speculation
+        self.events: list[StepEvent] = []
 
-    def start(self, prompt: str, params: SamplingParams) -> None:
-        self._request_id = self.engine.add(
-            prompt, params, speculation=self.speculation, salt=fresh_salt()
-        )
-        self.elapsed_s, self.num_tokens, self.events, self.result = 0.0, 0, [], None
-
-    def step(self) -> None:
-        """One pass of the target, on the clock."""
-        started = perf_counter()
-        report = self.engine.step()
-        self.elapsed_s += perf_counter() - started
-        assert report is not None, "a lane without work was asked to step"
+    def step(self) -> StepReport:
+        report = super().step()
         self.events += report.events
-        self.num_tokens += sum(len(event.tokens) for event in report.events)
-        if self.engine.is_finished(self._request_id):
-            self.result = self.engine.collect(self._request_id)
+        return report
 
     @property
     def tokens_per_s(self) -> float:
-        return self.num_tokens / self.elapsed_s if self.elapsed_s else 0.0
+        return self.stats.num_tokens / self.seconds if self.seconds else 0.0
 
 
-def lanes(engine: Engine) -> tuple[Lane, Lane]:
-    """A plain and a speculative lane over the engine's models and KV pool, scheduled apart."""
-    plain = Engine(
-        engine.target,
-        engine.kv,
-        Scheduler(engine.kv, engine.scheduler.max_positions, SchedulerConfig()),
-        FixedPolicy(),
-        engine.proposers,
-        engine.verifiers,
-        engine.tokenizer,
-        engine.default,
-        engine.ahead.most_steps,
-    )
+Pair = tuple[Racer, Racer]
+
+
+def lanes(engine: Engine) -> Pair:
+    """A plain and a speculative lane, for one race."""
+    plain = Speculation(num_draft_tokens=0)
     return (
-        Lane("plain", plain, Speculation(num_draft_tokens=0)),
-        Lane("speculative", engine, engine.default),
+        Racer("plain", engine, plain, FixedPolicy()),
+        Racer("speculative", engine, engine.default),
     )
 
 
@@ -108,7 +86,7 @@ class Outcome:
 
 
 def race(
-    pair: tuple[Lane, Lane],
+    pair: Pair,
     title: str,
     prompt: str,
     params: SamplingParams,
@@ -116,22 +94,14 @@ def race(
 ) -> Outcome:
     """Runs one prompt in both lanes; `watch` is called between steps, off the clocks."""
     for lane in pair:
-        lane.start(prompt, params)
-    while waiting := [lane for lane in pair if lane.result is None]:
-        min(waiting, key=lambda lane: lane.elapsed_s).step()
+        lane.add(prompt, params, speculation=lane.speculation)
+    for _ in take_turns(pair, lambda lane: lane.seconds):
         watch()
-    plain, speculative = pair
-    assert plain.result is not None
-    assert speculative.result is not None
-    return Outcome(
-        title,
-        params.temperature,
-        prompt,
-        plain.result,
-        speculative.result,
-        plain.elapsed_s,
-        speculative.elapsed_s,
-    )
+    for lane in pair:
+        lane.close()
+    [plain], [speculative] = (lane.results for lane in pair)
+    seconds = [lane.seconds for lane in pair]
+    return Outcome(title, params.temperature, prompt, plain, speculative, *seconds)
 
 
 @dataclass(frozen=True, slots=True)

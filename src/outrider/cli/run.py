@@ -12,6 +12,7 @@ from rich.text import Text
 from outrider.cli import report, trace
 from outrider.cli.console import stderr, stdout
 from outrider.engine.engine import Completion, Engine, Result
+from outrider.engine.lane import Group
 from outrider.events import StepEvent
 from outrider.origins import spelling
 from outrider.sampling import SamplingParams
@@ -34,19 +35,19 @@ class Run:
         self._events: dict[int, list[StepEvent]] = {}  # by sample
 
     def __call__(self, prompt: str, params: SamplingParams, prediction: str) -> None:
-        request_id = self._engine.add(prompt, params, prediction=prediction)
-        if self._stream and self._out.is_terminal:
-            self._out.print(report.printable(prompt), style="dim", end="", markup=False)
-        try:
-            for step in self._engine.run([request_id]):
-                for event in step.events:
-                    self._events.setdefault(event.sample_index, []).append(event)
-                    if self._stream:
-                        self._show(event)
-        except KeyboardInterrupt:  # what is confirmed is kept and reported
-            self.interrupted = True
-            self._engine.cancel(request_id)
-        self.result = self._engine.collect(request_id)
+        with Group(self._engine) as group:
+            group.add(prompt, params, prediction=prediction)
+            if self._stream and self._out.is_terminal:
+                self._out.print(report.printable(prompt), style="dim", end="", markup=False)
+            try:
+                for step in group:
+                    for event in step.events:
+                        self._events.setdefault(event.sample_index, []).append(event)
+                        if self._stream:
+                            self._show(event)
+            except KeyboardInterrupt:  # what is confirmed is kept and reported
+                self.interrupted = True
+        [self.result] = group.results
         for index, completion in enumerate(self.result.completions):
             self._finish(index, completion)
         self._conclude(params)

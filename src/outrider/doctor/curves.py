@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from statistics import median
 
-from outrider.bench.contenders import Job, Ours, fit_together, take_turns
+from outrider.bench.contenders import Job, Ours, fit_together
 from outrider.bench.measure import Tell
 from outrider.control.cost import between, rising
 from outrider.engine.engine import Engine
-from outrider.engine.lane import fresh_salt
+from outrider.engine.lane import Lane, take_turns
 from outrider.engine.request import Speculation
 from outrider.policy.fixed import FixedPolicy
 from outrider.statistics import SpeculationStats
@@ -192,7 +192,7 @@ def _steps(
     everybody = range(len(kinds))
     for some in [everybody] if together else [[i] for i in everybody]:
         lanes = {contenders[i].start(jobs, batch): kinds[i] for i in some}
-        for lane, report in take_turns(list(lanes)):
+        for lane, report in take_turns([*lanes], lambda lane: lane.progress):
             t = report.timing
             yield lanes[lane], t.draft_s, t.verify_s, t.other_s, t.num_tokens
         for lane in lanes:
@@ -200,27 +200,20 @@ def _steps(
 
 
 def _worth(engine: Engine, jobs: Sequence[Job], proposer: str) -> Worth:
-    stats = SpeculationStats()
     wish = Speculation(proposer=proposer, num_draft_tokens=DEEPEST)
-    salt = fresh_salt()  # earlier outputs of these prompts must not help
-    ids = [
-        engine.add(
-            job.prompt,
-            replace(job.params, max_tokens=SURVIVAL_TOKENS),
-            speculation=wish,
-            prediction=job.prediction,
-            salt=salt,
-        )
-        for job in jobs
-    ]
-    texts: dict[str, list[Drafted]] = {request_id: [] for request_id in ids}
+    texts: defaultdict[str, list[Drafted]] = defaultdict(list)
     is_tree = False
-    for report in engine.run(ids):
-        for event in report.events:
-            texts[event.request_id].append((len(event.draft_tokens), len(event.path)))
-            is_tree = is_tree or event.draft_parents is not None
-    for request_id in ids:
-        stats.merge(engine.collect(request_id).stats)
+    with Lane(engine) as lane:
+        for job in jobs:
+            params = replace(job.params, max_tokens=SURVIVAL_TOKENS)
+            lane.add(job.prompt, params, speculation=wish, prediction=job.prediction)
+        for report in lane:
+            for event in report.events:
+                texts[event.request_id].append((len(event.draft_tokens), len(event.path)))
+                is_tree = is_tree or event.draft_parents is not None
+    stats = SpeculationStats()
+    for result in lane.results:
+        stats.merge(result.stats)
     share = stats.num_proposals / max(1, stats.num_steps)
     reached = [share * s for s in stats.unconditional_acceptance[:DEEPEST]]
     reached += [0.0] * (DEEPEST - len(reached))

@@ -126,6 +126,23 @@ class Engine:
     def controller(self, policy: Policy) -> None:
         self.policy = policy
 
+    def fork(self, policy: Policy | None = None) -> Engine:
+        """An engine over the same models and KV pool, with a schedule of its own.
+
+        The two must not step at the same time. `policy`: None shares this one's.
+        """
+        return Engine(
+            self.target,
+            self.kv,
+            Scheduler(self.kv, self.scheduler.max_positions, self.scheduler.config),
+            policy or self.policy,
+            self.proposers,
+            self.verifiers,
+            self.tokenizer,
+            self.default,
+            self.ahead.most_steps,
+        )
+
     def interrupt(self) -> None:
         """Ends the call under way after its current step, until `resume`. For any thread."""
         self.ahead.interrupt()

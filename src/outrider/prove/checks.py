@@ -11,6 +11,7 @@ import torch
 
 from outrider.contracts import Draw, Verifier
 from outrider.engine.engine import Engine, Result
+from outrider.engine.lane import Group
 from outrider.engine.request import Request, Speculation
 from outrider.prove.biased import Injection
 from outrider.prove.cases import experiments
@@ -176,13 +177,10 @@ def _decode(
     engine: Engine, prompts: Sequence[list[int]], params: SamplingParams, wish: Speculation
 ) -> list[Result]:
     """All prompts in one batch, each with a seed of its own."""
-    ids = [
-        engine.add(prompt, replace(params, seed=_seed(params, i)), speculation=wish)
-        for i, prompt in enumerate(prompts)
-    ]
-    for _ in engine.run(ids):
-        pass
-    return [engine.collect(request_id) for request_id in ids]
+    group = Group(engine)
+    for i, prompt in enumerate(prompts):
+        group.add(prompt, replace(params, seed=_seed(params, i)), speculation=wish)
+    return group.run()
 
 
 def _seed(params: SamplingParams, index: int) -> int:

@@ -13,14 +13,13 @@ import pytest
 
 from outrider.bench.contenders import (
     PLAIN,
-    Lane,
+    FullBatch,
     Ours,
     Run,
     fit_together,
     make_jobs,
     plain,
     race,
-    take_turns,
 )
 from outrider.bench.decode import rows_of
 from outrider.bench.formula import BareCosts, BareCycle
@@ -32,6 +31,7 @@ from outrider.bench.synthetic import SyntheticProposer, add_synthetic
 from outrider.bench.workloads import HOT, Prompt, load_workload, workload_names
 from outrider.contracts import AheadBatch, Needs, Proposer, SequenceView
 from outrider.engine.engine import Engine
+from outrider.engine.lane import take_turns
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError, RequestError, UnknownName
 from outrider.llm import LLM
@@ -221,7 +221,7 @@ class Liar(Ours):
         return LyingLane(self, jobs, batch)
 
 
-class LyingLane(Lane):
+class LyingLane(FullBatch):
     def finish(self) -> Run:
         found = super().finish()
         found.outputs[0][3] = (found.outputs[0][3] + 1) % 90
@@ -266,7 +266,7 @@ def test_a_batch_stays_whole(engine: Engine) -> None:
     for contender in ours(engine, ["draft-model"], [3, "auto"]):
         assert isinstance(contender, Ours)
         lane = contender.start(jobs, 2)
-        sizes = {len(report.events) for _, report in take_turns([lane])}
+        sizes = {len(report.events) for _, report in take_turns([lane], lambda lane: lane.progress)}
         run = lane.finish()
         assert run.outputs == alone
         assert sizes == {2}

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from outrider.cli import demo, race
 from outrider.cli.demo_view import LiveView
+from outrider.engine import lane
 from outrider.llm import LLM
 from outrider.origins import spelling
 from outrider.sampling import SamplingParams
@@ -89,7 +90,7 @@ def test_where_outputs_part(llm: LLM) -> None:
 def test_the_lane_that_is_behind_moves_next(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """With steps that all take one tick, the lanes alternate as long as both run."""
     ticks = iter(range(10_000))
-    monkeypatch.setattr(race, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(lane, "perf_counter", lambda: float(next(ticks)))
     pair = race.lanes(llm.engine)
     moves: list[tuple[int, int]] = []
     race.race(
@@ -116,8 +117,8 @@ def test_live_frame(llm: LLM, width: int) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=width, height=30, color_system=None)
     pair = race.lanes(llm.engine)
-    view = LiveView(console, pair, spelling(llm.engine.tokenizer), num_rounds=1)
-    view.begin("a title", "hello [there]")
+    view = LiveView(console, spelling(llm.engine.tokenizer), num_rounds=1)
+    view.begin("a title", "hello [there]", pair)
     params = SamplingParams(max_tokens=12)
     outcome = race.race(pair, "a title", "hello [there]", params, view.watch)
     view.finished(outcome)
