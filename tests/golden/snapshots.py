@@ -36,12 +36,18 @@ def commands() -> dict[str, Any]:
     found: dict[str, Any] = {"other names": {name: normalize(name) for name in (*others, "temp")}}
 
     def visit(path: str, command: Any) -> None:
-        found[path] = {parameter.name: _declared(parameter) for parameter in command.params}
+        found[path] = {_called(parameter): _declared(parameter) for parameter in command.params}
         for name, child in sorted(getattr(command, "commands", {}).items()):
             visit(f"{path} {name}", child)
 
     visit("outrider", root)
     return found
+
+
+def _called(parameter: Any) -> str:
+    """As users write it: an option's first name, an argument's placeholder."""
+    argument = parameter.param_type_name == "argument"
+    return str(parameter.metavar or parameter.name if argument else parameter.opts[0])
 
 
 def _declared(parameter: Any) -> dict[str, Any]:
