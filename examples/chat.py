@@ -1,6 +1,6 @@
-"""A conversation with memory, framed by the model's own chat template where it has one.
+"""A conversation with memory and the model's own chat template, if it has one.
 
-The bundled model only completes code; with a chat model of yours:
+The bundled model only completes code. With a chat model:
 
 python examples/chat.py --model my/target [--draft-model my/draft]
 """
@@ -15,7 +15,7 @@ from outrider import LLM
 
 
 def framed(llm: LLM, messages: list[dict[str, str]]) -> str:
-    """The messages as one prompt; a base model gets them one below the other."""
+    """The messages as one prompt; for a base model one line per message."""
     template = getattr(llm.engine.tokenizer, "chat_template", None)
     if template is None:
         return "\n".join(message["content"] for message in messages) + "\n"
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None, lines: Iterable[str] = sys.stdin) -
     for line in lines:
         messages.append({"role": "user", "content": line.rstrip("\n")})
         answer = ""
-        # The prefix cache keeps what was said before: only the new turn is computed.
+        # The prefix cache has the earlier turns, so only the new one is computed.
         for event in llm.stream(framed(llm, messages), max_tokens=chosen.max_tokens):
             answer += event.text
             print(event.text, end="", flush=True)

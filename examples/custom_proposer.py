@@ -1,7 +1,7 @@
-"""A proposer of your own, tried without installing anything.
+"""A proposer of your own, without a package.
 
-This one drafts what most often followed the last token in this very text. As a package with an
-entry point it would be found by name: see examples/echo_proposer.
+It drafts the token that followed the last token most often in this text. For a package with an
+entry point, which Outrider finds by name, see examples/echo_proposer.
 
 python examples/custom_proposer.py [--max-tokens 96]
 """
@@ -36,7 +36,7 @@ class MostFrequent:
         return draft
 
     def observe(self, views: Sequence[SequenceView], seen: Sequence[Observation]) -> None:
-        """Nothing to learn from what became of a draft."""
+        """This proposer learns nothing from verdicts."""
 
 
 def main(arguments: list[str] | None = None) -> None:

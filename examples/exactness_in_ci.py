@@ -1,4 +1,4 @@
-"""For your own test suite: fail the build if speculation ever changes an output.
+"""For your own test suite: fails the build if speculation changes an output.
 
 python examples/exactness_in_ci.py [MODEL] [--draft-model MODEL]     exit code 1 if it does
 """

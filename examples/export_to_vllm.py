@@ -1,4 +1,4 @@
-"""Write a head trained here in the layout vLLM loads, and print how to serve it.
+"""Writes a head in the layout that vLLM loads, and prints the command that serves it.
 
 python examples/export_to_vllm.py [bundled:eagle3] [--out eagle3-for-vllm]
 """

@@ -1,6 +1,6 @@
-"""OpenAI's client with `prediction`: an edited file, drafted from the old one.
+"""OpenAI's client with `prediction`: drafts for an edited file come from the old one.
 
-Start a server first (`outrider serve`), then
+Start a server first (`outrider serve`), then run
 
 python examples/openai_prediction.py [--url http://127.0.0.1:8000]
 """

@@ -1,4 +1,4 @@
-"""Text as it is confirmed, with drafts that were accepted marked: nothing is ever taken back.
+"""Prints confirmed text with accepted drafts marked; confirmed text never changes.
 
 python examples/streaming.py [--prompt TEXT] [--max-tokens 80]
 """

@@ -2,8 +2,8 @@
 
     python docs/tools/demo_picture.py [MODEL] [--draft-model MODEL]
 
-It runs the demo's own races on this machine and renders the demo's own view, so the picture cannot
-show anything the command does not. Run it on a quiet machine.
+It runs the races of the demo on this machine and renders the demo's own view. Run it on a quiet
+machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     console.print(stage.frame())
     conclude(outcomes, console, llm.engine)
     picture = console.export_svg(title="outrider demo")
-    # rich names a web font; a picture in a repository should not call anybody.
+    # rich names a web font; a picture in a repository must not load anything.
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
     options.output.write_text(picture, encoding="utf-8")
 

@@ -79,11 +79,11 @@ def one_step() -> Picture:
     """The five stages, with the tokens of one sequence going through them."""
     p = Picture(860, 470, "One step of the engine: plan, draft, forward, verify, commit")
     stages = [
-        ("plan", "who runs, and how", "many of their tokens", "scheduler"),
+        ("plan", "which sequences run,", "how many tokens of each", "scheduler"),
         ("draft", "guess a few tokens", "for each", "controller, proposers"),
         ("forward", "ONE pass of the target", "over everything", "model"),
-        ("verify", "which guesses stand,", "and one token more", "sampling, verifiers"),
-        ("commit", "keep their K/V,", "roll back the rest", "kv, stops, events"),
+        ("verify", "accept or reject guesses,", "add one token", "sampling, verifiers"),
+        ("commit", "keep accepted K/V,", "roll back the rest", "kv, stops, events"),
     ]
     for i, (name, first, second, who) in enumerate(stages):
         x = 10 + i * 170
@@ -94,7 +94,7 @@ def one_step() -> Picture:
         p.text(x + 78, 91, who, "mid small soft")
         if i:
             p.line(f"M{x - 13} 56L{x - 2} 56")
-    p.text(10, 138, "One sequence on its way through (K = 4):", "bold")
+    p.text(10, 138, "One sequence in these stages (K = 4):", "bold")
 
     left, w = 262, 84
 
@@ -103,7 +103,7 @@ def one_step() -> Picture:
         if note:
             p.text(10, y + 33, note, "small soft")
 
-    row(156, "text so far", "already in the KV cache, but the last")
+    row(156, "text so far", "in the KV cache, except the last")
     for i, token in enumerate(["def", "add", "(a, b):"]):
         p.cell(left + i * w, 156, w - 8, token)
     row(206, "draft", "four guesses")
@@ -113,7 +113,7 @@ def one_step() -> Picture:
     row(256, "the pass reads", "the last token and all guesses")
     for i, token in enumerate(["(a, b):", *guesses]):
         p.cell(left + (i + 2) * w, 256, w - 8, token, "box" if i == 0 else "new")
-    row(306, "the target's own draw", "behind each of them")
+    row(306, "the target's own draw", "after each of them")
     for i, token in enumerate(["return", "a", "+", "b", "…"]):
         kind = "keep" if i < 3 else "own" if i == 3 else "free"
         p.cell(left + (i + 2) * w, 306, w - 8, token, kind)
@@ -127,7 +127,7 @@ def one_step() -> Picture:
         [("return", "keep"), ("a", "keep"), ("+", "keep"), ("b", "own")]
     ):
         p.cell(left + (i + 3) * w, 372, w - 8, token, kind)
-    row(422, "K/V kept", "slots of refused guesses are given back")
+    row(422, "K/V kept", "slots of rejected guesses are released")
     for i, token in enumerate(["def", "add", "(a, b):", "return", "a", "+"]):
         p.cell(left + i * w, 422, w - 8, token, "box" if i < 2 else "keep")
     p.cell(left + 6 * w, 422, w - 8, "c", "drop")
@@ -246,19 +246,19 @@ def coupled() -> Picture:
     noise = [0.9, 1.6, -0.3]
     q = [-0.7, -0.8, -2.5]
     pp = [-0.4, -1.0, -2.2]
-    for (title, x, kind), law in zip(columns, (q, pp), strict=True):
+    for (title, x, kind), log_probs in zip(columns, (q, pp), strict=True):
         p.text(x, 60, title, "")
-        sums = [a + b for a, b in zip(law, noise, strict=True)]
+        sums = [a + b for a, b in zip(log_probs, noise, strict=True)]
         best = sums.index(max(sums))
         for i, token in enumerate(tokens):
             y = 76 + i * 40
             p.text(x, y + 17, token, "mono")
-            p.text(x + 64, y + 17, f"{law[i]:+.1f} {noise[i]:+.1f} =", "mono soft")
+            p.text(x + 64, y + 17, f"{log_probs[i]:+.1f} {noise[i]:+.1f} =", "mono soft")
             length = 60 + sums[i] * 28
             p.box(x + 172, y, length, 24, kind if i == best else "box")
             p.text(x + 180, y + 16.5, f"{sums[i]:+.1f}", "mono")
     p.text(40, 222, "largest: yield is drafted", "t-new")
-    p.text(470, 222, "largest: yield is drawn, and emitted, whatever was drafted", "t-keep")
+    p.text(470, 222, "largest: yield is drawn and emitted, for any draft", "t-keep")
     p.line("M395 130L455 130")
     p.text(425, 118, "same noise", "mid small soft")
     p.text(

@@ -22,16 +22,16 @@ CELLS = [
         "markdown",
         """# Acceptance against temperature
 
-How often is a drafted token right? At temperature 0 both models name their favourite, and often
-it is the same. The hotter the sampling, the flatter the target's law, and the less any guess can
-be right.
+How often is a drafted token right? At temperature 0 both models choose their most probable token,
+which is often the same. A higher temperature makes the target's distribution flatter, and any guess
+is right less often.
 
-Three ways to draft for a *sampling* target are compared on the same positions:
+This notebook compares three ways to draft for a *sampling* target on the same positions:
 
-- **ratio rule**: the draft is sampled from q and kept with probability min(1, p/q). It accepts
+- **ratio rule**: the draft is sampled from q and accepted with probability min(1, p/q). It accepts
   Σ min(p, q); no rule accepts more of one guess.
-- **coupled**: draft and target draw with the same noise; kept if they agree. Outrider's default.
-- **greedy draft**: the draft's favourite, whatever the temperature. What many systems do.""",
+- **coupled**: draft and target draw with the same noise; accepted if they agree. The default.
+- **greedy draft**: the most probable token of the draft, at any temperature. A common choice.""",
     ),
     (
         "code",
@@ -46,7 +46,7 @@ draft = LLM("bundled:draft", num_draft_tokens=0)""",
     ),
     (
         "markdown",
-        "The target writes a text by sampling; at each of its positions we look at both laws.",
+        "The target samples a text. At each of its positions both distributions are evaluated.",
     ),
     (
         "code",
@@ -56,7 +56,7 @@ RULES = (ratio_acceptance, coupled_acceptance, greedy_acceptance)
 
 
 def logits(model, tokens):
-    \"\"\"The logits behind every token of a text, in one pass.\"\"\"
+    \"\"\"The logits after every token of a text, in one pass.\"\"\"
     target, kv = model.engine.target, model.engine.kv
     [scratch] = kv.scratch(1)
     kv.reserve(scratch, len(tokens))
@@ -98,9 +98,9 @@ axes.legend();""",
     ),
     (
         "markdown",
-        """The coupled rule stays close to the ratio rule, and needs no q. Greedy drafts fall behind
-as soon as sampling is on. Replace `bundled` by your own folders to see your pair.
-Why the curves are what they are: `docs/explanation/coupled-rule.md`.""",
+        """The coupled rule is close to the ratio rule and needs no q. Greedy drafts are accepted
+less often under sampling. Replace `bundled` by your own folders to see your pair.
+`docs/explanation/coupled-rule.md` explains the curves.""",
     ),
 ]
 
