@@ -1,4 +1,4 @@
-"""Which architectures of transformers we can be exact with, decided before any weight is read."""
+"""Decides, before any weight is read, whether decoding with an architecture can be exact."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from outrider.errors import ModelError
 
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
-_DEFAULT_POSITIONS = 2048  # for configs that name no limit
+_DEFAULT_POSITIONS = 2048  # of configs without a limit
 
 
 def check_architecture(folder: Path, raw: Mapping[str, Any]) -> Any:
-    """transformers' config of the folder; `ModelError` if we cannot serve such a model.
+    """The folder's config as transformers reads it; `ModelError` for a model we cannot serve.
 
-    Code that a folder brings along (`auto_map`) is never run: a model type that transformers
-    knows is served by its own class, any other is refused.
+    Code inside a folder (`auto_map`) is never run: transformers' own class serves the model types
+    that it knows, and every other type is refused.
     """
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as MAPPING
@@ -72,11 +72,11 @@ def _refuse_state(model_class: Any, config: Any, kind: str) -> None:
 
 
 def max_positions(config: Any, windows: Sequence[int | None]) -> int:
-    """How long a sequence may become with every layer still doing what it was trained to.
+    """The longest sequence for which every layer computes what it was trained for.
 
-    `windows` are the sliding windows that layers really asked for. Short of the configured limit
-    where a rope changes its frequencies with the length (keys already stored would be stale), or
-    where a layer's window or chunk reaches us in no other way than the config.
+    `windows` are the sliding windows that the layers request. The result is below the configured
+    limit if a rope changes its frequencies with the length (stored keys would become wrong), or if
+    a window or chunk stands only in the config and no layer requests it.
     """
     limits = [int(getattr(config, "max_position_embeddings", None) or _DEFAULT_POSITIONS)]
     for rope in _ropes(config):
@@ -93,7 +93,7 @@ def max_positions(config: Any, windows: Sequence[int | None]) -> int:
 
 
 def _ropes(config: Any) -> list[Mapping[str, Any]]:
-    """The rope parameters: one set, or one for each type of layer."""
+    """The rope parameters: one set, or one per layer type."""
     parameters = getattr(config, "rope_parameters", None) or {}
     nested: list[Mapping[str, Any]] = [v for v in parameters.values() if isinstance(v, dict)]
     return nested or [parameters]

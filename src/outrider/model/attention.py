@@ -1,9 +1,9 @@
 """Attention of a ragged pass over the paged KV store, for every torch model.
 
-A `Plan` is made once per pass on the host and used by all layers: where new keys go, which
-slots each sequence reads, who may see whom. Query heads that share a key/value head are folded
-into the rows of one attention call (a third of the time of repeating the keys), and a sequence
-whose blocks are contiguous is read in place instead of being gathered.
+A `Plan` is built once per pass on the host and used by all layers: it holds the slots of new keys,
+the slots that each sequence reads, and the masks. Query heads that share a key/value head become
+rows of one attention call (a third of the time of repeating the keys), and a sequence with
+contiguous blocks is read in place instead of gathered.
 
 Shape legend: T tokens of the pass, s sequences of a group, N new tokens of each (padded), L keys
 of each (padded), G query heads per key/value head, K key/value heads, D head size, R = N * G.
@@ -25,27 +25,27 @@ Index = slice | torch.Tensor  # a slice where the rows are contiguous: a view, n
 BoolArray = npt.NDArray[np.bool_]
 
 _MAX_FOLDED_ROWS = 256  # beyond this (prefill) the mask is shared by the group instead of copied
-_MAX_GATHER_CPU = 1 << 15  # numbers a sequence worth gathering on a CPU to save its own call
+_MAX_GATHER_CPU = 1 << 15  # numbers per sequence: gathering more costs more than a separate call
 
 
 @dataclass(slots=True)
 class Group:
-    """Sequences that one attention call serves."""
+    """The sequences of one attention call."""
 
     rows: Index  # of T: the queries, sequence by sequence, [s * N]
-    real: torch.Tensor | None  # of s * N: the rows that are not padding; None: all are
-    out: Index  # of T: where the real rows' results go
+    real: torch.Tensor | None  # of s * N: the rows without padding; None: all rows
+    out: Index  # of T: the places of the real rows' results
     keys: Index  # physical slots, [s * L]
     num_seqs: int
     num_new: int
     num_keys: int
     visible_sNL: BoolArray | None  # None: everything
-    distance_sNL: IntArray | None  # how far back a key lies; None: less than any window
+    distance_sNL: IntArray | None  # positions between query and key; None: below every window
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
 
 
 class Plan:
-    """The layout of one pass on one device. Immutable once built, but for its cache of masks."""
+    """The layout of one pass on one device. Immutable, apart from its cache of masks."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Plan:
         return torch.from_numpy(np.concatenate(parts)).to(self.device)
 
     def _partition(self, num_seqs: int) -> Iterator[list[int]]:
-        """Sequences to serve together: of similar width, if gathering their keys pays."""
+        """Groups sequences of similar width, if gathering their keys is cheaper than more calls."""
         if num_seqs == 1:
             yield [0]
             return
@@ -157,7 +157,7 @@ class Plan:
     def _visibility(
         self, members: list[int], num_new: int, num_keys: int
     ) -> tuple[BoolArray | None, IntArray | None]:
-        """Who sees whom without windows, and the distances if a window could matter."""
+        """Visibility without windows, and distances if a window can apply."""
         windowed = self._min_window is not None and num_keys > self._min_window
         alike = all(self._num_keys(s) == num_keys for s in members)
         if num_new == 1 and alike and not windowed:
@@ -176,7 +176,7 @@ class Plan:
         return visible, distance
 
     def _ancestors(self, s: int) -> BoolArray:
-        """[n, n]: whether column j is row i or an ancestor of it."""
+        """[n, n]: whether new token j is token i or an ancestor of it."""
         count = self._num_new(s)
         parents = self._batch.parents_T
         if parents is None:
@@ -191,7 +191,7 @@ class Plan:
         return seen
 
     def mask(self, group: Group, window: int | None) -> torch.Tensor | None:
-        """Additive mask of a group: [s, 1, R, L] if it is folded, else [1, 1, N, L]."""
+        """The additive mask of a group: [s, 1, R, L] if folded, else [1, 1, N, L]."""
         if window is not None and group.distance_sNL is None:
             window = None
         if window in group.masks:
@@ -227,8 +227,10 @@ class Plan:
         softcap: float | None = None,
         sinks_GK: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of all T new tokens over one layer's store, [slots, K, D] each for keys and
-        values, which already holds their own. Returns [T, G, K, D] (D of the values)."""
+        """Attention of all T new tokens over the keys and values of one layer, [slots, K, D] each.
+
+        The store already holds the new tokens. Returns [T, G, K, D] (D of the values).
+        """
         result: torch.Tensor | None = None
         for group in self.groups:
             out = self._attend_group(
@@ -272,7 +274,7 @@ class Plan:
             else:
                 out = F.scaled_dot_product_attention(q, k_sKLD, v_sKLD, mask, scale=scale)
             return out.transpose(1, 2).reshape(-1, *heads[:2], out.shape[-1])
-        # Wide groups hold one sequence: the query heads of a key are the batch.
+        # A wide group has one sequence: the query heads of each key form the batch.
         q_GKND = q.permute(1, 2, 0, 3)
         k_GKLD, v_GKLD = (x.expand(heads[0], -1, -1, -1) for x in (k_sKLD, v_sKLD))
         if explicit:
@@ -292,7 +294,7 @@ def _explicit(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention with what the fused kernels lack; `sinks` broadcasts to q's rows, [..., K, R]."""
+    """Attention with softcap or sinks, unknown to fused kernels; `sinks`: [..., K, R]."""
     scores = torch.matmul(q, k.transpose(-1, -2)).float() * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap

@@ -1,6 +1,6 @@
-"""What drafting heads borrow from their target: embedding, last norm and output head.
+"""The parts of a target that its drafting heads use: embedding, last norm and output head.
 
-They are read from the target's folder, since a loaded model may hold them packed or quantised.
+They are read from the target's folder, because a loaded model may hold them packed or quantised.
 
 Shapes: V vocabulary, H hidden; leading dimensions are the caller's.
 """
@@ -31,11 +31,11 @@ class Borrowed:
         return self.embedding_VH[torch.tensor(ids, device=self.embedding_VH.device)]
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """The target's last norm, of its hidden state after all layers."""
+        """Applies the target's last norm to its hidden state after all layers."""
         return F.rms_norm(hidden, self.norm_H.shape, self.norm_H, self.norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The target's output head, of normalised hidden states."""
+        """Applies the target's output head to normalised hidden states."""
         return F.linear(hidden, self.head_VH)
 
 

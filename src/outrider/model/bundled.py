@@ -1,4 +1,4 @@
-"""The models that ship with Outrider, and how names of models become folders."""
+"""The models that ship with Outrider, and the folder of a model name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ DEFAULT = "target"
 
 
 def bundled_names() -> list[str]:
-    """Names of the bundled models that are really there."""
+    """The names of the bundled models in this installation."""
     return sorted(path.parent.name for path in _ROOT.glob("*/config.json"))
 
 
 def bundled_path(name: str = DEFAULT) -> Path:
-    """The folder of a bundled model; `ModelError` if this installation has none of that name."""
+    """The folder of a bundled model; `ModelError` if this installation does not have it."""
     if name in bundled_names():
         return _ROOT / name
     known = ", ".join(bundled_names()) or "none in this installation"
@@ -25,7 +25,7 @@ def bundled_path(name: str = DEFAULT) -> Path:
 
 
 def find_folder(path_or_name: str | Path) -> Path:
-    """Folder of a model: a path, a hub name, `bundled` (the target) or `bundled:NAME`."""
+    """The folder of a model: a path, a hub name, `bundled` (the target) or `bundled:NAME`."""
     name = str(path_or_name)
     if name == "bundled":
         return bundled_path()

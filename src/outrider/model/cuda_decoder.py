@@ -1,15 +1,15 @@
-"""The compact decoder as a GPU wants it: static shapes, own kernels, one graph launch a pass.
+"""The compact decoder for GPUs: static shapes, our own kernels, one graph launch per pass.
 
 A pass of few tokens is padded to a bucket (sequences, width) and laid out in buffers that never
-move; the first of a bucket runs kernel by kernel and is captured, later ones replay the graph.
-Tokens are drawn in the same graph, so that nothing as wide as the vocabulary reaches the host.
-Wide passes (prompts) go through `TorchDecoder`, which shares weights and KV store.
+move. The first pass of a bucket runs kernel by kernel and is captured; later ones replay the graph.
+Tokens are drawn in the same graph, so that no row of logits is copied to the host. Wide passes
+(prompts) run in `TorchDecoder`, with the same weights and KV store.
 
-On a CPU the same code runs with the operations' torch references and without graphs.
+On a CPU the same code runs with the operations in torch and without graphs.
 
 Shape legend: T = S * M tokens of the padded pass, S sequences, M tokens of each, R rows with
 logits, V vocabulary, H hidden, I intermediate, Q query heads, K key/value heads, D head size,
-W pages a sequence may have.
+W pages of a sequence at most.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class CudaDecoder(TorchDecoder):
     """`contracts.Model`, `DraftsChains`, `RunsAhead` and `heads.RunsHeads`. One pass at a time."""
 
     ops: TorchOps
-    continues = False  # its kernels run whole passes
+    continues = False  # the kernels run whole passes only
     rounds_drafts = True
-    num_spare_slots = MAX_WIDTH  # runners-up lie there
+    num_spare_slots = MAX_WIDTH  # for runners-up
     head_scale_V: torch.Tensor | None = None  # of an output head in int8
 
     def round_weights(self) -> Self:
@@ -124,7 +124,7 @@ class CudaDecoder(TorchDecoder):
     def _tapped(
         self, taps: tuple[int, ...], place_T: npt.NDArray[np.int64]
     ) -> dict[int, torch.Tensor]:
-        """Copies of the hidden states that were asked for, for the tokens of the batch."""
+        """Copies of the tapped hidden states, for the tokens of the batch."""
         if not taps:
             return {}
         rows = torch.from_numpy(place_T).to(self.device)
@@ -132,7 +132,7 @@ class CudaDecoder(TorchDecoder):
         return {layer: tapped[:, i] for i, layer in enumerate(taps)}
 
     def tapped(self, taps: tuple[int, ...]) -> torch.Tensor:
-        """Where passes that are asked for these hidden states leave them, [tokens, taps, H]."""
+        """The buffer into which passes with these taps write hidden states, [tokens, taps, H]."""
         if taps not in self._taps:
             shape = (MAX_TOKENS, len(taps), self.config.hidden_size)
             self._taps[taps] = torch.zeros(shape, dtype=self.dtype, device=self.device)
@@ -148,7 +148,7 @@ class CudaDecoder(TorchDecoder):
     ) -> list[list[int]] | None:
         """See `contracts.DraftsChains`: all steps of a draft in one graph.
 
-        None while a prompt is caught up on, and where filters are asked for.
+        None while the drafter reads a prompt, and for requests with filters.
         """
         bucket = self._bucket(batch, int(num_tokens_S.max()))
         if bucket is None or rows.filters:
@@ -163,7 +163,7 @@ class CudaDecoder(TorchDecoder):
         rows: RowParams,
         key_S: npt.NDArray[np.uint64],
     ) -> npt.NDArray[np.int64]:
-        """Sends what a draft starts from; returns where the tokens of the batch are."""
+        """Sends the inputs of a draft; returns the rows of the batch's tokens."""
         num_sequences = len(batch.context_S)
         place_T = self.inputs.lay_out(batch, *bucket, self._block_size)
         host = self.inputs.host
@@ -191,7 +191,7 @@ class CudaDecoder(TorchDecoder):
         return [chain[:count] for chain, count in zip(drafted, counts, strict=True)]
 
     def run_ahead(self, batch: AheadBatch, most_steps: int, limit_s: float) -> list[AheadStep]:
-        """See `contracts.RunsAhead`: cycles that follow one another without the host."""
+        """See `contracts.RunsAhead`: several cycles in a row, without the host in between."""
         from outrider.cuda.ahead import run_ahead
 
         return run_ahead(self, batch, most_steps, limit_s)
@@ -216,7 +216,7 @@ class CudaDecoder(TorchDecoder):
         return CudaEagle3(head, borrowed, self, rounded=weights == "int8")
 
     def most_drafts(self, num_sequences: int) -> int:
-        """See `contracts.PrefersThinPasses`: as many as a captured pass has room for."""
+        """See `contracts.PrefersThinPasses`: the most drafts that fit in a captured pass."""
         padded = padded_batch(num_sequences)
         widths = [width for width in _WIDTHS if padded * width <= MAX_TOKENS]
         return widths[-1] - 1 if widths else 0
@@ -235,17 +235,17 @@ class CudaDecoder(TorchDecoder):
         return self._block_size
 
     def can_reach(self, length: int) -> bool:
-        """Whether this path serves sequences so long: all attention sees all of them."""
+        """Whether the kernels can run sequences of this length: no window is shorter."""
         return self._min_window is None or length <= self._min_window
 
-    # What graphs are made of. Nothing below looks at the host.
+    # The parts of graphs. The code below reads nothing from the host.
 
     def compute(
         self, where: Pass, *, exit_layer: int | None = None, taps: tuple[int, ...] = ()
     ) -> None:
-        """All layers and the head over a pass: logits for every one of its tokens.
+        """All layers and the output head over a pass: logits for all of its tokens.
 
-        Hidden states of the layers `taps` are kept until the next pass.
+        The hidden states at `taps` stay valid until the next pass.
         """
         assert self._store is not None, "allocate first"
         config, ops, page = self.config, self.ops, self._block_size
@@ -299,7 +299,7 @@ class CudaDecoder(TorchDecoder):
         return logits_RV
 
     def draw(self, num_rows: int) -> None:
-        """A token for every row of the pass, with the temperatures and keys of the inputs."""
+        """Draws a token for every row of the pass, with the temperatures and keys of the inputs."""
         on = self.inputs.device
         self.ops.draw(
             self.logits[:num_rows],
@@ -323,10 +323,10 @@ class CudaDecoder(TorchDecoder):
         num_others: int = 0,
         exit_layer: int | None = None,
     ) -> None:
-        """A pass over `width` tokens that are laid out already, and `num_drafts` tokens from there.
+        """Runs a pass over `width` tokens that are laid out, then drafts `num_drafts` tokens.
 
-        They go to `line[s, 2:]`, and behind them `num_others` runners-up of each. Temperatures and
-        secrets are by sequence.
+        Drafts go to `line[s, 2:]`, followed by `num_others` runners-up of each. Temperatures and
+        secrets are per sequence.
         """
         on, ops = self.inputs.device, self.ops
         where = self.inputs.at(num_sequences, width)
@@ -352,15 +352,15 @@ class CudaDecoder(TorchDecoder):
             )
 
     def _begin_draft(self, num_sequences: int, width: int) -> None:
-        """What a drafter does before the first pass of a draft."""
+        """Prepares the first pass of a draft."""
 
     def replay(self, key: Hashable, run: Callable[[], None]) -> None:
-        """Runs it: at first as it stands, capturing it for the next time; then as one graph."""
+        """Runs `run` and captures it the first time; later replays the captured graph of `key`."""
         graph = self._graphs.get(key)
         if graph is not None:
             graph.replay()
         elif self.device.type == "cuda":
-            with torch.cuda.device(self.device):  # kernels are launched where the thread is
+            with torch.cuda.device(self.device):  # kernels launch on the thread's current device
                 self._run_and_capture(key, run)
         else:
             run()
@@ -374,7 +374,7 @@ class CudaDecoder(TorchDecoder):
         torch.cuda.empty_cache()
         reserved = torch.cuda.memory_reserved(self.device)
         graph = torch.cuda.CUDAGraph()
-        # Graphs of a model that is gone must not be destroyed while another is captured.
+        # The garbage collector must not destroy graphs of an old model during a capture.
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -389,7 +389,7 @@ class CudaDecoder(TorchDecoder):
         self.capture_bytes += torch.cuda.memory_reserved(self.device) - reserved
 
     def _bucket(self, batch: StepBatch, num_drafts: int) -> tuple[int, int] | None:
-        """(sequences, width) to pad a pass to; None: it is not for this path."""
+        """The (sequences, width) to pad a pass to; None: it is too large for the kernels."""
         counts = np.diff(batch.starts_S1)
         widest, num_sequences = int(counts.max()), len(counts)
         if widest > MAX_WIDTH or 2 + num_drafts > self.line.shape[1]:
@@ -405,5 +405,5 @@ class CudaDecoder(TorchDecoder):
 
 
 def padded_batch(num_sequences: int) -> int:
-    """Sequences of the pass that so many run in."""
+    """The number of sequences that a batch is padded to."""
     return 1 << (num_sequences - 1).bit_length()

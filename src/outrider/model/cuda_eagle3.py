@@ -1,9 +1,9 @@
-"""An EAGLE-3 head on the device: all steps of a draft in one graph, from the target's own states.
+"""An EAGLE-3 head on the device: all steps of a draft in one graph, from the target's states.
 
-Row i reads the features of token i and the embedding of token i + 1 (see `proposers.eagle3`). A
-row's position here is its place among the rows that the head has read of a text: attention sees
-differences alone. The noise of a draw belongs to its place in the text, so sequence keys are moved
-by what lies between the two.
+Row i reads the features of token i and the embedding of token i + 1 (see `proposers.eagle3`). The
+position of a row is its place among the rows that the head has read of a text, because rope depends
+on differences only. Noise depends on the place in the text, so the sequence keys are shifted by the
+difference of the two.
 
 Shape legend: see `outrider.model.cuda_decoder`; F width of all taps side by side, n rows read.
 """
@@ -34,7 +34,7 @@ from outrider.sampling import RowParams
 
 
 class Product(NamedTuple):
-    """Weights of a product, and their scales where they are int8."""
+    """The weights of a product, and their scales if they are int8."""
 
     weight_NK: torch.Tensor
     scale_N: torch.Tensor | None = None
@@ -47,8 +47,8 @@ class Product(NamedTuple):
 
 @dataclass(slots=True)
 class Steps:
-    """What cycles with the head came to: emitted tokens in all and by the last of them, and the
-    features of those, at the end of K + 1 rows a sequence. None: they are gone."""
+    """The results of cycles with the head: per sequence, the tokens emitted in total and in the
+    last cycle, and the features of the latter, right-aligned in K + 1 rows; None: overwritten."""
 
     count: int
     num_emitted_S: list[int]
@@ -57,7 +57,7 @@ class Steps:
 
 
 class _Weights:
-    """`Loader`'s names of the layer."""
+    """The head's tensors under the names that `Loader` uses."""
 
     def __init__(self, head: Eagle3Head) -> None:
         self._tensors = head.state_dict()
@@ -68,7 +68,7 @@ class _Weights:
 
 
 class CudaEagle3(CudaDecoder):
-    """Drafts chains. A decoder of one layer, whose residual stream begins with features."""
+    """Drafts chains: a decoder of one layer, whose residual stream starts with features."""
 
     trees = False
 
@@ -137,7 +137,7 @@ class CudaEagle3(CudaDecoder):
         self.sources = torch.zeros(MAX_TOKENS, dtype=torch.int32, device=self.device)
         self._embedded = torch.zeros_like(self._x)
         self._x.zero_()
-        self.logits.fill_(-torch.inf)  # of ids that it does not know
+        self.logits.fill_(-torch.inf)  # for ids outside the draft vocabulary
         if self._ids_W is None:
             self._few_logits = self.logits
         else:
@@ -152,7 +152,7 @@ class CudaEagle3(CudaDecoder):
         raise EngineError("a head only drafts")
 
     def use(self, features_nF: torch.Tensor) -> None:
-        """The next call reads these, a row for each token of its batch."""
+        """See `heads.FastHead`."""
         self._given = features_nF
 
     @torch.no_grad()
@@ -163,7 +163,7 @@ class CudaEagle3(CudaDecoder):
         rows: RowParams,
         key_S: npt.NDArray[np.uint64],
     ) -> list[list[int]]:
-        """`num_tokens_S[s]` tokens for sequence s; filters are left to the target."""
+        """See `heads.FastHead`; the drafts ignore filters, which only the target applies."""
         bucket = self._bucket(batch, int(num_tokens_S.max()))
         if bucket is None:
             bucket = self._bucket(_last_rows(batch), int(num_tokens_S.max()))
@@ -181,7 +181,7 @@ class CudaEagle3(CudaDecoder):
         rows: RowParams,
         key_S: npt.NDArray[np.uint64],
     ) -> None:
-        """Lays out the draft behind the batch; reads what is too wide for the bucket at once."""
+        """Lays out a draft after the batch; reads a batch that is too wide for the bucket first."""
         last_S = batch.logit_rows_R
         text_S = batch.positions_T[last_S] + 2  # tokens of the text
         rows_S = batch.context_S + np.diff(batch.starts_S1)
@@ -198,7 +198,7 @@ class CudaEagle3(CudaDecoder):
         self.features[torch.from_numpy(place_T).to(self.device)] = features.to(self.features)
 
     def follow(self, report: torch.Tensor, verified: Pass, features_TF: torch.Tensor) -> None:
-        """Lays out the draft that starts behind a verdict; a part of graphs."""
+        """Lays out the draft after a verdict; a part of graphs."""
         on = self.inputs.device
         where = self.inputs.at(verified.num_sequences, verified.chain)
         committed, secrets = (on[name][: len(report)] for name in ("committed", "secrets"))
@@ -217,7 +217,7 @@ class CudaEagle3(CudaDecoder):
     def compute(
         self, where: Pass, *, exit_layer: int | None = None, taps: tuple[int, ...] = ()
     ) -> None:
-        """Goes on from the states that the pass before left."""
+        """Continues from the states of the previous pass."""
         assert self._store is not None, "allocate first"
         config, ops = self.config, self.ops
         num_tokens = len(where.tokens_T)
@@ -240,7 +240,7 @@ class CudaEagle3(CudaDecoder):
             self.logits[:num_tokens].index_copy_(1, self._ids_W, self._few_logits[:num_tokens])
 
     def _project(self, x_TH: torch.Tensor, where: Pass) -> torch.Tensor:
-        """Queries, keys and values of a pass; the latter two go to the store."""
+        """Computes queries, keys and values of a pass, and stores keys and values."""
         assert self._store is not None, "allocate first"
         eps, num_tokens = self.config.norm_eps, len(x_TH)
         embedded, normed, qkv = (b[:num_tokens] for b in (self._embedded, self._normed, self._qkv))
@@ -254,7 +254,7 @@ class CudaEagle3(CudaDecoder):
         return heads
 
     def _read(self, batch: StepBatch, rows_n: npt.NDArray[np.int64]) -> None:
-        """Keys and values of these rows of the batch."""
+        """Computes and stores keys and values of these rows of the batch."""
         batch = _at_slots(batch)
         owner_T = np.repeat(np.arange(len(batch.context_S)), np.diff(batch.starts_S1))
         page_T = batch.tables_SW[owner_T, batch.positions_T // self._block_size]
@@ -289,14 +289,14 @@ class CudaEagle3(CudaDecoder):
 
 
 def _at_slots(batch: StepBatch) -> StepBatch:
-    """The batch with each row's place among the rows that are held for its position."""
+    """The batch with positions that count the head's rows of each text."""
     counts_S = np.diff(batch.starts_S1)
     first_T = np.repeat(batch.context_S - batch.starts_S1[:-1], counts_S)
     return replace(batch, positions_T=(np.arange(len(batch.tokens_T)) + first_T).astype(np.int32))
 
 
 def _last_rows(batch: StepBatch) -> StepBatch:
-    """Of each sequence its last row, as if the others had been read."""
+    """The last row of each sequence, as if the other rows had been read."""
     last_S, num_sequences = batch.logit_rows_R, len(batch.context_S)
     context_S = (batch.context_S + np.diff(batch.starts_S1) - 1).astype(np.int32)
     return replace(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from outrider.model.head_base import Head, plain_fields
 from outrider.model.head_layers import Attention, FeedForward, KeyValue, join, rotary
 
-# From queries, [B, N, Q, D], and the same positions' keys and values to what attention gathers.
+# Maps queries, [B, N, Q, D], and the keys and values of the same positions to attended values.
 Mix = Callable[[Tensor, KeyValue], Tensor]
 
 
@@ -69,9 +69,9 @@ class DFlashLayer(nn.Module):
 class DFlashHead(Head):
     """Denoises a block in one bidirectional pass (DFlash), optionally with DSpark's two additions.
 
-    A block is the last known token followed by mask tokens; the output at place i >= 1 guesses the
-    token *at* that place, through the target's own head. The Markov bias adds a low-rank table
-    indexed by the token at place i - 1; the confidence is the predicted acceptance at place i.
+    A block is the last known token, then mask tokens; the output at place i >= 1 predicts the token
+    *at* that place, through the target's output head. The Markov bias adds a low-rank table indexed
+    by the token at place i - 1; the confidence is the predicted acceptance at place i.
     """
 
     kind = "dflash"
@@ -116,7 +116,7 @@ class DFlashHead(Head):
         return self.denoise(embeds_BSH, positions_BS, [over(past) for past in context])
 
     def denoise(self, embeds_BSH: Tensor, positions_BS: Tensor, mixes: Sequence[Mix]) -> Tensor:
-        """`forward` for callers who look the context up themselves, in one way for each layer."""
+        """`forward` for callers that attend to the context themselves, with one `Mix` per layer."""
         cos_sin = rotary(positions_BS, self.config.head_dim, self.config.rope_theta)
         for layer, mix in zip(self.layers, mixes, strict=True):
             embeds_BSH = layer(embeds_BSH, cos_sin, mix)
@@ -124,7 +124,7 @@ class DFlashHead(Head):
         return output
 
     def markov_bias(self, previous_BS: Tensor) -> Tensor:
-        """What the token before adds to the logits, [B, S, V]; only with `markov_rank`."""
+        """The bias from the previous token, [B, S, V]; only with `markov_rank`."""
         bias: Tensor = self.markov_head(self.markov_embed(previous_BS))
         return bias
 
@@ -135,7 +135,7 @@ class DFlashHead(Head):
 
     def config_json(self) -> dict[str, Any]:
         fields = asdict(self.config)
-        # Layer ids count layers from 0, so the output of layer i is our tap i + 1.
+        # Layer ids start at 0, so the output of layer i is our tap i + 1.
         dflash = {
             "mask_token_id": fields.pop("mask_token_id"),
             "target_layer_ids": [tap - 1 for tap in fields.pop("taps")],

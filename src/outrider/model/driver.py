@@ -1,7 +1,7 @@
-"""Drives a model by hand: a few sequences, their block tables, one ragged pass at a time.
+"""Runs a model without the engine: a few sequences, their block tables, one ragged pass at a time.
 
-The engine's own bookkeeping shares, evicts and schedules; this does none of it, so that what it
-measures or finds wrong is the model's doing. Used by the self-check and by tests of models.
+It neither shares nor evicts blocks and has no scheduler, so that every error and every measured
+time belongs to the model. The self-check and the tests of models use it.
 
 Shape legend: T tokens of the pass, n tokens of one sequence in it, V vocabulary, H hidden.
 """
@@ -20,7 +20,7 @@ from outrider.contracts import IntArray, Model, StepBatch
 
 @dataclass(slots=True)
 class Pass:
-    """What one pass returned, sequence by sequence."""
+    """The results of one pass, by sequence."""
 
     logits: dict[str, torch.Tensor]  # [n, V]
     taps: dict[int, dict[str, torch.Tensor]]  # layer -> [n, H]
@@ -29,8 +29,8 @@ class Pass:
 class Driver:
     """Sequences by name over a model's KV store, which it allocates.
 
-    `seed` shuffles the order in which blocks are handed out; None keeps them contiguous for a
-    single sequence.
+    `seed` shuffles the order in which blocks are allocated; None keeps the blocks of a single
+    sequence contiguous.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Driver:
         taps: tuple[int, ...] = (),
         exit_layer: int | None = None,
     ) -> Pass:
-        """One pass over new tokens of some sequences, with logits for all of them.
+        """One pass over new tokens of some sequences, with logits for all tokens.
 
-        `parents` gives the trees, as in `StepBatch.parents_T`; the others are chains. Nothing is
-        kept: call `keep` for that.
+        `parents` gives the trees, as in `StepBatch.parents_T`; sequences without parents are
+        chains. Call `keep` to commit tokens.
         """
         batch = self.batch(tokens, parents, taps=taps, exit_layer=exit_layer)
         output = self.model.forward(batch)
@@ -80,7 +80,7 @@ class Driver:
         taps: tuple[int, ...] = (),
         exit_layer: int | None = None,
     ) -> StepBatch:
-        """The StepBatch of such a pass; hands out the blocks it needs."""
+        """The StepBatch of such a pass; allocates the blocks it needs."""
         flat: list[int] = []
         positions: list[int] = []
         above: list[int] = []
@@ -110,7 +110,7 @@ class Driver:
         )
 
     def keep(self, name: str, path: Sequence[int]) -> None:
-        """Commits nodes `path` of the sequence's last pass, root first; the others are dropped."""
+        """Commits nodes `path` of the sequence's last pass, root first; drops the others."""
         length = self._lengths[name]
         if list(path) != list(range(len(path))):
             slots = [length + node for node in path]
@@ -121,7 +121,7 @@ class Driver:
         self._lengths[name] = length + len(path)
 
     def release(self, name: str) -> None:
-        """Forgets a sequence; its blocks are handed out again."""
+        """Forgets a sequence and frees its blocks."""
         self._free += self._tables.pop(name)
         del self._lengths[name]
 

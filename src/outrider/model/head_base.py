@@ -45,7 +45,7 @@ def head_kind(folder: Path) -> str | None:
 
 
 class Head(nn.Module, ABC):
-    """Common to all: a frozen config dataclass, and folders of config.json + model.safetensors."""
+    """Base of all heads: a frozen config dataclass; saved as config.json and model.safetensors."""
 
     kind: str
     taps: tuple[int, ...] = ()
@@ -59,7 +59,7 @@ class Head(nn.Module, ABC):
     def from_json(cls, config: dict[str, Any]) -> Self: ...
 
     def save(self, folder: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
-        """Write the folder, atomically. Floating-point tensors are stored as `dtype`."""
+        """Writes the folder, atomically. Floating-point tensors are stored as `dtype`."""
         partial = folder.with_name(f".{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

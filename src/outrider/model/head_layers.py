@@ -1,4 +1,4 @@
-"""The layers that drafting heads are made of: rotary positions, gated feed-forward, attention.
+"""The layers of drafting heads: rotary positions, gated feed-forward, attention.
 
 Shapes: B sequences, Q query positions, C key positions, N heads, K kv heads, D head size, H hidden.
 """
@@ -21,7 +21,7 @@ def rotary(positions_BQ: Tensor, head_dim: int, theta: float) -> KeyValue:
 
 
 def rotate(x_BNQD: Tensor, cos_sin: KeyValue) -> Tensor:
-    """Apply rotary positions; the result keeps the type of `x_BNQD`."""
+    """Applies rotary positions; the result has the type of `x_BNQD`."""
     cos, sin = (part.to(x_BNQD.dtype) for part in cos_sin)
     first, second = x_BNQD.chunk(2, dim=-1)
     return x_BNQD * cos + torch.cat([-second, first], dim=-1) * sin
@@ -81,12 +81,12 @@ class Attention(nn.Module):
         return rotate(keys_BCKD.transpose(1, 2), cos_sin), values_BCKD.transpose(1, 2)
 
     def attend(self, queries_BNQD: Tensor, past: KeyValue, mask: Tensor | None) -> Tensor:
-        """[B, Q, output]; in `mask` True means "may look"; None lets all see all."""
+        """[B, Q, output]; True in `mask` means visible; None: everything is visible."""
         return self.output(self.mix(queries_BNQD, past, mask))
 
     @staticmethod
     def mix(queries_BNQD: Tensor, past: KeyValue, mask: Tensor | None) -> Tensor:
-        """What each query gathers, [B, N, Q, D]; `attend` without the projection behind it."""
+        """The attended values of each query, [B, N, Q, D]: `attend` without the last projection."""
         mixed_BNQD: Tensor = F.scaled_dot_product_attention(
             queries_BNQD,
             past[0].to(queries_BNQD.dtype),
@@ -102,5 +102,5 @@ class Attention(nn.Module):
 
 
 def join(parts: list[KeyValue]) -> KeyValue:
-    """Keys and values of several pieces, one after the other."""
+    """Concatenates the keys and values of several pieces."""
     return torch.cat([keys for keys, _ in parts], dim=2), torch.cat([v for _, v in parts], dim=2)

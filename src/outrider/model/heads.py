@@ -1,8 +1,8 @@
 """Drafting heads that read a target's hidden states: Medusa, EAGLE-3, DFlash.
 
 Torch modules for training and inference. They hold no KV of their own (callers pass keys and values
-in and get new ones back) and borrow embedding and output head from the target where the papers do.
-Parameter names and config fields are those vLLM loads, so a saved folder serves there too.
+in and get new ones back) and use the target's embedding and output head where the papers do.
+Parameter names and config fields are those that vLLM reads, so vLLM can load a saved folder too.
 
 A *tap* k is the target's hidden state after k layers (0: the embeddings).
 Shapes: B sequences, Q positions, C context positions, H hidden, V vocabulary, T taps, n rows of
@@ -52,12 +52,12 @@ class MedusaConfig:
     vocab_size: int
     num_heads: int = 4
     num_hidden_layers: int = 1
-    # True: all heads share the target's own output head, which is then not stored here.
+    # True: all heads share the target's output head, which is not stored here.
     original_lm_head: bool = True
 
 
 class MedusaHeads(Head):
-    """Head h guesses the token h + 2 places after the one whose state it reads (Medusa-1)."""
+    """Head h predicts the token h + 2 places after the token whose state it reads (Medusa-1)."""
 
     kind = "medusa"
     copies = frozenset({"lm_heads.0.weight"})  # if `original_lm_head`
@@ -77,14 +77,14 @@ class MedusaHeads(Head):
             for _ in range(config.num_heads)
         )
         for parameter in self.parameters():
-            nn.init.zeros_(parameter)  # start as the target's own guess
+            nn.init.zeros_(parameter)  # starts with the target's own prediction
         if not config.original_lm_head:
             self.lm_heads = nn.ModuleList(
                 nn.Linear(size, config.vocab_size, bias=False) for _ in range(config.num_heads)
             )
 
     def forward(self, hidden_BQH: Tensor, num_heads: int | None = None) -> Tensor:
-        """From the target's normalised last hidden state to each head's, [num_heads, B, Q, H]."""
+        """The states of all heads, [num_heads, B, Q, H], from the target's normalised state."""
         outputs = []
         for block in self.blocks[:num_heads]:
             x_BQH = hidden_BQH
@@ -123,11 +123,11 @@ class Eagle3Config:
 
 
 class Eagle3Head(Head):
-    """One decoder layer that continues the target's features by itself (EAGLE-3).
+    """One decoder layer that continues the target's features (EAGLE-3).
 
-    Position i reads the features of token i (`fuse` of the taps, later its own output) and the
-    embedding of token i + 1, and guesses token i + 2 among the `draft_vocab_size` most frequent
-    ids.
+    Position i reads the features of token i (`fuse` of the taps; in a draft the head's own output)
+    and the embedding of token i + 1. It predicts token i + 2 among the `draft_vocab_size` most
+    frequent ids.
     """
 
     kind = "eagle3"
@@ -159,12 +159,12 @@ class Eagle3Head(Head):
 
     @property
     def target_ids(self) -> Tensor:
-        """Target id of every draft id, ascending."""
+        """The target id of every draft id, ascending."""
         assert isinstance(self.d2t, Tensor)
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def set_target_ids(self, ids: Tensor) -> None:
-        """Choose the draft vocabulary: distinct target ids, ascending. Mutates d2t."""
+        """Sets the draft vocabulary: distinct target ids, ascending. Mutates d2t."""
         assert isinstance(self.d2t, Tensor)
         self.d2t.copy_(ids.to(self.d2t) - torch.arange(len(ids), device=self.d2t.device))
 
@@ -181,10 +181,9 @@ class Eagle3Head(Head):
         past: KeyValue | None = None,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, KeyValue]:
-        """(state to feed back, logits over the draft vocabulary, keys and values of these Q).
+        """(state to feed back, logits over the draft vocabulary, keys and values of the Q rows).
 
-        The queries see `past` and then themselves under `mask` ([B or 1, 1, Q, C + Q], True: may
-        look).
+        The queries see `past` and each other under `mask` ([B or 1, 1, Q, C + Q], True: visible).
         """
         inputs = self.inputs(embeds_BQH, hidden_BQH)
         cos_sin = self.rotary(positions_BQ)
@@ -194,8 +193,8 @@ class Eagle3Head(Head):
         x_BQH = self.state(hidden_BQH, mixed)
         return x_BQH, self.logits(x_BQH), own
 
-    # The same in pieces, for callers with a store of their own. Keys and values depend on the
-    # inputs alone: of a long text, only the last position needs the rest.
+    # The same in pieces, for callers with a KV store. Keys and values depend on the inputs only, so
+    # that of a long text only the last position needs the other steps.
 
     @property
     def attention(self) -> Attention:
@@ -207,21 +206,21 @@ class Eagle3Head(Head):
         return rotary(positions_BQ, self.config.head_dim, self.config.rope_theta)
 
     def inputs(self, embeds_BQH: Tensor, hidden_BQH: Tensor) -> Tensor:
-        """What queries, keys and values are made of, [B, Q, 2 H]."""
+        """The input of the projections to queries, keys and values, [B, Q, 2 H]."""
         layer: Any = self.midlayer
         return torch.cat(
             [layer["input_layernorm"](embeds_BQH), layer["hidden_norm"](hidden_BQH)], dim=-1
         )
 
     def state(self, hidden_BQH: Tensor, mixed_BNQD: Tensor) -> Tensor:
-        """From what attention gathered to the state to feed back, [B, Q, H]."""
+        """The state to feed back, [B, Q, H], from the attended values."""
         layer: Any = self.midlayer
         x_BQH = hidden_BQH + self.attention.output(mixed_BNQD)
         state: Tensor = x_BQH + layer["mlp"](layer["post_attention_layernorm"](x_BQH))
         return state
 
     def logits(self, state_BQH: Tensor) -> Tensor:
-        """Over the draft vocabulary."""
+        """The logits over the draft vocabulary."""
         logits: Tensor = self.lm_head(self.norm(state_BQH))
         return logits
 
@@ -267,14 +266,14 @@ class FastHead(OwnsKV, Protocol):
 
 @runtime_checkable
 class RunsHeads(Protocol):
-    """A target that can run heads with a KV of their own without their torch modules."""
+    """A target that can run heads with a paged KV, without their torch modules."""
 
     def head_weights(self, kind: str) -> tuple[str, ...]:
-        """The dtypes it offers for heads of this kind, the usual one first; empty: none."""
+        """The possible dtypes of heads of this kind, the default first; empty: no such heads."""
         ...
 
     def make_head(self, head: Head, borrowed: Borrowed, weights: str) -> FastHead:
-        """Only for kinds and dtypes that `head_weights` names."""
+        """Builds the fast head; `weights` must be one of `head_weights`."""
         ...
 
 
@@ -282,7 +281,7 @@ HEADS: dict[str, type[Head]] = {cls.kind: cls for cls in (MedusaHeads, Eagle3Hea
 
 
 def load_head(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Head:
-    """The head in a folder of the layout `Head.save` writes, in eval mode on the CPU."""
+    """Loads a folder that `Head.save` wrote; the head is in eval mode on the CPU."""
     folder = Path(folder)
     try:
         config = json.loads((folder / "config.json").read_text())

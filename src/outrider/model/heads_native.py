@@ -1,7 +1,7 @@
 """Drafting heads on the CPU, as native models: a whole draft is one call.
 
-They are drafts, so their weights may be rounded: int8 halves what a step of the head reads, and
-costs next to no acceptance. Nothing here has to agree with the torch modules bit for bit.
+Drafts may be inexact, so the weights may be rounded: int8 halves the bytes that a step of the head
+reads and hardly lowers acceptance. Results need not equal those of the torch modules bit for bit.
 
 Shapes: S sequences, n rows of features, F width of all taps side by side, D depths, V vocabulary.
 """
@@ -32,7 +32,7 @@ HEAD_WEIGHTS = ("int8", *(name for name in WEIGHT_TYPES if name != "int8"))  # t
 
 
 class NativeHead(NativeModel):
-    """What the three share: a config made of the head's own, and features as input."""
+    """Base of the native heads: a native config built from the head's, and features as input."""
 
     trees = False
 
@@ -51,10 +51,10 @@ class NativeHead(NativeModel):
             None,
         )
         self.spec = spec
-        self._embedding: torch.Tensor | None = None  # read in place, so it must stay alive
+        self._embedding: torch.Tensor | None = None  # native code reads it in place: keep it alive
 
     def use(self, features_nF: torch.Tensor) -> None:
-        """The next call reads these, a row for each token of its batch."""
+        """The next call reads these features, one row for each token of its batch."""
         self._features = features_nF.contiguous()
         self._step.features = self._features.data_ptr()
 
@@ -178,7 +178,7 @@ class NativeDFlash(NativeHead):
         rows: RowParams,
         key_S: npt.NDArray[np.uint64],
     ) -> list[list[int]]:
-        """The block is always denoised whole: what the head was trained on."""
+        """Denoises a whole block, as in training, and returns its first tokens."""
         packed = self._describe(batch)
         width = self.num_places
         out = (ctypes.c_int32 * (self._step.num_seqs * width))()
@@ -188,7 +188,7 @@ class NativeDFlash(NativeHead):
 
 
 class NativeMedusa(NativeHead):
-    """Logits of every head from the target's last hidden states; only with its output head."""
+    """Logits of all heads from the target's last states; only for heads with its output head."""
 
     def __init__(
         self, head: MedusaHeads, borrowed: Borrowed, target: ModelSpec, dtype: str
@@ -219,7 +219,7 @@ class NativeMedusa(NativeHead):
         self._check_ready()
 
     def guess(self, hidden_SH: torch.Tensor, depth: int) -> torch.Tensor:
-        """Logits [S, depth, V] from hidden states before the target's last norm."""
+        """The logits, [S, depth, V], from hidden states before the target's last norm."""
         self.use(hidden_SH)
         num_seqs, step = len(hidden_SH), self._step
         step.num_tokens, step.num_rows = num_seqs, num_seqs * depth

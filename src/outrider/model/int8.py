@@ -1,7 +1,7 @@
-"""Weights of 8 bits: int8 rows with one scale each, half of what a step has to read.
+"""8-bit weights: int8 rows with one scale each, half of the bytes that a step reads.
 
-Only products are rounded, output head included; embeddings and norms stay as they are. Passes that
-are too wide for the kernels restore a layer's weights before they use them.
+Only the weights of products are rounded, the output head included; embeddings and norms are not.
+Passes that are too wide for the kernels restore the weights of a layer before they use them.
 
 Shape legend: N outputs, K inputs of a product.
 """
@@ -15,11 +15,11 @@ import torch
 
 from outrider.model.torch_decoder import Layer
 
-_ROWS = 8192  # rounded at a time: a head is large
+_ROWS = 8192  # rounded at a time, because an output head is large
 
 
 class Scales(NamedTuple):
-    """Of a layer's products, by row; None where they are not rounded."""
+    """The scales of a layer's products, by row; None if they are not rounded."""
 
     qkv: torch.Tensor | None = None
     o: torch.Tensor | None = None
@@ -29,12 +29,12 @@ class Scales(NamedTuple):
 
 @dataclass(slots=True)
 class RoundedLayer(Layer):
-    """`qkv`, `o`, `gate_up` and `down` are int8."""
+    """A layer whose `qkv`, `o`, `gate_up` and `down` are int8."""
 
     scales: Scales
 
     def restored(self, dtype: torch.dtype) -> Layer:
-        """The layer these weights stand for."""
+        """The layer with weights of type `dtype`."""
         weights = _fields(self)
         for name, scale in self.scales._asdict().items():
             weight_NK = weights[name].t() if name in _TRANSPOSED else weights[name]
@@ -43,7 +43,7 @@ class RoundedLayer(Layer):
         return Layer(**weights)
 
 
-_TRANSPOSED = ("o", "down")  # kept as [inputs, outputs]
+_TRANSPOSED = ("o", "down")  # stored as [inputs, outputs]
 
 
 def _fields(layer: Layer) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def _fields(layer: Layer) -> dict[str, Any]:
 
 
 def round_rows(weight_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 weights and float32 scales, so that the largest weight of each row is +-127."""
+    """int8 weights and float32 scales; the largest weight of each row becomes +-127."""
     values_NK = torch.empty(weight_NK.shape, dtype=torch.int8, device=weight_NK.device)
     scale_N = torch.empty(len(weight_NK), device=weight_NK.device)
     for start in range(0, len(weight_NK), _ROWS):

@@ -1,4 +1,4 @@
-"""Models: from a folder or a name to something that implements `contracts.Model`."""
+"""Loads the model of a folder or name: an object that implements `contracts.Model`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["bundled_path", "load_model"]
 Backend = Literal["auto", "native", "torch", "transformers"]
 BACKENDS = ("auto", "native", "torch", "transformers")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-INTEGER = ("int8", "int4")  # weights that only own kernels read: the native step's, on CUDA int8
+INTEGER = ("int8", "int4")  # for our own kernels only: the native step; on CUDA int8 alone
 
 
 def load_model(
@@ -37,8 +37,8 @@ def load_model(
 ) -> Model:
     """Loads a causal language model from a folder, a hub name or `bundled[:NAME]`.
 
-    backend "auto" takes the first that can: the native CPU step, the compact torch decoder, any
-    architecture through transformers. dtype "auto" is the stored type; torch on a CPU computes in
+    backend "auto" takes the first of these that can run the model: the native CPU step, the compact
+    torch decoder, transformers. dtype "auto" is the stored type; torch on a CPU computes in
     float32. `tensor_parallel_size` processes share the model (the compact torch decoder only).
     Raises `ModelError` or `ConfigError`, one line each.
     """
@@ -83,7 +83,7 @@ def _check_options(device: str, dtype: str, backend: str) -> None:
 
 
 def _decoder_config(folder: Path, backend: str) -> DecoderConfig | None:
-    """What the compact decoders need to know, or None if transformers is to run the model."""
+    """The config for the compact decoders, or None if transformers runs the model."""
     config = read_config(folder)
     if backend == "transformers":
         return None
@@ -110,14 +110,14 @@ def _shared(
 
 
 def _compact(device: str) -> type[TorchDecoder]:
-    """The compact decoder for a device: with our kernels where they run."""
+    """The compact decoder for a device: with our kernels if they run there."""
     from outrider.model.torch_decoder import TorchDecoder
 
     return _kernels(device) or TorchDecoder
 
 
 def _kernels(device: str) -> type[CudaDecoder] | None:
-    """The decoder with our own GPU kernels: on CUDA, where Triton is installed."""
+    """The decoder with our GPU kernels; None without CUDA or Triton."""
     if torch.device(device).type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     from outrider.model.cuda_decoder import CudaDecoder
@@ -126,7 +126,7 @@ def _kernels(device: str) -> type[CudaDecoder] | None:
 
 
 def _native(config: DecoderConfig, device: str) -> Any | None:
-    """The native step's module, if it is built and can run this model here."""
+    """The module of the native step; None if it is not built or cannot run this model."""
     if importlib.util.find_spec("outrider.model.native_decoder") is None:
         return None
     module = importlib.import_module("outrider.model.native_decoder")

@@ -1,16 +1,16 @@
-"""Rotary positions: the frequencies of every variant that Llama-shaped configs name.
+"""Rotary positions: the frequencies of all rope variants of Llama-shaped configs.
 
     default   f_i = theta^(-2i/D)
     linear    f_i / factor                                   (Chen et al. 2023)
-    dynamic   the default up to max_positions, which is as far as we go: beyond it the frequencies
-              of *old* keys would change with the length, and no KV cache can be exact
+    dynamic   the default up to max_positions, our limit: beyond it the frequencies of *old* keys
+              would change with the length, so that no KV cache could be exact
     llama3    low frequencies divided by factor, high ones kept, a linear ramp in the wavelength
               between them
     yarn      the same idea with the ramp over the dimension, and cos/sin scaled
               (Peng et al. 2023, eq. 17-25)
 
-All arithmetic is float32 in torch, in the order transformers uses: at position 10^5 an angle
-feels the last bit of its frequency.
+All arithmetic is float32 in torch, in the same order as in transformers: at position 10^5 an angle
+depends on the last bit of its frequency.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Which variant, and its numbers; fields that a variant does not use keep their default."""
+    """A variant and its parameters; unused fields keep their defaults."""
 
     kind: str = "default"
     theta: float = 10_000.0
@@ -43,7 +43,7 @@ class RopeConfig:
     truncate: bool = True
 
     def frequencies(self, head_dim: int) -> torch.Tensor:
-        """[head_dim / 2] float32: radians per position of each pair."""
+        """[head_dim / 2] float32: the radians per position of each pair."""
         freqs = 1.0 / (self.theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
         if self.kind == "linear":
             return freqs / self.factor
@@ -64,7 +64,7 @@ class RopeConfig:
 
     def _yarn(self, freqs: torch.Tensor, head_dim: int) -> torch.Tensor:
         def dim_of(rotations: float) -> float:
-            """The dimension that turns this often over the original length."""
+            """The dimension with this number of rotations over the original length."""
             turns = self.original_positions / (rotations * 2 * math.pi)
             return head_dim * math.log(turns) / (2 * math.log(self.theta))
 
@@ -78,10 +78,10 @@ class RopeConfig:
 
 
 def read_rope(config: Mapping[str, Any], max_positions: int) -> RopeConfig:
-    """The rope of a config.json, in the spelling of any release of transformers.
+    """The rope of a config.json, written by any release of transformers.
 
-    Old: `rope_theta` beside `rope_scaling` {"type" or "rope_type", ...}. New: all of it in
-    `rope_parameters`. Raises `ModelError` for a variant we do not know or a number it lacks.
+    Old releases write `rope_theta` and `rope_scaling` {"type" or "rope_type", ...}, new ones write
+    `rope_parameters`. Raises `ModelError` for an unknown variant or a missing number.
     """
     params: dict[str, Any] = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     params.setdefault("rope_theta", config.get("rope_theta", 10_000.0))

@@ -1,10 +1,10 @@
-"""The self-check: a model earns the right to verify drafts, it is not assumed.
+"""The self-check: tests whether a model can verify drafts exactly.
 
-Speculative decoding is exact only if one pass over a tree of drafts gives, at every node, what a
-plain pass over that node's path would have given, and if keeping a path and dropping the rest
-leaves the same state as never having drafted. An architecture can break this silently: by
-ignoring the attention it was told to use, by a recurrent state, by positions it counts itself.
-So we try it: a few short passes over made-up tokens.
+Speculative decoding is exact only under two conditions: a pass over a tree of drafts gives, at
+every node, the logits of a plain pass over the path to that node; and keeping a path and dropping
+the rest leaves the same state as plain decoding. An architecture can break them silently: it may
+ignore the attention implementation it is given, keep a recurrent state, or count positions itself.
+The check runs a few short passes over made-up tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider.contracts import Model
 from outrider.errors import ModelError
 from outrider.model.driver import Driver
 
-# Largest difference allowed, as a fraction of the spread of the logits.
+# The largest allowed difference, as a fraction of the spread of the logits.
 TOLERANCE = 1e-3
 TOLERANCE_OF: dict[object, float] = {torch.float16: 2e-2, torch.bfloat16: 6e-2}
 
@@ -30,10 +30,10 @@ PlainLogits = Callable[[list[int]], torch.Tensor]  # tokens -> [n, V] float32
 
 
 def self_check(model: Model, *, plain: PlainLogits | None = None) -> None:
-    """`ModelError` unless tree verification, rollback and compaction change nothing.
+    """Raises `ModelError` if tree verification, rollback or compaction change the logits.
 
-    `plain`, where the model has one, computes logits without any of our machinery and becomes a
-    second reference. Replaces the model's KV store: `allocate` again before use.
+    `plain` computes logits without our code, as a second reference. Replaces the model's KV store:
+    call `allocate` again before use.
     """
     tolerance = TOLERANCE_OF.get(getattr(model, "dtype", None), TOLERANCE)
     needed = _PREFIX + len(_PARENTS) + _AFTER
@@ -61,7 +61,7 @@ def self_check(model: Model, *, plain: PlainLogits | None = None) -> None:
                     "exact; use another model, or transformers itself for plain decoding"
                 )
 
-    # A ragged pass and a chunked prefill; then drop two tokens and put them back.
+    # A ragged pass and a chunked prefill; then drop two tokens and compute them again.
     first = driver.forward({"tree": prefix[:6], "other": other})
     driver.keep("tree", range(4))
     driver.keep("other", range(len(other)))
@@ -69,14 +69,14 @@ def self_check(model: Model, *, plain: PlainLogits | None = None) -> None:
     driver.forward({"tree": prefix[4:]})
     driver.keep("tree", range(_PREFIX - 4))
 
-    # A tree beside a chain, every root-to-leaf path against a plain pass.
+    # A tree and a chain in one pass, every root-to-leaf path against a plain pass.
     got = driver.forward({"tree": nodes, "other": after}, {"tree": _PARENTS})
     compare("a chain of drafts", got.logits["other"], other + after)
     for leaf in _LEAVES:
         path = _path(leaf)
         compare("a tree of drafts", got.logits["tree"][path], prefix + [nodes[i] for i in path])
 
-    # Keep one path, drop the rest, go on.
+    # Keep one path, drop the rest, continue.
     path = _path(_LEAVES[-1])
     driver.keep("tree", path)
     rest = driver.forward({"tree": after}).logits["tree"]
@@ -84,10 +84,10 @@ def self_check(model: Model, *, plain: PlainLogits | None = None) -> None:
 
 
 def _difference(got: torch.Tensor, expected: torch.Tensor, *, short: bool) -> float:
-    """Distance of two sets of rows, as a fraction of the spread of the logits.
+    """The distance of two sets of rows, as a fraction of the spread of the logits.
 
-    The worst row counts; with short floats the median one, because there a rounding error can
-    send a token to another expert, and that is no fault of ours.
+    It is the distance of the worst row; with short floats that of the median row, because there a
+    rounding error can route a token to another expert, which is not an error of the pass.
     """
     rows = (got - expected).abs().amax(-1)
     spread = float(expected.max() - expected.min())

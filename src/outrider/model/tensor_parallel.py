@@ -1,13 +1,12 @@
-"""One model over several processes: each holds a share of the heads and of the inner layer.
+"""One model in several processes: each holds a share of the heads and of the inner layer.
 
-Queries, keys, values, gates and ups are split by rows, what follows them by columns, so that a
-layer needs two sums over all processes; the head's rows are split where they divide evenly, and
-rank 0 puts the logits together. Rank 0 is the process that has the engine: it tells the others
-what to compute, and every decision (drafts, draws, commits) is its own. The others see no text
-and draw nothing, so that there is nothing to agree about.
+Queries, keys, values, gates and ups are split by rows, the products after them by columns, so that
+a layer needs two sums over all processes. The rows of the output head are split if they divide
+evenly, and rank 0 concatenates the logits. Rank 0 is the process with the engine: it sends commands
+to the other ranks and makes every decision (drafts, draws, commits) alone.
 
-Through torch.distributed: gloo on CPUs, NCCL between GPUs. The sums are taken in another order
-than one process takes them: the same tokens up to near-ties.
+Communication is torch.distributed: gloo on CPUs, NCCL between GPUs. The order of the sums differs
+from that of one process, so tokens are the same up to near-ties.
 
 Shape legend: T tokens of the pass, R rows with logits, V vocabulary, H hidden.
 """
@@ -38,12 +37,12 @@ from outrider.model.weights import Checkpoint, count_tokens, read_config, read_e
 
 _BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _BY_COLUMNS = ("o_proj", "down_proj")
-_FOREVER = timedelta(days=3650)  # a server may wait that long for its next request
+_FOREVER = timedelta(days=3650)  # a server may wait long for its next request
 _MAX_RANKS = 64
 
 
 def check_split(config: DecoderConfig, size: int) -> None:
-    """Raises ConfigError unless the model can be shared evenly."""
+    """Raises ConfigError if the model cannot be split evenly."""
     if not 1 <= size <= _MAX_RANKS:
         raise ConfigError(f"tensor_parallel_size must be between 1 and {_MAX_RANKS}, not {size}")
     if config.num_kv_heads % size or config.intermediate_size % size:
@@ -54,7 +53,7 @@ def check_split(config: DecoderConfig, size: int) -> None:
 
 
 class _Share:
-    """The tensors of one rank: cut where the layers are cut, whole elsewhere."""
+    """The tensors of one rank: shares of the split products, whole tensors otherwise."""
 
     def __init__(self, whole: Tensors, rank: int, size: int) -> None:
         self._whole = whole
@@ -79,7 +78,7 @@ class _Share:
 
 
 class _RankDecoder(TorchDecoder):
-    """What every rank runs: the compact decoder over its share."""
+    """The compact decoder over the share of one rank."""
 
     rank: int
     size: int
@@ -150,7 +149,7 @@ class TensorParallelModel:
                 [sys.executable, "-m", __name__, meeting, f"{rank}", f"{size}", folder, kind, kept],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for rank 0 to act upon
+                start_new_session=True,  # only rank 0 handles Ctrl-C
             )
             for rank in range(1, size)
         ]
@@ -158,7 +157,7 @@ class TensorParallelModel:
         try:
             _join(meeting, 0, size, kind)
             self._model = _RankDecoder.load_share(folder, 0, size, _device(kind, 0), dtype)
-            _tell("ready")
+            _send("ready")
         except BaseException:
             self._end()
             raise
@@ -177,20 +176,20 @@ class TensorParallelModel:
         self._together("copy_slots", source, target)
 
     def close(self) -> None:
-        """Ends the other processes; nothing may be computed after that. Twice is fine."""
+        """Ends the other processes; the model cannot compute after that. Can be called twice."""
         atexit.unregister(self.close)
         if self._workers and dist.is_initialized():
-            with suppress(RuntimeError):  # gone already
-                _tell("stop")
+            with suppress(RuntimeError):  # it has ended already
+                _send("stop")
         self._end()
 
     def _together(self, name: str, *arguments: object) -> Any:
-        """Every rank calls this method of its share. What fails on one leaves the others waiting
-        for its numbers, so that nothing can go on after that: the group ends."""
+        """Calls a method on every rank. If it fails on one rank, the others wait for its numbers
+        forever, so the group ends."""
         if not self._workers:
             raise EngineError("the tensor-parallel processes have ended; load the model again")
         try:
-            _tell(name, *arguments)
+            _send(name, *arguments)
             return getattr(self._model, name)(*arguments)
         except Exception as error:
             for worker in self._workers:
@@ -211,13 +210,13 @@ class TensorParallelModel:
         self._meeting.cleanup()
 
 
-def _tell(*command: object) -> None:
-    """Rank 0 to all others: a method's name and its arguments, or "ready" or "stop"."""
+def _send(*command: object) -> None:
+    """From rank 0 to all others: the name of a method and its arguments, or "ready" or "stop"."""
     dist.broadcast_object_list([command], src=0)
 
 
 def _count(model: TorchDecoder, size: int) -> int:
-    """Parameters of the whole model, from one share: only what is cut counts `size` times."""
+    """The parameters of the whole model, from one share: split tensors count `size` times."""
     config = model.config
     cut = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
     cut += 3 * config.hidden_size * config.intermediate_size
@@ -247,17 +246,17 @@ def _join(meeting: str, rank: int, size: int, kind: str) -> None:
 
 
 def _work(meeting: str, rank: int, size: int, folder: Path, kind: str, dtype: str) -> None:
-    """The life of another rank: does what rank 0 says until it says stop, or is gone."""
+    """Runs the commands of rank 0 until it sends "stop" or ends."""
     _join(meeting, rank, size, kind)
     kept = getattr(torch, dtype) if dtype else None
     model = _RankDecoder.load_share(folder, rank, size, _device(kind, rank), kept)
     while True:
-        told: list[Any] = [None]
+        command: list[Any] = [None]
         try:
-            dist.broadcast_object_list(told, src=0)
-        except RuntimeError:  # rank 0 is gone, and the reason is its own to report
+            dist.broadcast_object_list(command, src=0)
+        except RuntimeError:  # rank 0 has ended and reports the reason itself
             return
-        name, *arguments = told[0]
+        name, *arguments = command[0]
         if name == "stop":
             break
         if name != "ready":

@@ -1,7 +1,7 @@
-"""Text to token ids and back, from a folder's tokenizer.json alone.
+"""Text to token ids and back, from the tokenizer.json of a folder.
 
-The subtle part is `TextStream`: tokens are not characters, and text that was shown cannot be
-taken back, so it only ever emits what no later token can change.
+`TextStream` turns tokens into text one by one. Tokens are not characters, and text that a client
+has received cannot be changed, so it returns only text that no later token can change.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def load_tokenizer(path_or_name: str | Path) -> Tokenizer:
 
 
 class Tokenizer:
-    """`encode`, `decode` and the facts about ids that generation needs. Immutable."""
+    """`encode`, `decode` and the properties of ids that generation needs. Immutable."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
@@ -65,18 +65,18 @@ class Tokenizer:
         self.eos_ids = self._eos_ids()
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Ids of `text`. `special`: with the begin-of-text that tokenizer.json's template adds, if
-        any; leave it out for text that continues another or that a chat template has framed."""
+        """The ids of `text`. `special` adds the begin-of-text token of tokenizer.json's template,
+        if it has one; use False for text that continues another or comes from a chat template."""
         ids: list[int] = self._inner.encode(text, add_special_tokens=special).ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of `ids`; bytes that form no character become U+FFFD, unknown ids vanish."""
+        """The text of `ids`; bytes that form no character become U+FFFD; skips unknown ids."""
         text: str = self._inner.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
     def serialized(self) -> str:
-        """The whole tokenizer as JSON, for libraries that build their own from it."""
+        """The tokenizer as JSON, for libraries that build their own tokenizer from it."""
         text: str = self._inner.to_str()
         return text
 
@@ -86,45 +86,45 @@ class Tokenizer:
         return token
 
     def stream(self, context: Sequence[int] = ()) -> TextStream | ByteTextStream:
-        """Incremental detokenisation of what follows `context` (the prompt)."""
+        """Incremental detokenisation of the tokens after `context` (the prompt)."""
         return ByteTextStream(self, context) if self.is_byte_level else TextStream(self, context)
 
     @cached_property
     def is_byte_level(self) -> bool:
-        """Whether a text's bytes are just its tokens' bytes, one after the other."""
+        """Whether the bytes of a text are the concatenated bytes of its tokens."""
         decoder = self._inner.decoder
         return decoder is not None and json.loads(decoder.__getstate__())["type"] == "ByteLevel"
 
     def token_bytes(self, id: int) -> bytes:
-        """What an id adds to a byte-level text; nothing for special and unknown ids."""
+        """The bytes that an id adds to a byte-level text; none for special and unknown ids."""
         found = self._bytes.get(id)
         if found is None:
             token = None if id in self.special_ids else self.token(id)
             codes = [] if token is None else [_BYTE_OF.get(char, -1) for char in token]
-            # A token with any other character was added as it is.
+            # Tokens with other characters are added tokens, which stand for themselves.
             found = bytes(codes) if min(codes, default=0) >= 0 else (token or "").encode()
             self._bytes[id] = found
         return found
 
     @cached_property
     def vocabulary(self) -> dict[int, str]:
-        """Every id that means something, with its spelling."""
+        """Every id of a token, with its spelling."""
         return {id: token for token, id in self._inner.get_vocab(with_added_tokens=True).items()}
 
     @cached_property
     def num_tokens(self) -> int:
-        """Ids below this mean something."""
+        """Ids below this number have a token."""
         return max(self.vocabulary, default=-1) + 1
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids that `decode` skips."""
+        """The ids that `decode` skips."""
         added = self._inner.get_added_tokens_decoder()
         return frozenset(id for id, token in added.items() if token.special)
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:
-        """Ids whose text depends on their neighbours: the bytes of a byte-fallback decoder."""
+        """The ids whose text depends on neighbours: the bytes of a byte-fallback decoder."""
         if self._inner.decoder is None or b"ByteFallback" not in self._inner.decoder.__getstate__():
             return frozenset()
         return frozenset(i for i, token in self.vocabulary.items() if _BYTE_TOKEN.fullmatch(token))
@@ -153,7 +153,7 @@ class ByteTextStream:
             self._decoder.decode(self._bytes(id))
 
     def add(self, id: int) -> str:
-        """Takes one token; returns the text that is settled by it."""
+        """Takes one token; returns the text that it completes."""
         return self._decoder.decode(self._bytes(id))
 
     def flush(self) -> str:
@@ -162,13 +162,13 @@ class ByteTextStream:
 
 
 class TextStream:
-    """Tokens in, settled text out. `"".join` of everything it returns is the text of the tokens.
+    """Tokens in, final text out. `"".join` of everything it returns is the text of the tokens.
 
-    Two things are held back until later tokens settle them: a last character that is still
-    missing bytes, and a run of byte tokens (whose decoding is decided by the whole run).
+    It holds back a last character with missing bytes, and a run of byte tokens, because the whole
+    run determines their text.
     """
 
-    _WINDOW = 24  # tokens decoded at a time: the text of old ones is settled and dropped
+    _WINDOW = 24  # tokens decoded at a time; the text of older tokens is final
     _OVERLAP = 4  # tokens kept as left context: decoders treat the first token of a text specially
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
@@ -178,7 +178,7 @@ class TextStream:
         self._settled_tail(list(context))
 
     def add(self, id: int) -> str:
-        """Takes one token; returns the text that is settled by it, often none."""
+        """Takes one token; returns the text that it completes, often none."""
         self._ids.append(id)
         text = self._settled()
         shown, self._num_shown = self._num_shown, max(self._num_shown, len(text))
@@ -196,7 +196,7 @@ class TextStream:
         return self._tokenizer.decode(ids)
 
     def _settled(self) -> str:
-        """The part of the window's text that no later token can change."""
+        """The part of the window's text that later tokens cannot change."""
         end = len(self._ids)
         bytes_, special = self._tokenizer.byte_ids, self._tokenizer.special_ids
         if bytes_:
@@ -206,7 +206,7 @@ class TextStream:
         return text.removesuffix(_REPLACEMENT)
 
     def _settled_tail(self, ids: list[int]) -> None:
-        """Keeps the last few tokens that have text; all of their text counts as shown."""
+        """Keeps the last few tokens with text; all of their text counts as returned."""
         keep = self._OVERLAP
         while keep < len(ids) and not self._decode(ids[-keep:]).strip(_REPLACEMENT):
             keep += self._OVERLAP
@@ -215,9 +215,9 @@ class TextStream:
 
 
 def check_same_vocabulary(target: Tokenizer, drafter: Tokenizer) -> None:
-    """`VocabularyMismatch` unless every id means the same token to both.
+    """Raises `VocabularyMismatch` if an id stands for different tokens.
 
-    Only ids with a token count: embeddings padded to different widths are fine.
+    Only ids with a token count; embeddings may be padded to different widths.
     """
     ours, theirs = target.vocabulary, drafter.vocabulary
     if ours == theirs:

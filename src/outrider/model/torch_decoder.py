@@ -1,10 +1,10 @@
 """The compact decoder: Llama-shaped models in a dozen torch operations a layer.
 
-It is the reference for the native step and the path for GPUs. Two permutations at load time,
-neither of which changes a number, save operations in every layer:
+It is the reference of the native step and the base of the GPU decoder. Two permutations at load
+time save operations in every layer; they change no number:
 
-- query heads are stored group-major, [G, K], so that folding the heads which share a key into
-  the rows of one attention call is a view;
+- query heads are stored group-major, [G, K], so that the heads that share a key become the rows of
+  one attention call by a view;
 - the two halves of each head are interleaved, so that rope is one complex multiplication.
 
 Shape legend: T tokens of the pass, R rows with logits, V vocabulary, H hidden, I intermediate,
@@ -28,14 +28,14 @@ from outrider.model.weights import Checkpoint, count_tokens, read_config, read_e
 
 
 class Tensors(Protocol):
-    """Where weights come from: `Checkpoint`, or anything else with tensors by name."""
+    """A source of weights: `Checkpoint`, or any other object with tensors by name."""
 
     def tensor(self, name: str, shape: Sequence[int]) -> torch.Tensor: ...
 
 
 @dataclass(slots=True)
 class Layer:
-    """Weights of one layer, fused and permuted. Biases are None where the family has none."""
+    """The weights of one layer, fused and permuted. Biases are None if the family has none."""
 
     attention_norm_H: torch.Tensor
     qkv: torch.Tensor  # [(G + 2) * K * D, H]
@@ -116,7 +116,7 @@ class TorchDecoder:
         device: torch.device,
         dtype: torch.dtype | None = None,
     ) -> Self:
-        """The same from tensors that need not lie in a folder."""
+        """Builds the decoder from any source of tensors."""
         if dtype is None:
             dtype = torch.float32 if device.type == "cpu" else getattr(torch, config.dtype)
         loader = Loader(checkpoint, config, device, dtype)
@@ -146,7 +146,7 @@ class TorchDecoder:
         config = self.config
         num_slots = num_blocks * block_size
         shape = (config.num_layers, 2, num_slots, config.num_kv_heads, config.head_dim)
-        self._store = None  # the old one goes before the new one comes
+        self._store = None  # frees the old store before the new one is allocated
         self._store = torch.zeros(shape, dtype=self.dtype, device=self.device)
         self._block_size = block_size
 
@@ -196,7 +196,7 @@ class TorchDecoder:
         turns: torch.Tensor,
         plan: Plan,
     ) -> None:
-        """One layer; adds to `x_TH` in place and writes the new tokens' keys and values."""
+        """Runs one layer: adds to `x_TH` in place and stores the new tokens' keys and values."""
         config = self.config
         num_kv, group, dim = config.num_kv_heads, config.group_size, config.head_dim
         num_tokens = len(x_TH)
@@ -250,7 +250,7 @@ def _rotate(x_THD: torch.Tensor, turns: torch.Tensor) -> None:
 
 
 class Loader:
-    """Reads, fuses and permutes; counts parameters as it goes."""
+    """Reads, fuses and permutes weights, and counts their parameters."""
 
     def __init__(
         self,
@@ -283,7 +283,7 @@ class Loader:
         return self._place(self._read("model.norm.weight", self.config.hidden_size))
 
     def head(self) -> torch.Tensor | None:
-        """None: tied to the embedding."""
+        """The output head; None if it is tied to the embedding."""
         if self.config.tied:
             return None
         return self._place(

@@ -1,12 +1,12 @@
-"""Any causal language model of transformers, with our paged KV store behind its attention.
+"""Any causal language model of transformers, whose attention uses our paged KV store.
 
-transformers lets a model's attention be replaced by a registered function. Ours packs the ragged
-pass as one row of T tokens, writes their keys and values into our store and reads back what each
-sequence may see; the model's own cache is never used. Architectures that do not honour the
-setting are refused before loading, everything else is self-checked after it.
+transformers can replace a model's attention by a registered function. Ours packs the ragged pass as
+one row of T tokens, writes keys and values into our store and reads the visible ones of each
+sequence; the model's own cache is never used. Architectures that ignore the setting are refused
+before loading; all others run the self-check after loading.
 
 Shape legend: T tokens of the pass, R rows with logits, V vocabulary, H hidden, A query heads,
-K key/value heads, G = A / K, D head size (of keys; of values where it says so).
+K key/value heads, G = A / K, D head size (of keys, or of values where noted).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ACTIVE: ContextVar[TransformersModel] = ContextVar("outrider_active_model")
 
 @dataclass(slots=True)
 class _Layer:
-    """One attention layer, as its first call showed it."""
+    """The store of one attention layer, sized by its first call."""
 
     keys: torch.Tensor  # [slots, K, D]
     values: torch.Tensor  # [slots, K, D]
@@ -44,7 +44,7 @@ class _Layer:
 
 
 class TransformersModel:
-    """`contracts.Model` around a transformers model. Not for concurrent use."""
+    """`contracts.Model` for a transformers model. Not for concurrent use."""
 
     spec: ModelSpec
 
@@ -73,11 +73,11 @@ class TransformersModel:
     ) -> TransformersModel:
         """Reads a folder and runs the self-check. `dtype` None: float32 on a CPU, else as stored.
 
-        Raises `ModelError` for a folder that is damaged and for a model we cannot be exact with.
+        Raises `ModelError` for a damaged folder and for a model that cannot be exact.
         """
         folder, device = Path(folder), torch.device(device)
         config = check_architecture(folder, read_config(folder))
-        Checkpoint(folder)  # safetensors and readable, or a clear word about it
+        Checkpoint(folder)  # raises a clear error if the files are not readable safetensors
         if dtype is None and device.type == "cpu":
             dtype = torch.float32
         inner = _from_pretrained(folder, config, dtype)
@@ -116,7 +116,7 @@ class TransformersModel:
 
     @torch.no_grad()
     def plain_logits(self, tokens: list[int]) -> torch.Tensor:
-        """[n, V] float32 of one pass in the model's own eager attention: nothing of ours in it."""
+        """[n, V] float32 of one pass with the model's own eager attention, without our code."""
         ours = self.inner.config._attn_implementation
         self.inner.set_attn_implementation("eager")
         try:
@@ -127,7 +127,7 @@ class TransformersModel:
         return logits
 
     def _run(self, batch: StepBatch, rows_R: torch.Tensor) -> torch.Tensor:
-        """[R, V]: one pass of the inner model with this batch's layout behind its attention."""
+        """[R, V]: one pass of the inner model; its attention uses the layout of this batch."""
         ids, positions = (
             torch.from_numpy(a).to(self.device, torch.int64)[None]
             for a in (batch.tokens_T, batch.positions_T)
@@ -195,13 +195,13 @@ class TransformersModel:
                 kv_width=kv_width,
                 device=self.device,
                 dtype=self.dtype,
-                # While probing, layers yet to come are unknown: any window might be theirs.
+                # The probe does not know later layers yet: they may have any window.
                 min_window=min(windows, default=None) if self._probed else 1,
             )
         return self._plans[group_size]
 
     def _probe(self) -> None:
-        """A first pass, over one token: it shows which layers there are and what they store."""
+        """A first pass, over one token, which finds the layers and the sizes of their stores."""
         self.allocate(1, 1)
         with torch.no_grad():
             self._run(one_token(), torch.tensor([0], device=self.device))
@@ -229,7 +229,7 @@ class TransformersModel:
         )
 
     def _find_stack(self) -> tuple[torch.nn.Module, str] | None:
-        """The owner and name of the list of layers: entry i holds the i-th attention."""
+        """The owner and the name of the list of layers; entry i contains the i-th attention."""
         attentions = list(self._layers)
         for owner in self.inner.modules():
             for name, child in owner.named_children():
@@ -249,7 +249,7 @@ class TransformersModel:
 
     @contextmanager
     def _stopping_after(self, depth: int | None) -> Iterator[None]:
-        """While open, the model consists of its first `depth` layers, norm and head."""
+        """Inside the block, the model consists of its first `depth` layers, norm and head."""
         if depth is None:
             yield
             return
@@ -263,7 +263,7 @@ class TransformersModel:
 
     @contextmanager
     def _capturing(self, wanted: tuple[int, ...]) -> Iterator[dict[int, torch.Tensor]]:
-        """While open, passes fill the dictionary: layer -> hidden state after it, [T, H]."""
+        """Inside the block, passes fill the dictionary: layer -> hidden state after it, [T, H]."""
         taps: dict[int, torch.Tensor] = {}
         if not wanted:
             yield taps
@@ -306,7 +306,7 @@ def _paged_attention(
     position_bias: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls: [1, heads, T, D] in, [1, T, heads, D] out."""
+    """The function that transformers calls: [1, heads, T, D] in, [1, T, heads, D] out."""
     if position_bias is not None or attention_mask is not None:
         raise ModelError(f"{type(module).__name__} needs its own attention mask; use another model")
     attended = _ACTIVE.get()._attend(

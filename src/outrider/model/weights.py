@@ -1,7 +1,7 @@
-"""Ordinary Hugging Face folders: find them, read their JSON and their safetensors.
+"""Hugging Face folders: finds them and reads their JSON and safetensors files.
 
-Only data is ever read: safetensors, never pickles, and never Python code a folder brings along.
-Whatever is wrong with a folder becomes a `ModelError` of one line that says what to do.
+Only data is read: safetensors, never pickles, and never Python code inside a folder. Every problem
+with a folder is a `ModelError` of one line that says what to do.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _hub_snapshot(name: str) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
-    except Exception:  # not in the cache, or only in part: ask the hub
+    except Exception:  # not or only partly in the cache: ask the hub
         pass
     try:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
@@ -57,7 +57,7 @@ def _hub_snapshot(name: str) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; `ModelError` if it is unreadable or something else."""
+    """The JSON object in a file; `ModelError` if the file is unreadable or no object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -72,7 +72,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json, known to name a model type."""
+    """config.json; `ModelError` if it names no model type."""
     config = read_json(folder / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise ModelError(
@@ -83,7 +83,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_eos_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids that end a text: generation_config.json's, else config.json's."""
+    """The ids that end a text, from generation_config.json, else from config.json."""
     eos: Any = None
     if (folder / "generation_config.json").is_file():
         eos = read_json(folder / "generation_config.json").get("eos_token_id")
@@ -96,7 +96,7 @@ def read_eos_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def count_tokens(folder: Path, vocab_size: int) -> int:
-    """Ids below this mean something to the folder's tokenizer; at most `vocab_size`."""
+    """All ids of the folder's tokenizer are below this number; at most `vocab_size`."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return vocab_size
@@ -114,7 +114,7 @@ def count_tokens(folder: Path, vocab_size: int) -> int:
 
 
 class Checkpoint:
-    """The tensors of a folder, by name. Files are mapped, so a tensor costs only its own bytes."""
+    """The tensors of a folder, by name. Files are mapped: only tensors that are used are read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -146,12 +146,12 @@ class Checkpoint:
 
     @property
     def is_bfloat16(self) -> bool:
-        """Whether every tensor is stored so."""
+        """Whether all tensors are stored in bfloat16."""
         files = self._file_of.items()
         return all(self._open(file).get_slice(name).get_dtype() == "BF16" for name, file in files)
 
     def tensor(self, name: str, shape: Sequence[int]) -> torch.Tensor:
-        """The tensor called `name`, in the type it is stored in; `ModelError` unless so shaped."""
+        """The tensor `name` in its stored type; `ModelError` if it has another shape."""
         if name not in self._file_of:
             raise ModelError(
                 f"{self.folder} lacks the tensor {name} that its config.json implies; "
