@@ -19,7 +19,7 @@ from typing import Any
 import report
 
 from outrider.bench.contenders import Job, Ours, make_jobs, race
-from outrider.bench.plan import ours
+from outrider.bench.decode import ours
 from outrider.bench.workloads import load_workload
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine

@@ -13,13 +13,13 @@ from pathlib import Path
 from statistics import median
 
 from outrider.bench.contenders import make_jobs
-from outrider.bench.plan import split
 from outrider.bench.report import Result, Row
 from outrider.bench.workloads import load_workload
 from outrider.doctor.advice import advise
 from outrider.doctor.check import measure_advice
 from outrider.doctor.curves import SURVIVAL_TOKENS, measure_curves
 from outrider.llm import LLM
+from outrider.options import read_names
 
 RESULTS = Path(__file__).parent / "results"
 PROPOSERS = ["draft-model", "ngram"]
@@ -34,7 +34,7 @@ def main() -> None:
     options = parser.parse_args()
     engine = LLM("bundled", prefix_caching=False).engine
     rows: list[Row] = []
-    for name in split(options.workloads):
+    for name in read_names(options.workloads):
         jobs = make_jobs(engine, load_workload(name, 8).prompts, SURVIVAL_TOKENS)
         advice = advise(measure_curves(engine, jobs, PROPOSERS, lambda what: None))
         if options.quick:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from serving import outrider_server
 
-from outrider.bench.plan import read_numbers
 from outrider.bench.serve import bench_server
 from outrider.bench.workloads import load_workload
+from outrider.options import read_numbers
 
 RESULTS = Path(__file__).parent / "results"
 NAMES = {"the server": "auto", "plain": "plain"}

@@ -73,6 +73,14 @@ def read_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def read_numbers(text: str, what: str) -> list[float]:
+    """ "0.4,1" -> [0.4, 1.0]; `what` is for the message."""
+    try:
+        return [float(word) for word in read_names(text)]
+    except ValueError:
+        raise ConfigError(f"{what}: numbers with commas between them, not {text!r}") from None
+
+
 def read_keys(file: Path | None) -> tuple[str, ...]:
     """The keys of a file, else the one of the environment; no argument, which others could list."""
     if file is None:

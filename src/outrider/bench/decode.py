@@ -1,4 +1,4 @@
-"""`outrider bench decode` and `sweep`: contenders on workloads, or along one axis."""
+"""`outrider bench decode` and `sweep`: contenders by name, on workloads or along one axis."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from typing import Any, Literal
 from outrider.bench.contenders import PLAIN, Contender, Job, Ours, make_jobs, plain
 from outrider.bench.formula import BareCosts
 from outrider.bench.measure import Record, Tell, measure, row
-from outrider.bench.plan import needs_outputs
 from outrider.bench.report import Result, Row
+from outrider.bench.synthetic import NAME, add_synthetic
 from outrider.bench.workloads import Workload
+from outrider.config import NumDraftTokens
+from outrider.control.adaptive import AdaptiveController
 from outrider.engine.engine import Engine
+from outrider.engine.request import Speculation
+from outrider.options import read_numbers
+from outrider.policy.base import Policy
 
 Axis = Literal["batch", "context", "temperature", "k"]
 COLUMNS = (
@@ -55,6 +60,49 @@ class Settings:
     num_prompts: int = 8
     seed: int = 0
     context: int | None = None  # tokens of every prompt; None: as they are
+
+
+def ours(
+    engine: Engine,
+    proposers: Sequence[str],
+    counts: Sequence[NumDraftTokens],
+    verifier: str = "coupled",
+) -> list[Contender]:
+    """Plain decoding, then every proposer with every K.
+
+    The drafts of "synthetic:ALPHA" are accepted with probability ALPHA each; those of
+    "synthetic:ALPHA@PROPOSER" also cost what PROPOSER's cost.
+    """
+    contenders: list[Contender] = [plain(engine)]
+    for name in proposers:
+        real = _synthetic(engine, name) if name.startswith(f"{NAME}:") else name
+        for count in counts:
+            if count == 0:
+                continue
+            wish = Speculation(proposer=real, num_draft_tokens=count, verifier=verifier)
+            contenders.append(Ours(f"{real} K={count}", engine, wish, _policy(engine, count)))
+    return contenders
+
+
+def _policy(engine: Engine, count: NumDraftTokens) -> Policy | None:
+    """One that learns from this contender's steps alone; costs start from the same measurement."""
+    own = engine.policy
+    if count != "auto" or not isinstance(own, AdaptiveController):
+        return None
+    return AdaptiveController(measure=own.measure, evenly=own.evenly)
+
+
+def _synthetic(engine: Engine, name: str) -> str:
+    alpha, _, beneath = name.partition(":")[2].partition("@")
+    [value] = read_numbers(alpha, "a synthetic acceptance") or [0.0]
+    return add_synthetic(engine, value, beneath or None)
+
+
+def needs_outputs(contenders: Sequence[Contender]) -> bool:
+    """Whether a contender drafts from outputs that are known beforehand."""
+    return any(
+        isinstance(c, Ours) and (c.speculation.proposer or "").startswith(NAME) for c in contenders
+    )
 
 
 def decode(
@@ -111,11 +159,7 @@ def jobs_of(
     engine: Engine, workload: Workload, contenders: Sequence[Contender], settings: Settings
 ) -> list[Job]:
     jobs = make_jobs(
-        engine,
-        workload.prompts,
-        settings.max_tokens,
-        context=settings.context,
-        seed=settings.seed,
+        engine, workload.prompts, settings.max_tokens, context=settings.context, seed=settings.seed
     )
     if not needs_outputs(contenders):
         return jobs

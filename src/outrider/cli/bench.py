@@ -11,7 +11,7 @@ import typer
 from outrider.cli.console import Json, busy, print_json, stderr, stdout
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
-from outrider.options import Options, expanded, of, option
+from outrider.options import Options, expanded, of, option, read_count, read_names, read_numbers
 from outrider.parameters import OUTPUT, PEERS, WORK
 from outrider.registry import WITHOUT_MODEL
 
@@ -56,8 +56,7 @@ Proposers = Annotated[
     ),
 ]
 Counts = Annotated[
-    str,
-    option(WORK, "Tokens drafted per step.", "--num-draft-tokens", "-k", metavar="K,...,auto"),
+    str, option(WORK, "Tokens drafted per step.", "--num-draft-tokens", "-k", metavar="K,...,auto")
 ]
 Temperatures = Annotated[
     str | None,
@@ -74,13 +73,11 @@ MaxTokens = Annotated[
 ]
 Repeats = Annotated[int, option(WORK, "Rounds that count.", "--repeats", "-r", metavar="N")]
 Out = Annotated[
-    Path | None,
-    option(OUTPUT, "Write FILE.json and FILE.md.", "--out", "-o", metavar="FILE"),
+    Path | None, option(OUTPUT, "Write FILE.json and FILE.md.", "--out", "-o", metavar="FILE")
 ]
 Title = Annotated[str | None, option(OUTPUT, "Heading of the result.", "--title", metavar="TEXT")]
 Transformers = Annotated[
-    bool,
-    option(PEERS, "transformers too: plain, assisted, prompt lookup.", "--transformers"),
+    bool, option(PEERS, "transformers too: plain, assisted, prompt lookup.", "--transformers")
 ]
 VllmPython = Annotated[
     Path | None,
@@ -101,8 +98,52 @@ LlamaPython = Annotated[
     ),
 ]
 Gguf = Annotated[
-    Path | None,
-    option(PEERS, "The target in llama.cpp's format.", "--gguf", metavar="FILE"),
+    Path | None, option(PEERS, "The target in llama.cpp's format.", "--gguf", metavar="FILE")
+]
+Url = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="An OpenAI-compatible server, without /v1; with --backend the model to serve.",
+    ),
+]
+Backends = Annotated[
+    str | None,
+    option(
+        WORK,
+        "Start outrider serve with native, vllm or both, one after the other.",
+        "--backend",
+        metavar="NAME,...",
+        show_default="URL is a server",
+    ),
+]
+ServeArgs = Annotated[
+    list[str] | None,
+    option(WORK, "With --backend: an argument of outrider serve.", "--serve-arg", metavar="ARG"),
+]
+VllmArgs = Annotated[
+    list[str] | None,
+    option(WORK, "With --backend vllm: an argument of vllm serve.", "--vllm-arg", metavar="ARG"),
+]
+Clients = Annotated[str, option(WORK, "Requests in flight.", "--clients", metavar="N,...")]
+Temperature = Annotated[
+    float | None,
+    option(WORK, "Of all requests.", "--temperature", "-t", metavar="T", show_default="its own"),
+]
+Name = Annotated[
+    str | None,
+    option(WORK, "The model's name there.", "--model", metavar="NAME", show_default="the first"),
+]
+Axis = Annotated[str, option(WORK, "k, batch, context or temperature.", "--axis", metavar="NAME")]
+Values = Annotated[
+    str | None,
+    option(
+        WORK,
+        "Places on the axis (of k: --num-draft-tokens).",
+        "--values",
+        metavar="X,...",
+        show_default="a usual choice",
+    ),
 ]
 
 
@@ -131,10 +172,9 @@ def decode(
     from outrider.bench.decode import decode as measure
     from outrider.bench.decode import result
     from outrider.bench.peers import find_peers
-    from outrider.bench.plan import read_numbers, split
     from outrider.bench.workloads import load_workload
 
-    wanted = [load_workload(name, num_prompts) for name in split(workloads)]
+    wanted = [load_workload(name, num_prompts) for name in read_names(workloads)]
     if temperatures is not None:
         heats = read_numbers(temperatures, "temperatures")
         wanted = [workload.heated(heat) for workload in wanted for heat in heats]
@@ -166,19 +206,8 @@ def decode(
 def sweep(
     *,
     engine: EngineOptions,
-    axis: Annotated[
-        str, option(WORK, "k, batch, context or temperature.", "--axis", metavar="NAME")
-    ] = "k",
-    values: Annotated[
-        str | None,
-        option(
-            WORK,
-            "Places on the axis (of k: --num-draft-tokens).",
-            "--values",
-            metavar="X,...",
-            show_default="a usual choice",
-        ),
-    ] = None,
+    axis: Axis = "k",
+    values: Values = None,
     workload: WorkloadName = "code",
     proposers: Proposers = None,
     num_draft_tokens: Counts = "1,2,3,4,6,8,auto",
@@ -192,7 +221,6 @@ def sweep(
 ) -> None:
     """Along one axis: draft length, batch size, context length or temperature."""
     from outrider.bench import decode as bench
-    from outrider.bench.plan import read_numbers
     from outrider.bench.workloads import load_workload
 
     if axis not in USUAL:
@@ -228,60 +256,22 @@ USUAL = {
 
 @app.command(epilog="Example: outrider bench serve http://127.0.0.1:8000 --clients 1,4,16")
 def serve(
-    url: Annotated[
-        str,
-        typer.Argument(
-            metavar="URL",
-            help="An OpenAI-compatible server, without /v1; with --backend the model to serve.",
-        ),
-    ],
-    backend: Annotated[
-        str | None,
-        option(
-            WORK,
-            "Start outrider serve with native, vllm or both, one after the other.",
-            "--backend",
-            metavar="NAME,...",
-            show_default="URL is a server",
-        ),
-    ] = None,
-    serve_args: Annotated[
-        list[str] | None,
-        option(
-            WORK, "With --backend: an argument of outrider serve.", "--serve-arg", metavar="ARG"
-        ),
-    ] = None,
-    vllm_args: Annotated[
-        list[str] | None,
-        option(
-            WORK, "With --backend vllm: an argument of vllm serve.", "--vllm-arg", metavar="ARG"
-        ),
-    ] = None,
+    url: Url,
+    backend: Backends = None,
+    serve_args: ServeArgs = None,
+    vllm_args: VllmArgs = None,
     workload: WorkloadName = "code",
-    clients: Annotated[
-        str, option(WORK, "Requests in flight.", "--clients", metavar="N,...")
-    ] = "1,4,16",
+    clients: Clients = "1,4,16",
     num_prompts: NumPrompts = 16,
     max_tokens: MaxTokens = 128,
-    temperature: Annotated[
-        float | None,
-        option(
-            WORK, "Of all requests.", "--temperature", "-t", metavar="T", show_default="its own"
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        option(
-            WORK, "The model's name there.", "--model", metavar="NAME", show_default="the first"
-        ),
-    ] = None,
+    temperature: Temperature = None,
+    name: Name = None,
     out: Out = None,
     title: Title = None,
     as_json: Json = False,
 ) -> None:
     """Load on a server, ours or another: throughput, first token, time per token."""
     from outrider.bench.backends import bench_backends
-    from outrider.bench.plan import read_numbers, split
     from outrider.bench.serve import bench_server
     from outrider.bench.workloads import load_workload
 
@@ -299,7 +289,8 @@ def serve(
         if backend is None:
             found = bench(url)
         else:
-            found = bench_backends(split(backend), url, serve_args or (), vllm_args or (), bench)
+            names = read_names(backend)
+            found = bench_backends(names, url, serve_args or (), vllm_args or (), bench)
     _conclude(found, out, as_json)
 
 
@@ -332,10 +323,11 @@ def _load(options: Options, batch: int) -> Engine:
 
 
 def _ours(engine: Engine, proposers: str | None, counts: str) -> list[Contender]:
-    from outrider.bench.plan import ours, read_counts, split
+    from outrider.bench.decode import ours
 
-    names = split(proposers) if proposers else [engine.default.proposer or WITHOUT_MODEL]
-    return ours(engine, names, read_counts(counts), engine.default.verifier)
+    names = read_names(proposers or "") or [engine.default.proposer or WITHOUT_MODEL]
+    numbers = [read_count(word) for word in read_names(counts)]
+    return ours(engine, names, numbers, engine.default.verifier)
 
 
 def _telling() -> Any:

@@ -11,7 +11,7 @@ from outrider.cli.console import Json, busy, print_json, stderr, stdout
 from outrider.cli.prove import telling
 from outrider.config import EngineConfig, SamplingParams
 from outrider.errors import VocabularyMismatch
-from outrider.options import Options, expanded, of, option
+from outrider.options import Options, expanded, of, option, read_names
 from outrider.parameters import INPUT, OUTPUT, SPECULATION
 from outrider.registry import WITHOUT_MODEL
 
@@ -79,7 +79,6 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check a pair of models, measure their costs, and say whether speculation will help."""
-    from outrider.bench.plan import split
     from outrider.bench.workloads import load_workload
 
     if plot is not None:
@@ -97,7 +96,7 @@ def doctor(
 
         core, findings = _load(engine)
         own = core.default.proposer or WITHOUT_MODEL
-        names = split(proposers) if proposers else list(dict.fromkeys([own, WITHOUT_MODEL]))
+        names = read_names(proposers) if proposers else list(dict.fromkeys([own, WITHOUT_MODEL]))
         for name in names:
             core.proposers[name]
         jobs = make_jobs(core, work.prompts, SURVIVAL_TOKENS)

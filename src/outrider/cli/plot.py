@@ -9,7 +9,7 @@ import typer
 
 from outrider.cli.console import stdout
 from outrider.errors import ConfigError, UnknownName
-from outrider.options import option
+from outrider.options import option, read_names
 from outrider.parameters import OUTPUT
 
 EXAMPLE = "Example: outrider plot benchmarks/results/decode.json --out plots"
@@ -37,12 +37,11 @@ def plot(
     results: Results, out: Out = None, only: Only = None, formats: Formats = "png,svg"
 ) -> None:
     """Draw what a benchmark found: speedup, acceptance, time, latency."""
-    from outrider.bench.plan import split
     from outrider.bench.report import read_result
     from outrider.plots.pictures import PICTURES, NothingToDraw
     from outrider.plots.style import SUFFIXES
 
-    suffixes = [f".{name}" for name in split(formats)]
+    suffixes = [f".{name}" for name in read_names(formats)]
     if not suffixes or not set(suffixes) <= set(SUFFIXES):
         raise ConfigError(f"--formats must be png, svg or both, not {formats!r}")
     for path in results:
@@ -50,7 +49,7 @@ def plot(
         known = PICTURES.get(record["kind"], {})
         if not known:
             raise ConfigError(f"{path}: nothing is drawn of a result of kind {record['kind']!r}")
-        wanted = split(only) if only else list(known)
+        wanted = read_names(only) if only else list(known)
         for name in wanted:
             if name not in known:
                 raise UnknownName(f"picture of {path.name}", name, known)

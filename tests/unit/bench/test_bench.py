@@ -21,10 +21,9 @@ from outrider.bench.contenders import (
     plain,
     race,
 )
-from outrider.bench.decode import rows_of
+from outrider.bench.decode import needs_outputs, ours, rows_of
 from outrider.bench.formula import BareCosts, BareCycle
 from outrider.bench.measure import measure, row
-from outrider.bench.plan import needs_outputs, ours, read_counts, read_numbers
 from outrider.bench.report import Result, cell, read_result
 from outrider.bench.statistics import estimate
 from outrider.bench.synthetic import SyntheticProposer, add_synthetic
@@ -35,6 +34,7 @@ from outrider.engine.lane import take_turns
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError, RequestError, UnknownName
 from outrider.llm import LLM
+from outrider.options import read_numbers
 from outrider.testing import write_tiny_llama
 
 PROMPTS = [Prompt("the quick brown fox"), Prompt("jumps over", temperature=1.0)]
@@ -173,10 +173,7 @@ def test_two_measurements_at_once_do_not_share_slots(engine: Engine) -> None:
 
 
 def test_contenders_from_what_a_user_writes(engine: Engine) -> None:
-    assert read_counts("2, auto") == [2, "auto"]
     assert read_numbers("0.5,1", "x") == [0.5, 1.0]
-    with pytest.raises(ConfigError, match="'two'"):
-        read_counts("two")
     with pytest.raises(ConfigError, match="temperatures"):
         read_numbers("hot", "temperatures")
     found = ours(engine, ["draft-model", "synthetic:0.5@draft-model"], [0, 2])
