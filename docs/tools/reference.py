@@ -301,22 +301,7 @@ FIELDS = {
     "model": "the served name; left out: any",
     "prompt": "a text, token ids, or a list of either",
     "messages": "of text, each with `role` and `content`",
-    "max_tokens": "left out: 16, chat: the rest of the context; with `echo` also 0",
     "max_completion_tokens": "OpenAI's newer name for it",
-    "min_tokens": "fewest tokens",
-    "temperature": "0 is greedy; left out: 1",
-    "top_p": "keep the smallest set of that mass",
-    "top_k": "keep that many; -1 or 0: all",
-    "min_p": "keep what has that share of the top probability",
-    "presence_penalty": "against tokens already produced",
-    "frequency_penalty": "the same, per occurrence",
-    "repetition_penalty": "against tokens of prompt and output",
-    "logit_bias": "token id to a number that is added to its logit",
-    "seed": "the same tokens with and without speculation, alone and in a batch; left out: random",
-    "n": "completions",
-    "stop": "texts to stop before",
-    "stop_token_ids": "ids to stop at",
-    "ignore_eos": "go on after the end-of-text token",
     "stream": "server-sent events",
     "stream_options": "see below",
     "speculation": "see below; left out: the server's own setting",
@@ -335,9 +320,6 @@ FIELDS = {
     "tools": "only none",
     "tool_choice": "accepted, without tools to choose from",
     "parallel_tool_calls": "accepted, without tools to call",
-    "proposer": "who drafts: the server's default one or one of `--proposers`",
-    "num_draft_tokens": "drafted per step; `auto`: what pays",
-    "verifier": "`coupled`, `token`, `block` or `tree`; a pair that is not exact is refused",
     "off": "plain decoding",
     "metrics": "adds `metrics.speculative_decoding` to the reply or its last chunk",
     "include_usage": "a last chunk without choices, with `usage`",
@@ -374,6 +356,10 @@ def http_routes() -> list[str]:
 
 def http_fields(name: str, without: str = "") -> Callable[[], list[str]]:
     def make() -> list[str]:
+        from outrider.config import SamplingParams, Speculation
+        from outrider.options import http_notes
+
+        notes = FIELDS | http_notes(SamplingParams, Speculation)
         schemas = openapi()["components"]["schemas"]
         skip = BOOKKEEPING | set(schemas[without]["properties"] if without else ())
         rows: list[list[object]] = []
@@ -386,7 +372,7 @@ def http_fields(name: str, without: str = "") -> Callable[[], list[str]]:
                     f"`{field}`",
                     _range(schema),
                     "" if default in (None, False) else f"`{default!r}`",
-                    FIELDS[field],
+                    notes[field],
                 ]
             )
         return table(["field", "type", "default", "meaning"], rows)

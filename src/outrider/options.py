@@ -19,7 +19,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from outrider.errors import ConfigError
 from outrider.parameters import PANELS, Param, default_of, params
@@ -264,6 +265,63 @@ def given_names(context: Any) -> set[str]:
 def flag_of(name: str, *configs: type) -> str:
     """The option of a parameter, for an error message."""
     return next(params(config)[name].flag for config in configs if name in params(config))
+
+
+# --- HTTP bodies ----------------------------------------------------------------------------------
+
+
+def http_fields(config: type, types: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """Fields for pydantic's `create_model`: name in the body -> (type with its limits, None).
+
+    `types` are by field of `config`, where the type of the body is another. None means left out.
+    """
+    hints = get_type_hints(config)
+    found = {}
+    for name, declared in params(config).items():
+        if declared.http:
+            kind = types.get(name) or _limited(hints[name], declared)
+            found[declared.http] = (kind | None, None)
+    return found
+
+
+def _limited(hint: Any, declared: Param) -> Any:
+    """`hint` with the limits that a number has in HTTP bodies."""
+    from pydantic import Field
+
+    if isinstance(hint, UnionType) or get_origin(hint) is Union:
+        members = [
+            _limited(member, declared) for member in get_args(hint) if member is not NoneType
+        ]
+        return functools.reduce(lambda one, other: one | other, members)
+    if hint not in (int, float):
+        return hint
+    low = declared.low if declared.http_low is None else declared.http_low
+    high = declared.high if declared.http_high is None else declared.http_high
+    return Annotated[hint, Field(ge=low, gt=declared.above, le=high)]
+
+
+def http_values(config: type, body: object) -> Options:
+    """The fields of `config` that a body gives, and those that have another default in HTTP."""
+    found = {}
+    for name, declared in params(config).items():
+        if declared.http:
+            value = getattr(body, declared.http)
+            value = declared.http_default if value is None else value
+            if value is not None:
+                found[name] = value
+    return found
+
+
+def http_notes(*configs: type) -> dict[str, str]:
+    """Name in a body -> what the reference page says of it."""
+    found = {}
+    for config in configs:
+        for declared in params(config).values():
+            if declared.http:
+                left_out = declared.http_default
+                more = "" if left_out is None else f"; left out: {left_out:g}"
+                found[declared.http] = declared.http_help or note(declared.help) + more
+    return found
 
 
 # --- the reference pages --------------------------------------------------------------------------

@@ -6,8 +6,9 @@ Standard library only, so that `outrider --help` starts at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from typing import Any, Literal
 
 from outrider.errors import ConfigError, UnknownName
@@ -99,7 +100,8 @@ def param(default: Any, help: str, cli: str = "", panel: str = "", **more: Any) 
     return field(default=default, metadata=metadata)
 
 
-def params(config: type) -> dict[str, Param]:
+@cache
+def params(config: type) -> Mapping[str, Param]:
     """Field name -> declaration, in the order of the class."""
     return {f.name: f.metadata["param"] for f in fields(config) if "param" in f.metadata}
 
@@ -111,7 +113,8 @@ def default_of(config: type, name: str) -> Any:
 
 def check(config: object, error: Callable[[str, str], Exception]) -> None:
     """Raises `error(message, name)` or UnknownName for a value outside its declared limits."""
-    for name, declared in params(type(config)).items():
+    kind: Any = type(config)
+    for name, declared in params(kind).items():
         value = getattr(config, name)
         if value is None or value == "auto":
             continue

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import typing
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
+import typer
+from pydantic import ValidationError, create_model
+from typer.testing import CliRunner
 
 from outrider.config import EngineConfig, SamplingParams, ServerConfig, Speculation, VllmConfig
 from outrider.errors import ConfigError, RequestError, UnknownName
+from outrider.integrations.vllm.mapping import options
 from outrider.llm import LLM
-from outrider.parameters import PANELS, default_of, params
+from outrider.options import (
+    Options,
+    docs_rows,
+    expanded,
+    http_fields,
+    http_notes,
+    http_values,
+    of,
+)
+from outrider.parameters import PANELS, SAMPLING, default_of, param, params, refused
+from outrider.server.schema import Body
 
 CONFIGS = (EngineConfig, Speculation, SamplingParams, ServerConfig, VllmConfig)
 # A request's own arguments, beside the sampling.
@@ -44,9 +60,9 @@ def test_an_editor_shows_every_parameter_of_a_request(function: Callable[..., An
 def test_every_field_is_declared_with_a_help_text(config: type) -> None:
     found = params(config)
     assert list(found) == [field.name for field in fields(config)]
-    for name, param in found.items():
-        assert param.help.endswith("."), name
-        assert (param.panel in PANELS) == any(param.names), name
+    for name, declared in found.items():
+        assert declared.help.endswith("."), name
+        assert (declared.panel in PANELS) == any(declared.names), name
 
 
 def test_limits_are_checked_and_named() -> None:
@@ -61,6 +77,70 @@ def test_limits_are_checked_and_named() -> None:
     with pytest.raises(RequestError, match=r"top_p must be in \(0, 1\], not 0") as caught:
         SamplingParams(top_p=0)
     assert caught.value.param == "top_p"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wider(SamplingParams):
+    """A copy of a configuration with one more parameter: one declaration, nothing else."""
+
+    typical_p: float = param(
+        *(1.0, "Keep the most typical tokens.", "--typical-p P", SAMPLING),
+        above=0,
+        high=1,
+        http="typical_p",
+        vllm=refused("vLLM has no such filter"),
+    )
+
+
+def test_a_new_parameter_is_an_option_of_the_command_line() -> None:
+    taken: list[Options] = []
+
+    @expanded
+    def ask(*, sampling: Annotated[Options, of(Wider)]) -> None:
+        """Shows what it is given."""
+        taken.append(sampling)
+
+    app = typer.Typer()
+    app.command()(ask)
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100"})
+    assert "--typical-p" in shown.output
+    assert "Keep the most typical tokens." in shown.output
+    assert CliRunner().invoke(app, ["--typical-p", "0.5"]).exit_code == 0
+    assert CliRunner().invoke(app, []).exit_code == 0
+    assert [Wider(**values).typical_p for values in taken] == [0.5, 1.0]
+
+
+def test_a_new_parameter_is_a_field_of_http_bodies() -> None:
+    body: Any = create_model("Body", __base__=Body, **http_fields(Wider, {"stop": Any}))
+    assert http_values(Wider, body(typical_p=0.5))["typical_p"] == 0.5
+    assert "typical_p" not in http_values(Wider, body())
+    with pytest.raises(ValidationError, match="less than or equal to 1"):
+        body(typical_p=2.0)
+    assert http_notes(Wider)["typical_p"] == "keep the most typical tokens"
+
+
+def test_a_new_parameter_has_rows_and_an_argument() -> None:
+    assert [
+        "`typical_p`",
+        "`--typical-p`",
+        "`float`",
+        "`1.0`",
+        "keep the most typical tokens",
+    ] in docs_rows(Wider)
+    assert ("--typical-p", "refused") in [(o.flag, o.fate) for o in options(Wider)]
+    assert "    typical_p: float = 1.0,\n" in written_keywords(Wider)
+
+
+def written_keywords(config: type) -> str:
+    """What `make reference` writes into llm.py."""
+    file = Path(__file__).parents[2] / "docs" / "tools" / "keywords.py"
+    spec = importlib.util.spec_from_file_location("keywords", file)
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    written: str = tool.keywords(config, "    ")
+    return written
 
 
 def test_sampling_is_given_once() -> None:

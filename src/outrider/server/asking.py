@@ -7,9 +7,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.engine.request import Speculation
+from outrider.config import SamplingParams, Speculation
 from outrider.errors import RequestError, UnknownName
-from outrider.sampling import SamplingParams
+from outrider.options import http_values
+from outrider.registry import PREDICTION
 from outrider.server.errors import ApiError
 from outrider.server.generation import Ask
 from outrider.server.grammars import Wanted
@@ -114,32 +115,16 @@ def _params(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    def given(value: float | None, default: float) -> float:
-        return default if value is None else value
-
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    max_tokens = max(max_tokens, 1)
-    if body.min_tokens > max_tokens:
+    given = http_values(SamplingParams, body)
+    given["max_tokens"] = max(max_tokens, 1)
+    if given.get("min_tokens", 0) > given["max_tokens"]:
         raise RequestError("min_tokens must not exceed max_tokens", "min_tokens")
-    return SamplingParams(
-        temperature=given(body.temperature, 1.0),
-        top_k=max(body.top_k or 0, 0),
-        top_p=given(body.top_p, 1.0),
-        min_p=given(body.min_p, 0.0),
-        presence_penalty=given(body.presence_penalty, 0.0),
-        frequency_penalty=given(body.frequency_penalty, 0.0),
-        repetition_penalty=given(body.repetition_penalty, 1.0),
-        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
-        seed=body.seed,
-        n=body.n or 1,
-        max_tokens=max_tokens,
-        min_tokens=body.min_tokens,
-        stop=tuple(stop),
-        stop_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=body.ignore_eos,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-    )
+    given["top_k"] = max(given.get("top_k", 0), 0)  # -1, too, means all
+    stop = given.get("stop", ())
+    given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    given["stop_ids"] = tuple(given.get("stop_ids", ()))
+    given["logit_bias"] = {int(token): x for token, x in given.get("logit_bias", {}).items()}
+    return SamplingParams(**given, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
 def wanted_grammar(body: GenerationBody) -> Wanted | None:
@@ -172,15 +157,15 @@ def _speculation(body: GenerationBody, served: Served, predicted: bool) -> Specu
         if wish.proposer is not None and wish.off:
             raise RequestError("speculation: off goes without a proposer", "speculation")
         return Speculation(proposer=None, verifier=wish.verifier or default.verifier)
-    proposer = wish.proposer or ("prediction" if predicted else default.proposer)
+    proposer = wish.proposer or (PREDICTION if predicted else default.proposer)
     if proposer is None:
         raise RequestError("this server does not speculate: name a proposer", "speculation")
     if proposer not in served.proposers:
         raise UnknownName("proposer", proposer[:64], served.proposers)
-    if predicted and proposer != "prediction":
+    if predicted and proposer != PREDICTION:
         raise RequestError(f"proposer {proposer!r} reads no prediction", "speculation")
-    if proposer == "prediction" and not predicted:
-        raise RequestError("proposer 'prediction' needs a prediction", "speculation")
+    if proposer == PREDICTION and not predicted:
+        raise RequestError(f"proposer {PREDICTION!r} needs a prediction", "speculation")
     if wish.verifier is not None and wish.verifier not in served.core.verifiers:
         raise UnknownName("verifier", wish.verifier[:64], served.core.verifiers)
     num_draft_tokens = wish.num_draft_tokens
@@ -195,10 +180,10 @@ def _speculation(body: GenerationBody, served: Served, predicted: bool) -> Specu
 
 def _predicting(served: Served, default: Speculation) -> Speculation:
     """A prediction speeds up where the server may read it, and is no error where it may not."""
-    if "prediction" not in served.proposers:
+    if PREDICTION not in served.proposers:
         return default
     return Speculation(
-        proposer="prediction",
+        proposer=PREDICTION,
         num_draft_tokens=default.num_draft_tokens or "auto",
         verifier=default.verifier,
     )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from outrider.config import ServerConfig as ServerConfig
 
-# Each of these was once missing in a real server, and cost it memory or minutes.
-MAX_N = 16
+# Without any one of these, a real server once lost memory or minutes.
 MAX_PROMPTS = 64
 MAX_MESSAGES = 1024
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_LOGIT_BIAS = 1024
-MAX_DRAFT_TOKENS = 128
 MAX_NAME_CHARS = 256

@@ -18,6 +18,7 @@ from outrider.engine.engine import Result
 from outrider.engine.request import Speculation
 from outrider.events import StepEvent, TokenLogprob
 from outrider.grammar import Grammar
+from outrider.registry import PREDICTION
 from outrider.sampling import SamplingParams
 from outrider.server.service import Service
 
@@ -78,7 +79,7 @@ class Drafting:
         if event.draft_tokens:
             self.drafted.append(len(event.draft_tokens))
             self.accepted.append(len(event.path))
-            if event.source == "prediction":
+            if event.source == PREDICTION:
                 self.num_predicted += len(event.draft_tokens)
                 self.num_predicted_accepted += len(event.path)
 

@@ -1,29 +1,33 @@
 """The bodies clients send: OpenAI's fields, vLLM's further sampling options, and `speculation`.
 
-Strict at the border: a bool is no number, NaN is no temperature, and a field we do not know is an
-error, because an option that is silently ignored is worse than one that is refused.
+The fields of sampling and speculation are those of `outrider.config`. Types are strict: a bool is
+no number, NaN is no temperature, and an unknown field is an error, because an option that is
+silently ignored is worse than one that is refused.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
-from outrider.config import MAX_LOGPROBS
+from outrider.config import INT32, MAX_LOGPROBS, SamplingParams, Speculation
+from outrider.options import http_fields
 from outrider.server.config import (
-    MAX_DRAFT_TOKENS,
     MAX_LOGIT_BIAS,
     MAX_MESSAGES,
-    MAX_N,
     MAX_NAME_CHARS,
     MAX_PROMPTS,
     MAX_STOP_CHARS,
     MAX_STOPS,
 )
-
-INT32 = (1 << 31) - 1
-INT64 = (1 << 63) - 1
 
 # A length, even one no body can reach, makes pydantic look inside: no half surrogate passes.
 Text = Annotated[str, Field(max_length=1 << 26)]
@@ -31,7 +35,11 @@ Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 Count = Annotated[int, Field(ge=0, le=INT32)]
 TokenId = Annotated[int, Field(ge=0, le=INT32)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
+Stops = Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)]
+TokenIds = Annotated[list[TokenId], Field(max_length=64)]
+LogitBias = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIAS)
+]
 
 
 class Body(BaseModel):
@@ -44,14 +52,33 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None  # None: the server's own setting
 
 
-class SpeculationBody(Body):
+if TYPE_CHECKING:
+
+    class SpeculationFields(Body):
+        def __getattr__(self, name: str) -> Any: ...
+
+    class SamplingFields(Body):
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    SpeculationFields = create_model(
+        "SpeculationFields",
+        __base__=Body,
+        **http_fields(Speculation, {"proposer": Name, "verifier": Name}),
+    )
+    SamplingFields = create_model(
+        "SamplingFields",
+        __base__=Body,
+        model=(Name | None, None),
+        **http_fields(
+            SamplingParams, {"logit_bias": LogitBias, "stop": Stops, "stop_ids": TokenIds}
+        ),
+    )
+
+
+class SpeculationBody(SpeculationFields):
     """How to speculate for this request. What is left out is the server's own setting."""
 
-    proposer: Name | None = None
-    num_draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] | Literal["auto"] | None = (
-        None
-    )
-    verifier: Name | None = None
     off: bool = False
     metrics: Literal["summary", "detailed"] | None = None  # figures of this request in the reply
 
@@ -91,30 +118,9 @@ class StructuredOutputs(Body):
         return self
 
 
-class GenerationBody(Body):
+class GenerationBody(SamplingFields):
     """What both generating routes take."""
 
-    model: Name | None = None
-    max_tokens: Count | None = None
-    min_tokens: Count = 0
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=INT32)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    logit_bias: (
-        Annotated[
-            dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIAS)
-        ]
-        | None
-    ) = None
-    seed: Annotated[int, Field(ge=-INT64 - 1, le=INT64)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
-    ignore_eos: bool = False
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: SpeculationBody | None = None

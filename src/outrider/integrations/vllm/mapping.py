@@ -45,12 +45,16 @@ class Option:
     theirs: str  # vLLM's name for it; what the front does; why not
 
 
-OPTIONS = tuple(
-    Option(name, param.flag, param.vllm.fate, param.vllm.text)
-    for config in (EngineConfig, ServerConfig, VllmConfig)
-    for name, param in params(config).items()
-    if param.vllm is not None
-)
+def options(*configs: type) -> tuple[Option, ...]:
+    return tuple(
+        Option(name, param.flag, param.vllm.fate, param.vllm.text)
+        for config in configs
+        for name, param in params(config).items()
+        if param.vllm is not None
+    )
+
+
+OPTIONS = options(EngineConfig, ServerConfig, VllmConfig)
 
 
 def in_vllm(proposer: str) -> str:

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.origins import Spelling, spelling
+from outrider.registry import PREDICTION
 from outrider.server.asking import chat_ask, check_model, completion_ask
 from outrider.server.errors import ApiError
 from outrider.server.generation import Ask
@@ -98,7 +99,7 @@ class _Live:
             "model": self._service.config.model_name,
             "max_model_len": served.max_model_len,
             # A prediction is a text of its own, for which the page has no room.
-            "proposers": sorted(served.proposers - {"prediction"}),
+            "proposers": sorted(served.proposers - {PREDICTION}),
             "proposer": default.proposer,
             "num_draft_tokens": default.num_draft_tokens,
             "max_draft_tokens": MAX_AUTO_DRAFT_TOKENS,
