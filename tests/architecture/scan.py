@@ -45,9 +45,9 @@ KERNELS = {"cuda/kernels.py", "cuda/cycle_kernels.py"}  # Triton: one program is
 ORDER = (
     "errors config parameters events __version__",
     "contracts options",
-    "native cuda",
+    "native",
     "noise sampling layout statistics origins registry",
-    "kv verifiers theory",
+    "cuda kv verifiers theory",
     "model grammar",
     "policy control",
     "proposers",

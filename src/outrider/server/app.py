@@ -1,4 +1,4 @@
-"""The routes."""
+"""The ASGI application and its routes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def make_app(service: Service) -> Guard:
-    """The whole ASGI application over one service, which it starts and closes."""
+    """The ASGI application of a service; it starts the service."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -56,7 +56,7 @@ def make_app(service: Service) -> Guard:
 
 
 class Handlers:
-    """What the generating routes have in common."""
+    """The handlers of the generating routes."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -142,7 +142,7 @@ class Handlers:
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves: then raises ClientLeft."""
+    """The result of `work`. Cancels it and raises ClientLeft if the client disconnects."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(disconnected(request.receive))
     try:
@@ -239,7 +239,7 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
 def _add_error_handlers(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, ClientLeft):
-            return Response(status_code=499)  # written to nobody; the log shows it
+            return Response(status_code=499)  # the client has left; only the log shows it
         found = _translated(error)
         return JSONResponse(found.body(), status_code=found.status, headers=found.headers())
 

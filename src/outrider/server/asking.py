@@ -1,4 +1,4 @@
-"""From a body to what the engine is asked: tokens, sampling parameters, speculation."""
+"""Turns a body into a request to the engine: tokens, sampling parameters, speculation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from outrider.server.grammars import Wanted
 from outrider.server.schema import ChatBody, CompletionBody, GenerationBody, Message
 from outrider.server.service import Served
 
-INLINE_CHARS = 4096  # longer texts are tokenised in a thread: the loop has other clients
+INLINE_CHARS = (
+    4096  # longer texts are tokenised in a thread, so that the loop can serve other clients
+)
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 
 
@@ -33,7 +35,7 @@ def check_model(asked: str | None, served: str) -> None:
 
 
 async def completion_ask(body: CompletionBody, served: Served, salt: str) -> tuple[Ask, list[str]]:
-    """The ask, and the prompts' texts for an echo."""
+    """The request, and the texts of its prompts for an echo."""
     given: list[Any]
     prompt = body.prompt
     given = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
@@ -90,7 +92,7 @@ async def chat_ask(body: ChatBody, served: Served, salt: str) -> Ask:
 
 
 async def chat_prompt(messages: Sequence[Message], served: Served, **options: bool) -> list[int]:
-    """The messages as the model's template frames them, tokenised."""
+    """The tokens of the messages in the model's chat template."""
     plain = [
         {"role": m.role, "content": m.text} | ({} if m.name is None else {"name": m.name})
         for m in messages
@@ -128,7 +130,7 @@ def _params(
 
 
 def wanted_grammar(body: GenerationBody) -> Wanted | None:
-    """What the output must look like, if the request says so."""
+    """The grammar of the output, if the request has one."""
     form, wish = body.response_format, body.structured_outputs
     if form is not None and form.type != "text":
         schema = form.json_schema.schema_ if form.json_schema is not None else {}
@@ -147,7 +149,7 @@ def wanted_grammar(body: GenerationBody) -> Wanted | None:
 
 
 def _speculation(body: GenerationBody, served: Served, predicted: bool) -> Speculation:
-    """The request's own wishes over the server's default; a prediction implies its proposer."""
+    """The request's settings over the server's default; a prediction implies its proposer."""
     default, wish = served.core.default, body.speculation
     if wish is None:
         if predicted:
@@ -179,7 +181,7 @@ def _speculation(body: GenerationBody, served: Served, predicted: bool) -> Specu
 
 
 def _predicting(served: Served, default: Speculation) -> Speculation:
-    """A prediction speeds up where the server may read it, and is no error where it may not."""
+    """Uses the prediction if the server offers that proposer; otherwise ignores it."""
     if PREDICTION not in served.proposers:
         return default
     return Speculation(

@@ -1,8 +1,8 @@
-"""From chat messages to a prompt, by the model's own template.
+"""Turns chat messages into a prompt, with the model's own template.
 
-A template is a program that came with somebody's weights, so it runs in jinja2's immutable
-sandbox, with bounds on its steps, its output and the sizes it can compute; and requests cannot
-bring their own. What users write is data to the template: braces in it mean nothing.
+A template is a program from a model folder, so it runs in jinja2's immutable sandbox, with limits
+on its steps, its output and the sizes that it computes; a request cannot provide a template.
+Messages are data for the template: braces in them have no meaning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLAIN = "{{ messages | map(attribute='content') | join('\n\n') }}"
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The sandbox, without the arithmetic that turns ten characters into gigabytes."""
+    """The sandbox, without arithmetic that turns a few characters into gigabytes."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
 
@@ -59,16 +59,16 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class ChatTemplate:
-    """Renders messages. Raises RequestError where the template refuses them or runs too long."""
+    """Renders messages. Raises RequestError if the template refuses them or runs too long."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """`ConfigError` if the source is no template."""
+        """Raises ConfigError if `source` is no template."""
         sandbox = _Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         sandbox.filters["tojson"] = _to_json
         for name in ("center", "format"):
-            del sandbox.filters[name]  # the same by another name
+            del sandbox.filters[name]  # filters that do the same
         sandbox.globals["raise_exception"] = _refuse
         sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
@@ -84,7 +84,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
-        """The prompt; with `continue_final_message`, up to the end of the last message's text."""
+        """The prompt; with `continue_final_message` it ends with the last message's text."""
         values = {
             "messages": [dict(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
@@ -96,7 +96,7 @@ class ChatTemplate:
             text = self._bounded(values)
         except (RequestError, MemoryError):
             raise
-        except Exception as error:  # whatever the template did, these messages do not suit it
+        except Exception as error:  # templates raise anything for messages that they refuse
             raise RequestError(
                 f"the chat template refuses these messages: {type(error).__name__}", "messages"
             ) from error
@@ -109,7 +109,7 @@ class ChatTemplate:
         return text
 
     def _bounded(self, values: dict[str, Any]) -> str:
-        """Renders step by step; a template that loops is stopped from outside."""
+        """Renders step by step, and stops a template that runs too long."""
         num_steps = 0
 
         def count(frame: FrameType, event: str, arg: object) -> Any:
@@ -137,7 +137,7 @@ class ChatTemplate:
 
 
 def load_template(tokenizer: Tokenizer, source: str | None) -> tuple[ChatTemplate, bool]:
-    """The chat template and whether it is a real one: given, or the model's own."""
+    """The chat template, and whether it is the given or the model's own one."""
     found = source if source is not None else _own_template(tokenizer)
     special = {}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):

@@ -1,7 +1,7 @@
-"""From exceptions to what a client may know of them: status, and OpenAI's error object.
+"""Turns exceptions into replies: a status, and OpenAI's error object.
 
-A client's mistake is explained. Our own failures are not: a path, an address or a traceback in
-an error body helps an attacker and nobody else, so the details go to the log.
+A reply explains errors of the client. It does not explain failures of the server, because a path,
+an address or a traceback helps only attackers; the details go to the log.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ RETRY_AFTER_S = 2
 
 
 class ClientLeft(Exception):
-    """Nobody is there to answer."""
+    """The client has closed the connection."""
 
 
 class ApiError(Exception):
-    """An answer that is an error. `message` is shown to the client as it is, in one short line."""
+    """An error reply. The client receives `message` as it is, in one short line."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ def overloaded(message: str, code: str = "overloaded") -> ApiError:
 
 
 def api_error(error: BaseException) -> ApiError:
-    """What the client is told about an exception. Unexpected ones are logged in full."""
+    """The error reply for an exception. Unexpected exceptions are logged in full."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError):
@@ -82,7 +82,7 @@ def api_error(error: BaseException) -> ApiError:
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The first of pydantic's complaints, naming the field as the client wrote it."""
+    """The reply for the first of pydantic's errors, with the field as the client wrote it."""
     first = errors[0]
     if first.get("type") == "json_invalid":
         return ApiError(400, "the body is not valid JSON", code="invalid_json")
@@ -91,7 +91,7 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if first.get("type") == "extra_forbidden":
         message = "unknown parameter"
     param = where[0] if where else None
-    # Deeper parts name fields of ours or tags of a union: only numbers and plain names help.
+    # Other parts are tags of unions and internal names: only numbers and plain names help.
     path = ".".join(part for part in where if part.replace("_", "").isalnum())
     return ApiError(400, f"{path or 'body'}: {message}", param=param)
 

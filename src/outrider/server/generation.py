@@ -33,7 +33,7 @@ class Ask:
     prediction: list[int] = field(default_factory=list)
     salt: str = ""
     grammar: Grammar | None = None
-    request_id: str | None = None  # the engine's name for it, where there is one prompt
+    request_id: str | None = None  # for the engine, with one prompt only
 
     @property
     def num_choices(self) -> int:
@@ -154,7 +154,7 @@ class Generation:
         return "abort" if None in self.results else "finished"
 
     @property
-    def is_told(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether `deltas` has handed out everything."""
         return self._error is None and None not in self.results and not self._pending
 

@@ -1,8 +1,7 @@
-"""Grammars for requests: compiled off the event loop, one at a time, and kept for the next.
+"""Grammars of requests: compiled outside the event loop, one at a time, and cached.
 
-Compiling is the one thing a client can make us do that costs more than its bytes. It is bounded
-in work (see `outrider.grammar`) and in time, and has a thread of its own, so that the worst
-grammar delays other grammars and nothing else.
+A small grammar can take long to compile. The work (see `outrider.grammar`) and the time are
+limited, and compiling has its own thread, so that a bad grammar delays only other grammars.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Grammars:
         self._num_pending = 0
 
     async def compile(self, wanted: Wanted | None) -> Grammar | None:
-        """The grammar, None for None. Raises RequestError or ApiError for what cannot be had."""
+        """The grammar; None for None. Raises RequestError or ApiError if it cannot be compiled."""
         if wanted is None:
             return None
         if wanted in self._kept:
@@ -62,7 +61,7 @@ class Grammars:
     def _compiled(self, work: asyncio.Future[Grammar]) -> None:
         self._num_pending -= 1
         if not work.cancelled():
-            work.exception()  # seen, also where nobody waits any more
+            work.exception()  # marks the exception as retrieved if the client has left
 
     def _compile(self, wanted: Wanted) -> Grammar:
         if self._vocabulary is None:

@@ -1,7 +1,7 @@
-"""What every request passes before a route sees it: who asks, how much, how long.
+"""The checks of every request before its route: key, host, size and time of the body.
 
-Decisions read the raw path and headers of the connection, never a URL put together from them: a
-strange Host header cannot make one route look like another.
+They read the raw path and headers of the connection, never a URL built from them, so that a strange
+Host header cannot make one route look like another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outrider.server.tracing import traceparent
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health"})  # without a key
+OPEN_PATHS = frozenset({"/health"})  # need no key
 ALWAYS_PATHS = frozenset({"/health", "/metrics", "/version"})  # also while loading or draining
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LOCAL_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE)
@@ -37,7 +37,7 @@ _HEADERS = [
 
 
 class Guarded(Protocol):
-    """What stands behind the routes."""
+    """The service that the routes use."""
 
     @property
     def config(self) -> ServerConfig: ...
@@ -60,7 +60,7 @@ class Guard:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
-            return  # no web sockets here: the connection is closed
+            return  # there are no web sockets: the connection is closed
         started = monotonic()
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
@@ -87,19 +87,21 @@ class Guard:
         else:
             try:
                 await self._app(scope, replayed, answer)
-            except Exception as error:  # answered and logged already, unless it came before that
+            except (
+                Exception
+            ) as error:  # the app has logged it, and answered it if there is a status
                 if not status:
                     await _refuse(api_error(error), answer)
         finally:
             self._log(scope, status, monotonic() - started)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> str | None:
-        """The key that came with the request; ApiError where it may not go on."""
+        """The key of the request; ApiError if the request is not allowed."""
         path, method = scope["path"], scope["method"]
         if path in OPEN_PATHS:
             return None
         key = self._key(headers.get(b"authorization", b""), path)
-        # A page in somebody's browser can reach a local port under a name of its own.
+        # A web page in a browser can reach a local port under a domain name of its own.
         if not self._keys and not _LOCAL_HOST.fullmatch(_latin(headers.get(b"host", b""))):
             raise ApiError(403, "this server answers to local names only", code="forbidden_host")
         if path not in ALWAYS_PATHS:
@@ -117,7 +119,7 @@ class Guard:
         given = given.strip()
         if scheme.lower() == b"basic" and _is_live(path):
             scheme, given = b"bearer", _password(given)
-        # Every key is compared, in constant time: neither which nor how far shows.
+        # Compares with every key in constant time, so that timing reveals nothing about keys.
         matches = [compare_digest(given, key) for key in self._keys]
         if scheme.lower() != b"bearer" or not any(matches):
             raise ApiError(
@@ -129,7 +131,7 @@ class Guard:
         return given.decode("ascii")
 
     async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> Receive:
-        """Reads the whole body, within limits; returns a `receive` that hands it out again."""
+        """Reads the whole body, within limits; returns a `receive` that replays it."""
         limit = self._service.config.max_body_bytes
         too_large = ApiError(413, f"the body may have {limit} bytes", code="body_too_large")
         declared = headers.get(b"content-length", b"0")
@@ -142,7 +144,7 @@ class Guard:
                 while True:
                     message = await receive()
                     if message["type"] != "http.request":
-                        break  # gone: the route will find out
+                        break  # the client has left: the route will notice
                     pieces.append(message.get("body", b""))
                     size += len(pieces[-1])
                     if size > limit:
@@ -182,7 +184,7 @@ class Guard:
 
 
 def _is_live(path: str) -> bool:
-    """Pages for a browser, which cannot send a bearer token but asks for a password."""
+    """Whether a path is for browsers, which send a password instead of a bearer token."""
     return path == "/live" or path.startswith("/live/")
 
 
@@ -198,7 +200,7 @@ def _password(given: bytes) -> bytes:
 
 
 async def _refuse(error: ApiError, send: Send, *, challenge: bytes = b"Bearer") -> None:
-    """Answers a request that no route has seen."""
+    """Answers a request that reaches no route."""
     content = error.content()
     headers = [
         (b"content-type", b"application/json"),
@@ -207,7 +209,7 @@ async def _refuse(error: ApiError, send: Send, *, challenge: bytes = b"Bearer") 
     ]
     if error.status == 401:
         headers.append((b"www-authenticate", challenge))
-    if error.status in (408, 413):  # the rest of the body is not worth reading
+    if error.status in (408, 413):  # the rest of the body stays unread
         headers.append((b"connection", b"close"))
     with contextlib.suppress(OSError):
         await send({"type": "http.response.start", "status": error.status, "headers": headers})

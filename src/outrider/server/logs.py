@@ -1,6 +1,6 @@
-"""Log lines of the server: a JSON object or a readable line each, with the request's id.
+"""Log lines of the server: JSON objects or readable lines, with the id of the request.
 
-No key is ever in them, and no prompt unless the operator asks (`--log-prompts`).
+They never contain a key, and prompts only with `--log-prompts`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
-# Of the request that is being answered; the guard sets it.
+# The id of the current request; the guard sets it.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
@@ -48,7 +48,7 @@ class TextLines(logging.Formatter):
 
 
 def set_up(form: str, level: str) -> None:
-    """Everything at `level` and above to stderr; libraries only where something is wrong."""
+    """Logs everything at `level` and above to stderr; of libraries, only warnings and errors."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     root = logging.getLogger()

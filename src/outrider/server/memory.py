@@ -1,11 +1,10 @@
-"""KV memory, provided while nobody waits for it.
+"""Allocates the pages of the KV memory while the server is idle.
 
-A pool of blocks is memory that the system has promised. It keeps the promise page by page, when a
-page is first used, and that takes time: little on most machines, milliseconds on a virtual one
-whose host has not given it the page either. Every block of a server's pool is used some day, since
-cached prefixes keep the ones before, so an idle server may as well ask for all of them. Only while
-it is idle: this would take more time from passes than it saves them. And not where memory is
-scarce: there a promise is better than the thing.
+The system allocates the memory of a block pool page by page, at the first use of each page. That is
+fast on most machines, and takes milliseconds on a virtual machine whose host must allocate the page
+as well. A server uses every block of its pool at some time, because cached prefixes keep earlier
+blocks. So an idle server touches all pages in advance. While it serves, this would take more time
+from passes than it saves; if memory is scarce, pages stay unallocated.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from pathlib import Path
 from outrider.model.native_model import NativeModel
 
 PIECE = 2 << 20  # bytes at a time
-LEFT = 2 << 30  # bytes that must be left to others
-PAUSE_S = 0.05  # between two looks at whether anybody is served
+LEFT = 2 << 30  # bytes of free memory to leave for other processes
+PAUSE_S = 0.05  # between two checks whether the server is idle
 
 
 class Populating:
-    """Goes on in a thread of its own, while `is_idle`, until all of these models' is there."""
+    """A thread that, while `is_idle`, allocates the KV memory of all native models."""
 
     def __init__(self, models: Sequence[object], is_idle: Callable[[], bool]) -> None:
         self._is_idle = is_idle
@@ -33,7 +32,7 @@ class Populating:
         self._thread.start()
 
     def stop(self) -> None:
-        """Before a model may go."""
+        """Call it before a model is freed."""
         self._stopped.set()
         self._thread.join()
 
@@ -49,13 +48,13 @@ class Populating:
 
 
 def available_bytes() -> int:
-    """What this process may still take without anybody being in need, as far as it can be told."""
+    """Estimates the free memory available to this process, in bytes."""
     found = []
     with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         line = next(line for line in lines if line.startswith("MemAvailable:"))
         found.append(int(line.split()[1]) << 10)
-    with contextlib.suppress(OSError, ValueError):  # a container's own limit
+    with contextlib.suppress(OSError, ValueError):  # the limit of a container
         group = Path("/sys/fs/cgroup")
         limit = int((group / "memory.max").read_text())
         found.append(limit - int((group / "memory.current").read_text()))

@@ -1,7 +1,7 @@
-"""Figures for Prometheus, under vLLM's names: its dashboards and load generators read ours too.
+"""Prometheus metrics under vLLM's names, so that dashboards and load generators for vLLM work.
 
-Counted in plain integers on the server's event loop and turned into Prometheus' types only when
-somebody asks: a counter costs one addition per step, not a lock.
+The counters are plain integers on the server's event loop and become Prometheus types only when
+/metrics is read: a step costs an addition per counter, without a lock.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Histogram:
 
 
 class Metrics:
-    """All figures of one server. Call it on the event loop only."""
+    """All metrics of one server. Call it on the event loop only."""
 
     def __init__(self, model_name: str) -> None:
         self._labels = {"model_name": model_name}
@@ -78,16 +78,16 @@ class Metrics:
         self._registry.register(self)
 
     def watch(self, engine: Engine) -> None:
-        """Whose queue and KV the gauges show."""
+        """Sets the engine whose queue and KV the gauges show."""
         self._engine = engine
 
     def count_pace(self, seconds: float, num_tokens: int) -> None:
-        """A sequence gained so many tokens since it last gained any."""
+        """Counts `num_tokens` that a sequence got `seconds` after its previous tokens."""
         if num_tokens:
             self._histograms["inter_token_latency_seconds"].add(seconds / num_tokens, num_tokens)
 
     def count_steps(self, events: list[StepEvent]) -> int:
-        """One sequence's steps; returns how many tokens it gained."""
+        """Counts steps of one sequence; returns the number of their tokens."""
         num_tokens = sum([len(event.tokens) for event in events])
         self.num_generation_tokens += num_tokens
         for event in events:
@@ -105,7 +105,7 @@ class Metrics:
     def count_request(
         self, times: RequestTimes, num_prompt_tokens: int, num_cached: int, num_outputs: list[int]
     ) -> None:
-        """A request that ran to its end."""
+        """Counts a finished request."""
         self.num_prompt_tokens += num_prompt_tokens
         self.num_cached_tokens += num_cached
         observe = self._histograms
@@ -125,11 +125,11 @@ class Metrics:
         self.finished.update(reasons)
 
     def text(self) -> bytes:
-        """The page Prometheus reads."""
+        """The text of /metrics."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Prometheus' side of the contract: everything, as it is now."""
+        """All metrics as Prometheus types; the interface of a Prometheus collector."""
         yield from self._gauges()
         counters = {
             "prompt_tokens": self.num_prompt_tokens,

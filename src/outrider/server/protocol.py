@@ -1,4 +1,4 @@
-"""HTTP as uvicorn reads it with httptools, which has no limits of its own, within ours."""
+"""uvicorn's HTTP protocol with limits, which httptools does not have."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Refuses what would fill the memory, or keep a connection for ever, before any route sees it.
+    """Refuses input that would fill the memory or keep a connection open forever.
 
-    A head may have so many bytes, and so many may come without completing a head or bringing a
-    piece of a body: lines that never end, trailers, extensions of chunks. And it has to be there
-    within the time that a connection is kept for the next.
+    The bytes of a head are limited, and so are bytes without progress, which neither complete a
+    head nor bring a piece of a body: endless lines, trailers, chunk extensions. A head must be
+    complete within the keep-alive time of a connection.
     """
 
     _num_idle = 0  # bytes since there was progress
-    _has_begun = False  # a request that is not complete yet
-    _impatience: asyncio.TimerHandle | None = None  # while there is no whole head
+    _has_begun = False  # a request has started and is not complete
+    _head_timer: asyncio.TimerHandle | None = None  # while the head is not complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -29,12 +29,12 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _wait_for_head(self) -> None:
         self._be_patient()
-        self._impatience = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
+        self._head_timer = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
 
     def _be_patient(self) -> None:
-        if self._impatience is not None:
-            self._impatience.cancel()
-            self._impatience = None
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def data_received(self, data: bytes) -> None:
         self._num_idle += len(data)
@@ -56,7 +56,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._be_patient()
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > self._limit:
-            raise ValueError("the head is too large")  # which is answered with status 400
+            raise ValueError("the head is too large")  # answered with status 400
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -1,6 +1,6 @@
-"""What the server says: choices, chunks, usage and figures in OpenAI's words.
+"""The bodies of replies: choices, chunks, usage and speculation figures in OpenAI's format.
 
-A route is one of two dialects; everything else about a reply is the same for both.
+Completions and chat completions are two dialects; the rest of a reply is the same for both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outrider.statistics import SpeculationStats
 
 
 class Dialect(Protocol):
-    """How one route words a choice, whole or in parts."""
+    """The format of a choice on one route, whole or in parts."""
 
     name: str  # of the whole reply
     chunk_name: str
@@ -64,12 +64,12 @@ class CompletionDialect:
     def __init__(
         self, texts: TokenTexts, ask: Ask, *, echo: list[str] | None, echo_only: bool
     ) -> None:
-        """`echo` are the prompts' texts; `echo_only` leaves out what was generated."""
+        """`echo` are the texts of the prompts; `echo_only` leaves out the generated text."""
         self._texts = texts
         self._ask = ask
         self._echo = echo
         self._echo_only = echo_only
-        self._offsets: dict[int, int] = {}  # of each streamed choice's next token
+        self._offsets: dict[int, int] = {}  # of the next token of each streamed choice
 
     def choice(self, index: int, completion: Completion, result: Result) -> dict[str, Any]:
         logprobs, tokens = completion.logprobs or [], completion.tokens
@@ -104,7 +104,7 @@ class CompletionDialect:
             prompt = self._ask.prompts[index // self._ask.params.n]
             text = self._echo[index // self._ask.params.n] + text
             tokens = [*prompt, *tokens]
-            # The first token follows nothing. Samples after the first share the prompt's scores.
+            # The first token has no score. Later samples share the scores of the prompt.
             before: list[TokenLogprob | None] = [None] * len(prompt)
             before[1:] = prompt_logprobs or before[1:]
             scored = [*before, *scored]
@@ -117,7 +117,7 @@ class CompletionDialect:
 
 
 class Reply:
-    """Everything a request's answer is made of, in one dialect."""
+    """The reply to a request in one dialect, whole or in chunks."""
 
     def __init__(
         self,
@@ -159,12 +159,12 @@ class Reply:
         return {"object": self._dialect.chunk_name, **self._head, "choices": [choice]}
 
     def last_chunk(self, *, usage: bool) -> dict[str, Any]:
-        """A chunk without choices: the usage and figures of a stream."""
+        """A chunk without choices, with the usage and figures of a stream."""
         head = {"object": self._dialect.chunk_name, **self._head, "choices": []}
         return head | ({"usage": self.usage()} if usage else {}) | self.figures()
 
     def usage(self) -> dict[str, Any]:
-        """Tokens so far; details once all results are there."""
+        """The number of tokens so far; with details once all results have arrived."""
         generation = self._generation
         num_prompt = sum(map(len, generation.ask.prompts))
         num_completion = generation.num_completion_tokens
@@ -182,7 +182,7 @@ class Reply:
         return usage
 
     def figures(self) -> dict[str, Any]:
-        """What speculation did for this request, if it asked: vLLM's names."""
+        """The speculation figures of this request, if requested, under vLLM's names."""
         if self._metrics is None:
             return {}
         stats = SpeculationStats()

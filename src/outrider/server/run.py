@@ -1,6 +1,6 @@
 """The server as a process: its socket, its signals, its exit code.
 
-0    SIGTERM, and everything in flight came to its end (or nobody wanted to wait for it)
+0    SIGTERM, and all requests in flight have ended (or a second signal said not to wait)
 1    the port is taken, or the engine died       2    the model could not be loaded
 130  interrupted
 """
@@ -30,19 +30,19 @@ from outrider.server.service import Service, State
 
 logger = logging.getLogger(__name__)
 
-SWITCH_S = 0.0005  # the engine's thread waits at most so long for this one to let go
-GARBAGE = 20_000  # objects more than were freed, before cycles are looked for: few are ever made
-LAST_WORDS_S = 1.0  # for streams to notice that their requests were dropped
+SWITCH_S = 0.0005  # the longest wait of the engine's thread for the interpreter lock
+GARBAGE = 20_000  # new objects between garbage collections; requests create few cycles
+CLOSING_S = 1.0  # for streams to send the error of their dropped requests
 
 
 class PortTaken(Exception):
-    """Somebody else listens there, or we may not."""
+    """The address is in use or not permitted."""
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """A listening socket, before anything slow is done. Raises PortTaken with one line."""
+    """A listening socket, opened before the model loads. Raises PortTaken with one line."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # By its name: asyncio turns Nagle's delays off only where it sees the protocol.
+    # With an explicit protocol: asyncio sets TCP_NODELAY only if it sees TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -62,7 +62,7 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 class Running(Guarded, Protocol):
-    """What a process serves, from loading to the end."""
+    """A service from loading to the end."""
 
     state: State
     was_ready: bool
@@ -75,7 +75,7 @@ class Running(Guarded, Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn with our manners at the end: finish or drop what runs, then go."""
+    """uvicorn with our shutdown: finish or drop running requests, then end."""
 
     def __init__(self, service: Running, app: ASGIApp) -> None:
         config = service.config
@@ -107,14 +107,14 @@ class Server(uvicorn.Server):
         await self.service.close()
 
     def stop(self) -> None:
-        """Ends the main loop; connections get a moment to hear why."""
+        """Ends the main loop, with a moment for streams to send an error."""
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.interrupted = self.interrupted or sig == signal.SIGINT
         loading = self.service.state is State.LOADING
         if loading or self._ending is not None or self._loop is None or self.should_exit:
-            self.should_exit = True  # nothing to wait for, or asked twice
+            self.should_exit = True  # nothing to wait for, or a second signal
             self.force_exit = self._ending is not None
             return
         self._loop.call_soon_threadsafe(self._begin_to_end)
@@ -127,32 +127,31 @@ class Server(uvicorn.Server):
         logger.info("shutting down", extra={"drain_s": self.service.config.drain_timeout_s})
         if not await self.service.drain():
             logger.warning("requests were dropped: they did not end in time")
-            await self.service.close(LAST_WORDS_S)  # fails whatever still runs
+            await self.service.close(CLOSING_S)  # fails the requests that still run
             await asyncio.sleep(0.05)
         self.should_exit = True
 
 
 def tune_interpreter() -> None:
-    """For a process that does nothing else than serve."""
+    """Sets the interpreter up for a process that only serves."""
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(GARBAGE)
 
 
 def freeze_garbage() -> None:
-    """What has been loaded stays: no search for cycles need go through all of it again, which would
-    hold up everybody's next token."""
+    """Excludes all loaded objects from garbage collection: scanning them would delay tokens."""
     gc.collect()
     gc.freeze()
 
 
 def serve(service: Service, listener: socket.socket) -> int:
-    """Serves until told to stop; returns the exit code, or raises what loading raised."""
+    """Serves until a signal; returns the exit code, or raises the error of loading."""
     service.on_ready = freeze_garbage
     return run(service, make_app(service), listener)
 
 
 def run(service: Running, app: ASGIApp, listener: socket.socket) -> int:
-    """The same for any service behind an app of its own."""
+    """Serves any service with its own app; otherwise as `serve`."""
     server = Server(service, app)
     tune_interpreter()
     server.run([listener])  # on uvloop where it is installed

@@ -1,4 +1,4 @@
-"""The bodies clients send: OpenAI's fields, vLLM's further sampling options, and `speculation`.
+"""The bodies of requests: OpenAI's fields, vLLM's further sampling options, and `speculation`.
 
 The fields of sampling and speculation are those of `outrider.config`. Types are strict: a bool is
 no number, NaN is no temperature, and an unknown field is an error, because an option that is
@@ -77,7 +77,7 @@ else:
 
 
 class SpeculationBody(SpeculationFields):
-    """How to speculate for this request. What is left out is the server's own setting."""
+    """How to speculate for this request. Absent fields keep the server's setting."""
 
     off: bool = False
     metrics: Literal["summary", "detailed"] | None = None  # figures of this request in the reply
@@ -119,7 +119,7 @@ class StructuredOutputs(Body):
 
 
 class GenerationBody(SamplingFields):
-    """What both generating routes take."""
+    """The fields of both generating routes."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -127,7 +127,7 @@ class GenerationBody(SamplingFields):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: Name | None = None
-    # Bookkeeping of the client's own that changes no token.
+    # For the client's own records; it changes no token.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -189,7 +189,7 @@ class TextPart(BaseModel):
 
 
 class Message(BaseModel):
-    """A chat message of text. Null fields of other kinds are what SDKs echo back: let them be."""
+    """A chat message of text. Other fields must be null, which SDKs send back from replies."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -233,7 +233,7 @@ class ChatBody(GenerationBody):
     prediction: Prediction | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    # Accepted where they ask for nothing: text without tools is what there is.
+    # Accepted only with values that request nothing: there is only text, and no tools.
     modalities: list[Literal["text"]] | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_choice: Literal["none", "auto"] | None = None

@@ -1,11 +1,11 @@
-"""Server-sent events: one frame per chunk, `[DONE]` at the end, and what a wiretap must not see.
+"""Server-sent events: one frame per chunk, `[DONE]` at the end, and protection from eavesdroppers.
 
-How many tokens a step confirmed depends on how predictable the text is, so frame sizes and times
-tell an eavesdropper about it, encrypted or not. Two answers:
+The number of tokens of a step depends on how predictable the text is, so sizes and times of frames
+reveal something about the text, even if encrypted. Two options hide it:
 
-    padded   a frame's size is one of a few: 256, 512, 1024, ... bytes
-    paced    besides, a constant number of tokens per frame, on a clock: with the engine ahead of
-             the clock, sizes and times no longer depend on what was accepted
+    padded   frames have one of few sizes: 256, 512, 1024, ... bytes
+    paced    padded, with a constant number of tokens per frame, on a clock: if the engine is
+             faster than the clock, sizes and times do not depend on accepted drafts
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NOISE = "".join(secrets.choice(string.ascii_letters) for _ in range(1 << 16))
 
 
 def frame(payload: dict[str, Any], *, padded: bool = False) -> bytes:
-    """One event. Padding goes into the field that OpenAI's clients know for it."""
+    """One event. Padding goes into the field that OpenAI's clients ignore."""
     if padded:
         bare = len(_encode(payload | {"obfuscation": ""}))
         payload = payload | {"obfuscation": _NOISE[: bucket(bare) - bare]}
@@ -39,7 +39,7 @@ def frame(payload: dict[str, Any], *, padded: bool = False) -> bytes:
 
 
 def bucket(size: int) -> int:
-    """The next size a padded frame may have."""
+    """The next size of padded frames."""
     allowed = SMALLEST_FRAME
     while allowed < size:
         allowed *= 2
@@ -62,10 +62,9 @@ async def frames(
     padded: bool,
     rate: float | None,
 ) -> AsyncGenerator[bytes, None]:
-    """Every frame of a stream, `[DONE]` included; those that are ready together in one piece.
+    """All frames of a stream, `[DONE]` included; frames that are ready together are one piece.
 
-    An error raised before the first frame is the caller's to answer; later ones become the last
-    event.
+    An error before the first frame is raised; a later one becomes the last event.
     """
     begun = False
     ready: list[bytes] = []
@@ -79,8 +78,8 @@ async def frames(
                 elif usage:
                     payload["usage"] = None
                 ready.append(frame(payload, padded=padded))
-            if rate is None and generation.is_told:
-                continue  # what ends the stream goes with it
+            if rate is None and generation.is_complete:
+                continue  # it is sent together with the end of the stream
             yield b"".join(ready)
             begun = True
             ready.clear()
@@ -95,9 +94,9 @@ async def frames(
 
 
 async def paced(generation: Generation, rate: float) -> AsyncIterator[list[Delta]]:
-    """The same tokens at `rate` per second and choice: a constant number of them on each tick.
+    """The deltas at `rate` tokens per second and choice: a constant number on each tick.
 
-    A tick that finds too few sends an empty delta, so that there is always a frame.
+    A tick without enough tokens sends an empty delta, so that every tick has a frame.
     """
     per_tick = max(1, round(rate / MAX_FRAMES_PER_S))
     tick_s = per_tick / rate
@@ -118,7 +117,7 @@ async def paced(generation: Generation, rate: float) -> AsyncIterator[list[Delta
 
     filler = asyncio.create_task(fill())
     try:
-        # Nothing has been said yet: wait, so that an early failure can still be an HTTP status.
+        # Nothing is sent yet: wait, so that an early failure can still be an HTTP status.
         while not held and not ended.is_set():
             await asyncio.sleep(min(tick_s, 0.02))
         loop = asyncio.get_running_loop()
@@ -149,10 +148,8 @@ def _append(held: Delta, more: Delta) -> None:
 
 
 def _take(held: Delta, num_tokens: int) -> Delta:
-    """The first `num_tokens` tokens of what is held, which loses them; nothing if there are fewer
-
-    and more are to come.
-    """
+    """Removes and returns the first `num_tokens` held tokens; none if there are fewer and more will
+    come."""
     if len(held.tokens) < num_tokens and held.finish_reason is None:
         return Delta(held.index)
     is_last = len(held.tokens) <= num_tokens
@@ -172,8 +169,7 @@ def _take(held: Delta, num_tokens: int) -> Delta:
 class EventStream(Response):
     """Sends frames until they end, the client leaves, or it stops reading.
 
-    The status waits for the first frame: what is raised before it is the caller's to answer, and so
-    is ClientLeft.
+    The status is sent with the first frame: earlier errors, and ClientLeft, are raised.
     """
 
     media_type = "text/event-stream"
@@ -199,7 +195,7 @@ class EventStream(Response):
                     timeout=self._send_timeout_s,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
-                # A write only waits while the client has left a buffer full behind.
+                # A write waits only while the buffer is full of bytes that the client has not read.
                 if ended or (self._is_sending and self._num_sent == num_sent):
                     break
         finally:
@@ -217,7 +213,7 @@ class EventStream(Response):
                 self._begun = True
                 head = {"type": "http.response.start", "status": self.status_code}
                 await send({**head, "headers": self.raw_headers})
-            is_last = body.endswith(DONE)  # the end of the body then goes with it
+            is_last = body.endswith(DONE)  # sent together with the end of the body
             self._is_sending = True
             await send({"type": "http.response.body", "body": body, "more_body": not is_last})
             self._is_sending = False
@@ -228,6 +224,6 @@ class EventStream(Response):
 
 
 async def disconnected(receive: Receive) -> None:
-    """Returns when the client has gone."""
+    """Returns when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

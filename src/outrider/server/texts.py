@@ -1,7 +1,7 @@
-"""How single tokens look in replies: text, bytes, log-probabilities.
+"""Tokens in replies: text, bytes, log-probabilities.
 
-Offsets count characters of the reply's text. A token that holds part of a character has no text
-of its own (U+FFFD stands for it), which is why its bytes are given too.
+Offsets count characters of the reply's text. A token that holds part of a character has the text
+U+FFFD, so its bytes are given too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FLOOR = -9999.0  # JSON has no minus infinity; OpenAI writes this
 
 
 class TokenTexts:
-    """Spells token ids of one tokenizer; remembers what it has spelled."""
+    """The texts of a tokenizer's ids, cached."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -41,7 +41,7 @@ class TokenTexts:
     def legacy(
         self, scored: Sequence[TokenLogprob | None], tokens: Sequence[int], offset: int
     ) -> dict[str, Any]:
-        """`logprobs` of a completion choice. None: a token nothing precedes."""
+        """`logprobs` of a completion choice. None: the first token of a prompt."""
         texts = [self.text(token) for token in tokens]
         offsets = []
         for text in texts:
@@ -68,7 +68,7 @@ class TokenTexts:
         }
 
     def _alternatives(self, scored: TokenLogprob) -> dict[str, float]:
-        """By text; where two tokens look alike, the more probable one stands for both."""
+        """By text; of tokens with equal text, the most probable one."""
         found: dict[str, float] = {}
         for token, value in [*scored.top.items(), (scored.token, scored.logprob)]:
             text = self.text(token)

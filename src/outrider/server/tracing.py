@@ -1,7 +1,7 @@
-"""One OpenTelemetry span per generating request, under the names that vLLM's dashboards know.
+"""One OpenTelemetry span per generating request, with vLLM's attribute names.
 
-Needs the extra `[otel]`. A caller's `traceparent` header makes the span a child of the caller's.
-No text and no key goes into a span.
+Needs the extra `[otel]`. With a `traceparent` header the span is a child of the caller's span.
+Spans contain no text and no key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from outrider.server.generation import Generation
 
-# What the request that is being answered came with; the guard sets it.
+# The trace context of the current request; the guard sets it.
 traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 
 
@@ -47,10 +47,10 @@ class Tracing:
         self._context = TraceContextTextMapPropagator()
 
     def record(self, generation: Generation, *, model: str) -> None:
-        """The span of a generation that has ended, whole or not."""
+        """Records the span of a generation that has ended, complete or not."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
-        # Times of the engine are monotonic; spans want the time of day.
+        # The engine's times are monotonic; spans need the time of day.
         offset_ns = time_ns() - int(monotonic() * 1e9)
         span = self._tracer.start_span(
             "llm_request",
@@ -68,7 +68,7 @@ class Tracing:
         span.end(offset_ns + int(monotonic() * 1e9))
 
     def close(self) -> None:
-        """Sends what is left; waits for it, so call it off the loop."""
+        """Sends the remaining spans. It blocks, so do not call it on the loop."""
         self._provider.shutdown()
 
 

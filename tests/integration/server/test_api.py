@@ -373,11 +373,11 @@ def test_what_ends_a_stream_goes_in_one_piece() -> None:
     """Each piece is a packet: the last words, the usage and [DONE] are known together."""
 
     class Told:
-        is_told = False
+        is_complete = False
 
         async def deltas(self) -> AsyncIterator[list[int]]:
             yield [1]
-            self.is_told = True
+            self.is_complete = True
             yield [2]
 
     class Said:

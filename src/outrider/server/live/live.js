@@ -1,7 +1,7 @@
 "use strict";
 // The live page. The server streams every step of a request (see server/live/watch.py); the page
-// plays them back on one clock, so that two panes race as two equal machines would, also in slow
-// motion. Text of a model only ever enters the page as text.
+// plays them back on one clock, so that two panes compare like two equal machines, also in slow
+// motion. Text of a model enters the page as text only.
 
 const EXAMPLES = {
   "a function": "def fibonacci(n):\n",
@@ -9,7 +9,7 @@ const EXAMPLES = {
   "something repetitive": "NAMES = {\n    \"jan\": 1,\n    \"feb\": 2,\n    \"mar\": 3,\n",
 };
 const PLAIN = "off";
-const NOBODY = "";
+const NONE = "";
 
 const $ = (id) => document.getElementById(id);
 const number = (value, digits) => value.toLocaleString("en", {
@@ -25,18 +25,18 @@ function element(tag, className, text) {
   return made;
 }
 
-// Only what changes is touched: drawing costs the machine that the engine may be running on.
+// Changes only what is different: drawing takes time from an engine on the same machine.
 function say(where, text) {
   if (where.textContent !== text) where.textContent = text;
 }
 
-// White space made visible, as `outrider generate --trace` shows it.
+// Makes white space visible, as `outrider generate --trace` does.
 function visible(text) {
   return text.replace(/ {4,}/g, (run) => `·×${run.length}`)
     .replaceAll(" ", "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll("\r", "␍");
 }
 
-// Text in a style; line breaks and indentation stay bare, underlined they would look like text.
+// Text in a style; line breaks and indentation have no style, because underlines look like text.
 function spans(text, className) {
   return text.split(/(\s{2,}|\n)/).filter(Boolean)
     .map((part) => element("span", /^\s+$/.test(part) ? "" : className, part));
@@ -59,8 +59,8 @@ class Pane {
     this.part("output").setAttribute("aria-label", `Text of pane ${letter}`);
     this.select = this.part("proposer");
     this.select.id = `proposer-${letter}`;
-    const options = [...proposers, [PLAIN, "nobody (plain decoding)"]];
-    if (mayBeEmpty) options.push([NOBODY, "– no comparison –"]);
+    const options = [...proposers, [PLAIN, "none (plain decoding)"]];
+    if (mayBeEmpty) options.push([NONE, "– no comparison –"]);
     for (const [value, label] of options) this.select.add(new Option(label, value));
     this.select.value = chosen;
     this.part("timeline").addEventListener("keydown", (event) => this.onKey(event));
@@ -73,7 +73,7 @@ class Pane {
     this.clear("");
   }
 
-  get isUsed() { return this.select.value !== NOBODY; }
+  get isUsed() { return this.select.value !== NONE; }
   get isPlain() { return this.select.value === PLAIN; }
 
   clear(prompt) {
@@ -97,7 +97,7 @@ class Pane {
     for (const name of ["per-pass", "speed", "ratio", "rate"]) this.part(name).textContent = "–";
     this.part("step-title").textContent = "\u00a0";
     this.part("why").textContent = this.isPlain
-      ? "Nobody drafts here: one pass, one token."
+      ? "No drafts here: one token per pass."
       : "Press Generate to see how much is drafted, and why.";
   }
 
@@ -109,8 +109,7 @@ class Pane {
   get shown() { return this.steps[this.numShown - 1]; }
   get text() { return this.steps.map((step) => step.pieces.join("")).join(""); }
 
-  // Shows whatever happened before `clock`, in seconds since the first token.
-  // Whether anything did.
+  // Shows all steps before `clock`, in seconds since the first token. True if there were any.
   play(clock, withGhosts) {
     let step = this.steps[this.numShown];
     const before = this.numShown;
@@ -148,7 +147,7 @@ class Pane {
     this.column(step);
   }
 
-  // A pass as a column: what it added to the text stands on the line, what was refused below.
+  // A pass as a column: tokens that it added are above the line, rejected ones below.
   column(step) {
     const column = element("div", "column");
     column.dataset.index = String(this.numShown);
@@ -196,7 +195,7 @@ class Pane {
     this.why(index);
   }
 
-  // What the controller thought at that step; the last one, which ends the request, has no thought.
+  // The controller's reasons at that step; the last step of a request has none.
   why(index) {
     const chart = this.part("rates");
     chart.replaceChildren();
@@ -218,7 +217,7 @@ class Pane {
 
   // --- figures ---
 
-  // Tokens per second after the first step, whose time is the prompt's.
+  // Tokens per second after the first step, because that step's time is the prompt's.
   get speed() {
     const step = this.shown;
     if (!step || !step.at_s) return null;
@@ -278,9 +277,9 @@ class Pane {
   }
 }
 
-// --- what a step says ------------------------------------------------------------------------------
+// --- a step in words -------------------------------------------------------------------------------
 
-// Of a tree, the branch that the ghost text shows: first children all the way.
+// The branch of a tree that the ghost text shows: the first child of every node.
 function onFirstBranch(nodes, index) {
   for (let i = index; i >= 0; i = nodes[i].parent) {
     if (nodes.findIndex((node) => node.parent === nodes[i].parent) !== i) return false;
@@ -300,8 +299,8 @@ function sentence(step) {
   return `${who}, ${kept || "none"} kept, then a correction`;
 }
 
-// The draft as nested lists: a chain is one line, a tree forks. The model's own token hangs where
-// the accepted path ends.
+// The draft as nested lists: a chain is one line, a tree forks. The model's own token follows the
+// accepted path.
 function tree(step) {
   const children = new Map();
   step.nodes.forEach((node, i) => {
@@ -339,31 +338,31 @@ function tree(step) {
 }
 
 function reason(choice, pane) {
-  if (pane.isPlain) return "Nobody drafts here: one pass, one token.";
+  if (pane.isPlain) return "No drafts here: one token per pass.";
   if (pane.asked !== "auto") return `K = ${pane.asked}: you fixed it. Let the controller choose to see its reasons.`;
   if (!choice) return "K is the controller's choice.";
   const k = choice.decided;
   const rates = choice.rates.map(Math.round);
   const best = choice.rates.indexOf(Math.max(...choice.rates));
   const trial = choice.asked === k ? ""
-    : k === 0 ? ` This step tries ${choice.asked}, to see whether drafts are good again.`
-      : choice.asked === 0 ? " This step is plain, to know what that costs now."
-        : ` This step tries ${choice.asked}, to know its neighbours.`;
-  if (k === 0 && best > 0) return `K = 0: ${best} drafts are expected to bring ${rates[best]} tokens per second instead of ${rates[0]}, and have yet to show it.${trial}`;
+    : k === 0 ? ` This step tries ${choice.asked}, to measure whether drafts pay again.`
+      : choice.asked === 0 ? " This step is plain, to measure its cost."
+        : ` This step tries ${choice.asked}, to measure another K.`;
+  if (k === 0 && best > 0) return `K = 0: ${best} drafts are expected to bring ${rates[best]} tokens per second instead of ${rates[0]}, which is not measured yet.${trial}`;
   if (k === 0) return `K = 0: drafting does not pay here. Plain: ${rates[0]} tokens per second, with one draft: ${rates[1]}.${trial}`;
   const held = choice.survival[k - 1];
   const further = choice.survival[k];
   const curve = further === undefined ? ""
-    : ` Draft ${k} is expected to hold in ${percent(held)} of the steps, draft ${k + 1} in ${percent(further)}.`;
+    : ` Draft ${k} is expected to be accepted in ${percent(held)} of the steps, draft ${k + 1} in ${percent(further)}.`;
   const doubt = best === k || choice.rates[best] < 1.005 * choice.rates[k] ? ""
-    : ` K = ${best} looks a little better now, too little to change at once.`;
-  const limit = choice.stops_itself ? `At most ${k}, and the drafter stops where it is unsure` : `K = ${k}`;
+    : ` K = ${best} is slightly better now, too little for a change.`;
+  const limit = choice.stops_itself ? `At most ${k}, and the drafter stops at low confidence` : `K = ${k}`;
   return `${limit}: ${rates[k]} tokens per second expected, ${rates[0]} without drafts.${curve}${doubt}${trial}`;
 }
 
 // --- the streams -------------------------------------------------------------------------------------
 
-// With the origin spelled out: a page whose own address holds the key cannot fetch relatively.
+// With an explicit origin: a page whose address contains the key cannot fetch relative URLs.
 async function ask(path, options) {
   const response = await fetch(location.origin + path, options);
   if (response.ok) return response;
@@ -372,7 +371,7 @@ async function ask(path, options) {
   throw new Error(message);
 }
 
-// Every event of a stream, as it comes.
+// The events of a stream, as they arrive.
 async function* events(path, body, signal) {
   const response = await ask(path, {
     method: "POST",
@@ -408,7 +407,7 @@ class Page {
     const proposers = info.proposers.map((name) => [name, name]);
     this.panes = [
       new Pane("A", proposers, info.proposer ?? PLAIN, false),
-      new Pane("B", proposers, info.proposer === null ? NOBODY : PLAIN, true),
+      new Pane("B", proposers, info.proposer === null ? NONE : PLAIN, true),
     ];
     $("panes").replaceChildren(...this.panes.map((pane) => pane.root));
     $("max-tokens").max = String(info.max_model_len - 1);
@@ -448,7 +447,7 @@ class Page {
     this.invite();
   }
 
-  // What Generate will do, in a sentence.
+  // Says in one sentence what Generate will do.
   invite() {
     const [a, b] = this.panes.map((pane) => (pane.isPlain ? "decodes plainly" : `drafts with ${pane.select.value}`));
     $("verdict").className = "verdict invitation";

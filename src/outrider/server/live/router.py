@@ -1,4 +1,4 @@
-"""The routes of the live page: its files, what there is to choose from, the streams, the load."""
+"""The routes of the live page: its files, the choices, the streams, the load."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FILES = {
     "/live/live.css": ("live.css", "text/css"),
     "/live/live.js": ("live.js", "text/javascript"),
 }
-# What a model writes is data: even if some of it came to be taken for markup, nothing would run.
+# Text of a model is data. If a browser took it for markup, these headers would still stop scripts.
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -40,7 +40,7 @@ _HEADERS = {
 
 
 def live_router(service: Service) -> APIRouter:
-    """Everything under /live. Who may use it is the guard's business, as everywhere."""
+    """All routes below /live. As on all routes, the guard checks keys."""
     router = APIRouter(include_in_schema=False)
     live = _Live(service)
 
@@ -98,7 +98,7 @@ class _Live:
         return {
             "model": self._service.config.model_name,
             "max_model_len": served.max_model_len,
-            # A prediction is a text of its own, for which the page has no room.
+            # The page has no input for a prediction.
             "proposers": sorted(served.proposers - {PREDICTION}),
             "proposer": default.proposer,
             "num_draft_tokens": default.num_draft_tokens,
@@ -106,7 +106,7 @@ class _Live:
         }
 
     def load(self) -> dict[str, Any]:
-        """Sums over all requests, as in /metrics: nothing that belongs to one of them."""
+        """Sums over all requests, as in /metrics; nothing about a single request."""
         engine, metrics = self._service.served.core, self._service.metrics
         return {
             "num_running": len(engine.scheduler.running),
@@ -120,10 +120,10 @@ class _Live:
         }
 
     def admit(self, body: GenerationBody, request: Request) -> str:
-        """Refuses what cannot be watched; returns the salt of whoever asks."""
+        """Refuses requests that cannot be watched; returns the salt of the client."""
         config = self._service.config
         check_model(body.model, config.model_name)
-        if config.paced is not None:  # the steps are what a paced server hides
+        if config.paced is not None:  # a paced server hides its steps
             raise ApiError(403, "this server hides its steps (--paced)", code="paced")
         return self._service.salt(request.state.key, body.cache_salt)
 
