@@ -54,7 +54,7 @@ def test_heads_are_invisible_on_the_bundled_target(engine: Engine, name: str) ->
     prompts = [engine.tokenizer.encode(prompt) for prompt in PROMPTS]
     off = Speculation(proposer=None)
     plain = [run(engine, [p], seeded(params, i), off)[0] for i, p in enumerate(prompts)]
-    bitwise = type(engine.parts.target).__name__ == "NativeDecoder"
+    bitwise = type(engine.target).__name__ == "NativeDecoder"
     for (kind, k), least in LEAST.items():
         how = Speculation(proposer=kind, num_draft_tokens=k)
         results = run(engine, prompts, params, how)

@@ -56,7 +56,7 @@ def test_speculation_is_invisible_on_the_bundled_pair(engine: Engine, name: str)
     prompts = [engine.tokenizer.encode(prompt) for prompt in PROMPTS]
     off = Speculation(proposer=None)
     plain = [run(engine, [p], seeded(params, i), off)[0] for i, p in enumerate(prompts)]
-    bitwise = type(engine.parts.target).__name__ == "NativeDecoder"
+    bitwise = type(engine.target).__name__ == "NativeDecoder"
     num_accepted = 0
     for proposer in ("draft-model", "ngram"):
         for k in (2, 6):

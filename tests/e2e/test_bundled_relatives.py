@@ -52,7 +52,7 @@ def test_relatives_draft_well_and_change_nothing(engine: Engine, temperature: in
     prompts = [engine.tokenizer.encode(prompt) for prompt in PROMPTS]
     off = Speculation(proposer=None)
     plain = [run(engine, [p], seeded(params, i), off)[0] for i, p in enumerate(prompts)]
-    bitwise = type(engine.parts.target).__name__ == "NativeDecoder"
+    bitwise = type(engine.target).__name__ == "NativeDecoder"
     for proposer, floors in FLOORS.items():
         if proposer == "quantized" and not native.available():
             continue

@@ -108,10 +108,10 @@ def joint_law(engine: Engine, params: SamplingParams) -> dict[tuple[int, ...], f
         longer: dict[tuple[int, ...], float] = {}
         for prefix, mass in law.items():
             tokens = PROMPT + list(prefix)
-            engine.parts.kv.reserve(-1, len(tokens))
-            batch = pack([Slice(tokens, 0, engine.parts.kv.table(-1), Proposal())])
-            logits = engine.parts.target.forward(batch).logits_RV
-            engine.parts.kv.free(-1)
+            engine.kv.reserve(-1, len(tokens))
+            batch = pack([Slice(tokens, 0, engine.kv.table(-1), Proposal())])
+            logits = engine.target.forward(batch).logits_RV
+            engine.kv.free(-1)
             if params.edits_logits:
                 edits.apply(logits[0], PROMPT, prefix)
             (row,) = law_of(logits, RowParams.of([params], [1])).double()
@@ -163,7 +163,7 @@ def test_the_output_has_the_targets_law(
 
 def test_a_drafter_of_another_family_leaves_the_law(foreign: Engine) -> None:
     """Drawn from the tokens in common, its law renormalised over them."""
-    assert foreign.parts.proposers["cross-vocab"].draws == {Draw.COUPLED, Draw.SAMPLED}
+    assert foreign.proposers["cross-vocab"].draws == {Draw.COUPLED, Draw.SAMPLED}
     speculation = Speculation(proposer="cross-vocab", num_draft_tokens=2, verifier="token")
     assert p_value(foreign, speculation, replace(PARAMS, max_tokens=3)) > 1e-3
 
@@ -218,6 +218,6 @@ class GreedyScoredAsSoft:
 def test_the_same_test_flags_a_biased_drafter(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.parts, "proposers", {"biased": GreedyScoredAsSoft()})
+    monkeypatch.setattr(engine, "proposers", {"biased": GreedyScoredAsSoft()})
     speculation = Speculation(proposer="biased", num_draft_tokens=1, verifier="token")
     assert p_value(engine, speculation) < 1e-6

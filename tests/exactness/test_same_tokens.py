@@ -167,9 +167,9 @@ def test_speculation_is_invisible(
             assert_same(engine, results, expected, params, label, bitwise=backend == "native")
             num_accepted += sum(r.stats.num_accepted for r in results)
             num_cached += sum(r.num_cached_tokens for r in results)
-            assert engine.parts.kv.usage == 0, f"{label}: KV blocks leaked"
-            engine.parts.kv.check()
-        num_preemptions += engine.parts.scheduler.num_preemptions
+            assert engine.kv.usage == 0, f"{label}: KV blocks leaked"
+            engine.kv.check()
+        num_preemptions += engine.scheduler.num_preemptions
     assert num_accepted > 50, "hardly anything was accepted: this run proved little"
     assert num_preemptions > 0, "the small cache was meant to force preemption"
     assert num_cached > 0, "prompts seen before were meant to be found in the prefix cache"
@@ -184,7 +184,7 @@ def test_drafters_that_stop_by_themselves_are_invisible(
         engine = engine_for(
             pair, k=4, backend=backend, max_step_tokens=step_tokens, kv_tokens=kv_tokens
         )
-        engine.parts.controller = Cautious()
+        engine.policy = Cautious()
         engine.observers.append(
             lambda report: sizes.update(len(event.draft_tokens) for event in report.events)
         )
@@ -193,7 +193,7 @@ def test_drafters_that_stop_by_themselves_are_invisible(
             label = f"cautious batch={batch} step={step_tokens} kv={kv_tokens} {name}"
             expected = plain[name][:batch]
             assert_same(engine, results, expected, params, label, bitwise=backend == "native")
-            assert engine.parts.kv.usage == 0, f"{label}: KV blocks leaked"
+            assert engine.kv.usage == 0, f"{label}: KV blocks leaked"
     assert {0, 1, 2, 3} < sizes
 
 

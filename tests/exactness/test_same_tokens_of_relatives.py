@@ -126,9 +126,9 @@ def test_speculation_is_invisible(
             assert_same(engine, results, expected, params, label, bitwise=backend == "native")
             num_accepted += sum(r.stats.num_accepted for r in results)
             num_cached += sum(r.num_cached_tokens for r in results)
-            assert engine.parts.kv.usage == 0, f"{label}: KV blocks leaked"
-            engine.parts.kv.check()
-        num_preemptions += engine.parts.scheduler.num_preemptions
+            assert engine.kv.usage == 0, f"{label}: KV blocks leaked"
+            engine.kv.check()
+        num_preemptions += engine.scheduler.num_preemptions
     assert num_accepted > 100, "hardly anything was accepted: this run proved little"
     assert num_preemptions > 0, "the small cache was meant to force preemption"
     assert num_cached > 0, "prompts seen before were meant to be found in the prefix cache"

@@ -56,7 +56,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 @pytest.fixture(scope="module")
 def vocabulary(engine: Engine) -> GrammarVocabulary:
-    spec = engine.parts.target.spec
+    spec = engine.target.spec
     return GrammarVocabulary(engine.tokenizer, spec.num_tokens, spec.eos_ids)
 
 
@@ -346,7 +346,7 @@ def test_a_preempted_sequence_finds_its_place_again(
     }
     for _ in small.run(list(asked)):
         pass
-    assert small.parts.scheduler.num_preemptions > 0
+    assert small.scheduler.num_preemptions > 0
     assert {request: small.collect(request).text for request in asked} == asked
 
 

@@ -112,20 +112,6 @@ class Engine:
         self._stats: dict[str, SpeculationStats] = {}
         self._times: dict[str, RequestTimes] = {}
 
-    @property
-    def parts(self) -> Engine:
-        """The engine itself: code that has not moved to the engine's own fields uses this."""
-        return self
-
-    @property
-    def controller(self) -> Policy:
-        """`policy`, for the same code."""
-        return self.policy
-
-    @controller.setter
-    def controller(self, policy: Policy) -> None:
-        self.policy = policy
-
     def fork(self, policy: Policy | None = None) -> Engine:
         """An engine over the same models and KV pool, with a schedule of its own.
 

@@ -129,7 +129,7 @@ class Live:
         wait_for(self.is_settled, what="requests or KV blocks are left over")
         assert self.client.get("/health").status_code == 200
         assert self.service._num_in_flight == 0
-        self.core.parts.kv.check()
+        self.core.kv.check()
         assert self.probe() == self.expected_probe
 
 
@@ -174,7 +174,7 @@ class Target:
     """The target's forward under a test's control: slow, counted, held, or broken."""
 
     def __init__(self, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._forward = live.core.parts.target.forward
+        self._forward = live.core.target.forward
         self.delay_s = 0.0
         self.num_passes = 0
         self._go = threading.Event()
@@ -182,8 +182,8 @@ class Target:
         self._is_held = False
         self.before: Any = None  # called with every batch
         self.after: Any = None  # called with every batch and its output
-        monkeypatch.setattr(live.core.parts.target, "forward", self)
-        monkeypatch.setattr(live.core.parts.ahead, "most_steps", 1)  # one call a pass
+        monkeypatch.setattr(live.core.target, "forward", self)
+        monkeypatch.setattr(live.core.ahead, "most_steps", 1)  # one call a pass
 
     def __call__(self, batch: StepBatch) -> StepOutput:
         self.num_passes += 1

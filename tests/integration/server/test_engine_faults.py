@@ -55,7 +55,7 @@ def test_row_12_out_of_memory_without_drafts_turns_one_away(live: Live, target: 
 def test_row_13_a_drafter_that_raises_changes_nothing(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter = live.core.parts.proposers["draft-model"]
+    drafter = live.core.proposers["draft-model"]
 
     def broken(*_: object) -> None:
         raise RuntimeError("drafter on fire")

@@ -37,14 +37,14 @@ SLOW_STEPS = """
 build = module.build
 def slow(config):
     engine = build(config)
-    forward = engine.parts.target.forward
+    forward = engine.target.forward
     passes = itertools.count()
     def delayed(batch):
         time.sleep(0.03)
         {fault}
         return forward(batch)
-    engine.parts.target.forward = delayed
-    engine.parts.ahead.most_steps = 1
+    engine.target.forward = delayed
+    engine.ahead.most_steps = 1
     return engine
 module.build = slow
 """

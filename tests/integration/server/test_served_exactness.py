@@ -30,7 +30,7 @@ def everything(engine_config: EngineConfig) -> Iterator[Live]:
     offered = []
     for name in proposer_names():
         try:
-            _ = engine.parts.proposers[name]
+            _ = engine.proposers[name]
         except (ConfigError, ModelError):
             continue  # needs a head, or another tokenizer
         offered.append(name)

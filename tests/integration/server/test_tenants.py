@@ -121,7 +121,7 @@ def test_row_44_paced_streams_look_the_same_at_any_acceptance(engine_config: Eng
             "ignore_eos": True,
         }
         whole = live.complete(**body)["choices"][0]["text"]
-        drafter = live.core.parts.proposers["draft-model"]
+        drafter = live.core.proposers["draft-model"]
         true: list[int] = []
 
         def right(views: list[SequenceView], budgets: list[int]) -> list[Proposal]:

@@ -250,7 +250,7 @@ def test_lanes_take_turns_and_change_nothing(engine: Engine) -> None:
     assert [run.outputs for run in runs] == alone
     assert all(run.seconds == sum(took for _, took in run.steps) for run in runs)
     assert not engine.has_work
-    assert engine.parts.kv.usage == 0
+    assert engine.kv.usage == 0
     assert not fit_together(contenders, jobs * 1000, 2000)
 
 
@@ -269,7 +269,7 @@ def test_a_batch_stays_whole(engine: Engine) -> None:
         assert sizes == {2}
         assert run.num_tokens > 0
         assert not engine.has_work
-        assert engine.parts.kv.usage == 0
+        assert engine.kv.usage == 0
 
 
 def test_prompts_of_one_length(engine: Engine) -> None:

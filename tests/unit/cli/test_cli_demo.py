@@ -105,7 +105,7 @@ def test_the_lane_that_is_behind_moves_next(llm: LLM, monkeypatch: pytest.Monkey
 
 
 def test_both_lanes_leave_the_kv_pool_empty(llm: LLM) -> None:
-    kv = llm.engine.parts.kv
+    kv = llm.engine.kv
     pair = race.lanes(llm.engine)
     race.race(pair, "t", "hello", SamplingParams(max_tokens=12))
     assert not llm.engine.has_work

@@ -280,7 +280,7 @@ def test_cycles_stop_where_another_thread_wants_it(
 
     monkeypatch.setattr("outrider.cuda.ahead.run_ahead", noted)
     engine = make_engine(folder, load(folder), 2, draft_model=str(small), max_ahead_steps=6)
-    engine.parts.ahead.interrupt()
+    engine.interrupt()
     assert run(engine, PROMPT, 20, 0.8, 7) == plain(folder, PROMPT, 20, 0.8, 7)
     assert max(taken) == 1
 
@@ -331,7 +331,7 @@ def test_auto_drafts_evenly_and_prices_what_it_prepares(
     buckets = ((1, 2), (4, 1))
     engine = make_engine(folder, target, "auto", draft_model=str(small), buckets=buckets)
     assert {(n, k) for n, k, _ in target.cycles} == {(1, 0), (1, 8), *buckets}
-    controller = engine.parts.controller
+    controller = engine.policy
     assert isinstance(controller, AdaptiveController)
     assert not controller.costs.verify.is_guess
     assert "draft-model" in controller.costs.drafts

@@ -128,7 +128,7 @@ def test_trees_that_the_kernels_do_not_draft_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"drafts chains on this GPU.* not 4"):
         engine_for(folder, children=4)
     usual, torch_module = (
-        engine_for(folder, kind, children=None).parts.proposers["eagle3"]
+        engine_for(folder, kind, children=None).proposers["eagle3"]
         for kind in (CudaDecoder, TorchDecoder)
     )
     assert (usual.trees, torch_module.trees) == (False, True)
@@ -157,13 +157,13 @@ def test_steps_that_nobody_took(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_end_of_others_steps_says_nothing_about_a_text(folder: Path) -> None:
     """Steps ahead end for all of a batch, also for who was not begun: it is known as before."""
     engine = engine_for(folder)
-    proposer = engine.parts.proposers["eagle3"]
+    proposer = engine.proposers["eagle3"]
     assert isinstance(proposer, Eagle3Proposer)
     assert proposer.device_head is not None
     request = engine.add(PROMPT, SamplingParams(max_tokens=8))
     steps = engine.run([request])
     next(steps)
-    (view,) = engine.parts.scheduler.running
+    (view,) = engine.scheduler.running
     assert proposer.goes_ahead([view])
     proposer.device_head.steps = Steps(3, [5], [2], None)
     proposer.end_ahead(view)
@@ -177,9 +177,9 @@ def test_the_end_of_others_steps_says_nothing_about_a_text(folder: Path) -> None
 
 def test_prices_of_its_cycles_are_measured(folder: Path) -> None:
     engine = engine_for(folder)
-    proposer = engine.parts.proposers["eagle3"]
+    proposer = engine.proposers["eagle3"]
     assert isinstance(proposer, Eagle3Proposer)
-    target, head = engine.parts.target, proposer.device_head
+    target, head = engine.target, proposer.device_head
     assert isinstance(target, CudaDecoder)
     took = target.cycle_s(head, 2, 3, 20)
     assert took is not None
@@ -234,9 +234,9 @@ def test_kernels_run_the_head(folder: Path) -> None:
     results = []
     for kind in (TritonOps, TorchOps):
         engine = engine_for(folder, num_drafts=2)
-        proposer = engine.parts.proposers["eagle3"]
+        proposer = engine.proposers["eagle3"]
         assert isinstance(proposer, Eagle3Proposer)
-        target, head = engine.parts.target, proposer.device_head
+        target, head = engine.target, proposer.device_head
         assert isinstance(target, CudaDecoder)
         assert isinstance(head, CudaEagle3)
         for model in (target, head):

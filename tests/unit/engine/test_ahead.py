@@ -87,7 +87,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
 
 def finish(engine: Engine, requests: list[str]) -> list[Result]:
     for _ in engine.run(requests):
-        engine.parts.kv.check()
+        engine.kv.check()
     return [engine.collect(request) for request in requests]
 
 
@@ -142,7 +142,7 @@ def test_the_same_tokens_and_events(
             assert a.stats.num_drafted == b.stats.num_drafted
             assert a.stats.num_accepted == b.stats.num_accepted
             assert a.stats.num_steps == b.stats.num_steps
-    assert engine.parts.kv.num_free_blocks == engine.parts.kv.num_blocks
+    assert engine.kv.num_free_blocks == engine.kv.num_blocks
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -154,7 +154,7 @@ def test_cautious_drafts_are_what_single_steps_draft(
 
     def decoded(most: int, wish: Speculation) -> tuple[list[list[int]], list[list[int]]]:
         engine = make(most)
-        engine.parts.controller = Cautious()
+        engine.policy = Cautious()
         drafted: list[list[int]] = []
         requests = [engine.add(prompt, params, speculation=wish) for prompt in PROMPTS]
         for report in engine.run(requests):
@@ -174,7 +174,7 @@ def test_who_has_a_k_of_its_own_drafts_it_beside_cautious_ones(make: Make, most:
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     auto = Speculation(proposer="draft-model", num_draft_tokens="auto")
     engine = make(most)
-    engine.parts.controller = Cautious()
+    engine.policy = Cautious()
     cautious, own = (engine.add(PROMPTS[0], params, speculation=wish) for wish in (auto, DRAFTED))
     sizes: dict[str, list[int]] = {cautious: [], own: []}
     for report in engine.run([cautious, own]):
@@ -204,10 +204,10 @@ def test_blocks_are_given_back_with_the_last_step(make: Make, runs: Runs) -> Non
     request = engine.add(
         PROMPTS[0], SamplingParams(max_tokens=60, ignore_eos=True), speculation=PLAIN
     )
-    kv, num_tokens, num_ends = engine.parts.kv, len(PROMPTS[0]), 0
+    kv, num_tokens, num_ends = engine.kv, len(PROMPTS[0]), 0
     for report in engine.run([request]):
         num_tokens += len(report.events[0].tokens)
-        if engine.parts.ahead.is_empty:
+        if not engine.has_ready_steps:
             num_ends += 1
             assert kv.num_blocks - kv.num_free_blocks <= -(-num_tokens // kv.block_size)
     assert 1 < num_ends < 30
@@ -221,7 +221,7 @@ def test_a_full_pool_costs_speed_only(make: Make) -> None:
     engine = make(8, kv_tokens=112)
     tight = decode(engine, params, wishes, PROMPTS)
     assert [r.tokens for r in tight] == [r.tokens for r in roomy]
-    assert engine.parts.scheduler.num_preemptions > 0
+    assert engine.scheduler.num_preemptions > 0
 
 
 @pytest.mark.parametrize(
@@ -235,17 +235,17 @@ def test_a_request_that_ends_or_begins_in_between(
     engine = make(8)
     first = engine.add(PROMPTS[0], params, speculation=wish)
     victim = engine.add(PROMPTS[1], params, speculation=wish)
-    while engine.parts.ahead.is_empty:
+    while not engine.has_ready_steps:
         engine.step()
     engine.cancel(victim)
-    while engine.parts.ahead.is_empty:
+    while not engine.has_ready_steps:
         engine.step()
     last = engine.add(PROMPTS[2], params, speculation=wish)
     results = finish(engine, [first, last])
     assert [r.tokens for r in results] == [alone[0].tokens, alone[2].tokens]
     cut = engine.collect(victim).tokens
     assert cut == alone[1].tokens[: len(cut)]
-    assert engine.parts.kv.num_free_blocks == engine.parts.kv.num_blocks
+    assert engine.kv.num_free_blocks == engine.kv.num_blocks
 
 
 def test_who_cannot_be_admitted_holds_up_nobody(make: Make, runs: Runs) -> None:
@@ -263,10 +263,10 @@ def test_who_cannot_be_admitted_holds_up_nobody(make: Make, runs: Runs) -> None:
     runs.asked = runs.steps = 0
     requests = add_all(engine)
     num_while_waiting = 0
-    scheduler = engine.parts.scheduler
+    scheduler = engine.scheduler
     for _ in engine.run(requests):
-        num_while_waiting += bool(scheduler.waiting) and not engine.parts.ahead.is_empty
-        assert scheduler.is_full or not scheduler.waiting or engine.parts.ahead.is_empty
+        num_while_waiting += bool(scheduler.waiting) and engine.has_ready_steps
+        assert scheduler.is_full or not scheduler.waiting or not engine.has_ready_steps
     assert [engine.collect(r).tokens for r in requests] == [r.tokens for r in expected]
     assert num_while_waiting > 4
     assert runs.steps > 2 * runs.asked
@@ -308,14 +308,14 @@ def test_a_drafter_that_fails_in_between_costs_speed_only(
     (result,) = decode(engine, params, [DRAFTED], PROMPTS[:1])
     assert result.tokens == plain.tokens
     assert runs.steps > runs.asked > 0
-    assert engine.parts.kv.num_free_blocks == engine.parts.kv.num_blocks
+    assert engine.kv.num_free_blocks == engine.kv.num_blocks
 
 
 def test_a_drafter_without_room_for_all_steps_keeps_what_it_has(make: Make, runs: Runs) -> None:
     """It goes on step by step and does not forget the text."""
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     engine = make(8)
-    memory = engine.parts.proposers["draft-model"].memory  # type: ignore[attr-defined]
+    memory = engine.proposers["draft-model"].memory  # type: ignore[attr-defined]
     taken = memory.kv.num_free_blocks - 8
     assert memory.kv.reserve(-7, taken * memory.kv.block_size)
     (result,) = decode(engine, params, [DRAFTED], PROMPTS[:1])
@@ -337,7 +337,7 @@ def test_copies_go_on_while_the_target_agrees(make: Make, runs: Runs) -> None:
             request = engine.add(PROMPTS[0], params, speculation=wish, prediction=guess)
             (result,) = finish(engine, [request])
             assert result.tokens == plain.tokens
-            assert engine.parts.kv.num_free_blocks == engine.parts.kv.num_blocks
+            assert engine.kv.num_free_blocks == engine.kv.num_blocks
             accepted.append(result.stats.num_accepted)
         if proposer == "prediction":
             assert runs.steps > runs.asked > 0
@@ -377,13 +377,13 @@ def test_hybrid_looks_up_and_drafts_in_one_call(make: Make, runs: Runs, temperat
     requests = [engine.add(PROMPTS[i], params, speculation=(HYBRID, PLAIN)[i]) for i in range(2)]
     sources = set()
     for report in engine.run(requests):
-        engine.parts.kv.check()
+        engine.kv.check()
         sources |= {event.source for event in report.events}
     assert [engine.collect(request).tokens for request in requests] == [r.tokens for r in plain]
     assert runs.steps > runs.asked > 0
     assert "draft-model" in sources
     assert sources <= {"", "suffix", "draft-model"}
-    assert engine.parts.kv.num_free_blocks == engine.parts.kv.num_blocks
+    assert engine.kv.num_free_blocks == engine.kv.num_blocks
 
 
 def test_a_prescribed_acceptance_is_kept(make: Make, runs: Runs) -> None:
@@ -412,9 +412,9 @@ def test_a_prescribed_acceptance_is_kept(make: Make, runs: Runs) -> None:
 def test_interrupted_it_goes_on_step_by_step(make: Make, runs: Runs, wish: Speculation) -> None:
     engine = make(16)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
-    engine.parts.ahead.interrupt()
+    engine.interrupt()
     decode(engine, params, [wish], PROMPTS[:1])
     assert runs.asked == runs.steps > 2
-    engine.parts.ahead.resume()
+    engine.resume()
     decode(engine, params, [wish], PROMPTS[:1])
     assert runs.asked < runs.steps

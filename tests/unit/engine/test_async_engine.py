@@ -183,7 +183,7 @@ def test_who_has_everything_disturbs_nobody_by_leaving(
     sync: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted: list[int] = []
-    monkeypatch.setattr(sync.parts.ahead, "interrupt", lambda: interrupted.append(1))
+    monkeypatch.setattr(sync.ahead, "interrupt", lambda: interrupted.append(1))
 
     async def main() -> None:
         async with running(sync) as engine:
@@ -209,7 +209,7 @@ def test_leaving_a_stream_cancels_its_request(sync: Engine) -> None:
 
     asyncio.run(main())
     assert not sync.has_work
-    assert sync.parts.kv.usage == 0
+    assert sync.kv.usage == 0
 
 
 def test_a_cancelled_task_cancels_its_request(sync: Engine, stuck: Stuck) -> None:
@@ -226,7 +226,7 @@ def test_a_cancelled_task_cancels_its_request(sync: Engine, stuck: Stuck) -> Non
 
     asyncio.run(main())
     assert not sync.has_work
-    assert sync.parts.kv.usage == 0
+    assert sync.kv.usage == 0
 
 
 def test_a_bad_request_fails_alone(sync: Engine) -> None:
@@ -257,7 +257,7 @@ def test_closing_ends_every_client(sync: Engine, stuck: Stuck) -> None:
             await engine.generate(PROMPT)
 
     asyncio.run(main())
-    for line in list(sync.parts.scheduler.running):
+    for line in list(sync.scheduler.running):
         sync.cancel(line.request.id)
         sync.collect(line.request.id)
 
@@ -270,7 +270,7 @@ def test_a_failing_target_reaches_every_client(
 
     async def main() -> None:
         engine = AsyncEngine(sync)
-        monkeypatch.setattr(sync.parts.target, "forward", broken)
+        monkeypatch.setattr(sync.target, "forward", broken)
         results = await asyncio.gather(
             *(engine.generate(PROMPT, params=PARAMS) for _ in range(3)), return_exceptions=True
         )

@@ -44,8 +44,8 @@ def make(pair: tuple[Path, Path], **options: object) -> Engine:
 
 
 def controller(engine: Engine) -> AdaptiveController:
-    assert isinstance(engine.parts.controller, AdaptiveController)
-    return engine.parts.controller
+    assert isinstance(engine.policy, AdaptiveController)
+    return engine.policy
 
 
 def decode(
@@ -92,7 +92,7 @@ def test_costs_are_measured_at_the_start_and_kept(pair: tuple[Path, Path], cache
 
 def test_measuring_leaves_nothing_behind(pair: tuple[Path, Path]) -> None:
     engine = make(pair, kv_tokens=64)  # no room for the longer contexts
-    assert engine.parts.kv.usage == 0
+    assert engine.kv.usage == 0
     assert [len(r.tokens) for r in decode(engine, max_tokens=20)] == [20, 20, 20]
 
 
@@ -136,7 +136,7 @@ def test_a_drafter_that_is_always_wrong_is_switched_off(pair: tuple[Path, Path])
     def junk(view: SequenceView, budget: int) -> Proposal:
         return Proposal([0] * budget)
 
-    engine.parts.proposers = {"scripted": Drafter(junk)}
+    engine.proposers = {"scripted": Drafter(junk)}
     wish = Speculation(proposer="scripted", num_draft_tokens="auto")
     results = decode(engine, wish, max_tokens=140, banned_ids=(0,))
     drafted = sum(r.stats.num_proposals for r in results)

@@ -22,7 +22,7 @@ def config(target: str, options: dict[str, dict[str, object]]) -> EngineConfig:
 
 
 def test_options_reach_the_proposer_they_name(target: str) -> None:
-    proposers = build(config(target, {"ngram": {"max_n": 7}})).parts.proposers
+    proposers = build(config(target, {"ngram": {"max_n": 7}})).proposers
     ngram = proposers["ngram"]
     assert isinstance(ngram, NgramProposer)
     assert ngram.config.max_n == 7

@@ -55,7 +55,7 @@ def finish(
 
 def scripted(engine: Engine, answer: object, k: int = 4) -> Drafter:
     drafter = Drafter(answer)
-    engine.parts.proposers = {"scripted": drafter}
+    engine.proposers = {"scripted": drafter}
     engine.default = Speculation(proposer="scripted", num_draft_tokens=k)
     return drafter
 
@@ -237,7 +237,7 @@ def test_a_drafter_that_fails_afterwards_costs_nothing_either(
     monkeypatch.setattr(drafter, method, broken)
     with caplog.at_level(logging.CRITICAL + 1):
         assert finish(engine, max_tokens=20) == expected
-    assert engine.parts.kv.usage == 0
+    assert engine.kv.usage == 0
 
 
 def test_rejected_trees_leave_no_memory_behind(engine: Engine) -> None:
@@ -253,10 +253,10 @@ def test_rejected_trees_leave_no_memory_behind(engine: Engine) -> None:
         assert event.draft_tokens or event.finish_reason
         assert event.path == []
         if event.finish_reason is None:
-            num_slots = engine.parts.scheduler.running[0].num_computed
-            held = engine.parts.kv.num_blocks - engine.parts.kv.num_free_blocks
+            num_slots = engine.scheduler.running[0].num_computed
+            held = engine.kv.num_blocks - engine.kv.num_free_blocks
             assert held == -(-num_slots // 8)
-    assert engine.parts.kv.usage == 0
+    assert engine.kv.usage == 0
     engine.collect(request)
 
 
@@ -279,7 +279,7 @@ def test_walking_away_from_a_stream_frees_everything(pair: tuple[Path, Path]) ->
     for _ in llm.stream(PROMPT, max_tokens=50):
         break
     assert not llm.engine.has_work
-    assert llm.engine.parts.kv.usage == 0
+    assert llm.engine.kv.usage == 0
 
 
 def test_one_bad_prompt_of_a_batch_queues_nothing(pair: tuple[Path, Path]) -> None:

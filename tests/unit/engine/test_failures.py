@@ -67,14 +67,14 @@ def breaking(
     change: Callable[[StepBatch, StepOutput], None],
 ) -> None:
     """Lets `change` see every pass of the target, before its logits are used."""
-    forward = engine.parts.target.forward
+    forward = engine.target.forward
 
     def changed(batch: StepBatch) -> StepOutput:
         output = forward(batch)
         change(batch, output)
         return output
 
-    monkeypatch.setattr(engine.parts.target, "forward", changed)
+    monkeypatch.setattr(engine.target, "forward", changed)
 
 
 def poisoned_rows(batch: StepBatch, output: StepOutput) -> None:
@@ -104,7 +104,7 @@ def test_nan_logits_fail_one_request_and_leave_its_neighbours_alone(
     result = engine.collect(bad)
     assert [c.finish_reason for c in result.completions] == ["error", "error"]
     assert result.tokens == []
-    assert engine.parts.kv.usage == 0
+    assert engine.kv.usage == 0
 
 
 def test_what_a_failed_request_computed_is_not_shared(
@@ -147,7 +147,7 @@ def test_out_of_memory_with_drafts_repeats_the_step_without(
     assert max(widths) > 1
     assert not any(event.draft_tokens for report in reports for event in report.events)
     assert engine.collect(request).tokens == expected
-    assert engine.parts.kv.usage == 0
+    assert engine.kv.usage == 0
 
 
 def test_out_of_memory_without_drafts_turns_one_request_away(
@@ -173,7 +173,7 @@ def test_out_of_memory_without_drafts_turns_one_request_away(
 
 
 def test_a_request_that_waited_too_long_is_never_computed(engine: Engine) -> None:
-    engine.parts.scheduler.config = SchedulerConfig(max_sequences=1)
+    engine.scheduler.config = SchedulerConfig(max_sequences=1)
     first = engine.add(PROMPT, PARAMS)
     late = engine.add(PROMPT, PARAMS, queue_timeout_s=0.01)
     failures: dict[str, EngineError] = {}

@@ -54,7 +54,7 @@ def decode(engine: Engine, params: SamplingParams) -> list[Result]:
     plain = Speculation(num_draft_tokens=0)
     requests = [engine.add(prompt, params, speculation=plain) for prompt in PROMPTS]
     for _ in engine.run(requests):
-        engine.parts.kv.check()
+        engine.kv.check()
     return [engine.collect(request) for request in requests]
 
 
@@ -87,7 +87,7 @@ def test_a_pass_that_fails_later_is_the_steps_own_affair(
     params = SamplingParams(temperature=1.0, seed=2, max_tokens=40, ignore_eos=True)
     expected = texts(decode(make(model, 1), params))
     engine = make(model, 16)
-    real, passes = engine.parts.target.forward, 0
+    real, passes = engine.target.forward, 0
 
     def forward(batch: StepBatch) -> StepOutput:
         nonlocal passes
@@ -98,7 +98,7 @@ def test_a_pass_that_fails_later_is_the_steps_own_affair(
             return StepOutput(torch.full_like(real(batch).logits_RV, torch.nan))
         return real(batch)
 
-    monkeypatch.setattr(engine.parts.target, "forward", forward)
+    monkeypatch.setattr(engine.target, "forward", forward)
     assert texts(decode(engine, params)) == expected
     assert runs[0] < 12 < sum(runs)
 
@@ -107,7 +107,7 @@ def test_a_model_that_fails_for_good_ends_the_request(
     model: Path, runs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make(model, 16)
-    real, passes = engine.parts.target.forward, 0
+    real, passes = engine.target.forward, 0
 
     def forward(batch: StepBatch) -> StepOutput:
         nonlocal passes
@@ -115,7 +115,7 @@ def test_a_model_that_fails_for_good_ends_the_request(
         output = real(batch)
         return output if passes < 12 else StepOutput(torch.full_like(output.logits_RV, torch.nan))
 
-    monkeypatch.setattr(engine.parts.target, "forward", forward)
+    monkeypatch.setattr(engine.target, "forward", forward)
     with pytest.raises(EngineError, match="NaN"):
         decode(engine, SamplingParams(max_tokens=40, ignore_eos=True))
 
@@ -123,9 +123,9 @@ def test_a_model_that_fails_for_good_ends_the_request(
 def test_interrupted_it_goes_on_step_by_step(model: Path, runs: list[int]) -> None:
     engine = make(model, 16)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
-    engine.parts.ahead.interrupt()
+    engine.interrupt()
     expected = texts(decode(engine, params))
     assert set(runs) == {1}
-    engine.parts.ahead.resume()
+    engine.resume()
     assert texts(decode(engine, params)) == expected
     assert max(runs) > 1

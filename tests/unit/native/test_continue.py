@@ -95,13 +95,13 @@ def test_the_engine_goes_on_where_everybody_can(
         )
     )
     begun: list[bool] = []
-    forward = engine.parts.target.forward
+    forward = engine.target.forward
 
     def spy(batch: StepBatch) -> object:
         begun.append(batch.begun is not None)
         return forward(batch)
 
-    monkeypatch.setattr(engine.parts.target, "forward", spy)
+    monkeypatch.setattr(engine.target, "forward", spy)
     params = SamplingParams(max_tokens=20, temperature=0.8, seed=3, ignore_eos=True)
     alone = engine.add([5, 9, 2, 7], params)
     assert len(list(engine.run([alone]))) == len(begun)

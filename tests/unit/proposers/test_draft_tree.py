@@ -120,7 +120,7 @@ def test_trees_are_grown_where_the_drafter_is_unsure(folder: Path) -> None:
 
 def test_chains_and_trees_share_one_model(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = engine_for(folder, "target")
-    chains = engine.parts.proposers["draft-model"]
+    chains = engine.proposers["draft-model"]
     assert isinstance(chains, DraftModelProposer)
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     ids = [
@@ -142,7 +142,7 @@ def test_the_context_may_end_and_the_drafters_kv_may_be_full(
     params = SamplingParams(temperature=temperature, max_tokens=100, seed=2, ignore_eos=True)
     engine = engine_for(folder, "draft")
     assert sum(len(e.tokens) for e in run(engine, params, [[3] * 40])) == 64 - 40
-    chains = engine.parts.proposers["draft-model"]
+    chains = engine.proposers["draft-model"]
     assert isinstance(chains, DraftModelProposer)
     assert chains.memory.kv.reserve(-1, 496)  # leaves one sequence a little room
     assert sum(len(e.tokens) for e in run(engine, params, [[3] * 10])) == 64 - 10

@@ -324,20 +324,20 @@ def test_rules_that_judge_chains_get_chains(folder: Path) -> None:
         engine_for(folder, "eagle3", {}, verifier="token")
     for kind in ("eagle3", "dflash"):
         engine = engine_for(folder, kind, CHAINS[kind], verifier="block")
-        assert engine.parts.proposers[kind].draws == {Draw.COUPLED, Draw.SAMPLED}
+        assert engine.proposers[kind].draws == {Draw.COUPLED, Draw.SAMPLED}
 
 
 def test_taps_are_computed_for_those_who_ask(folder: Path) -> None:
     engine = engine_for(folder, "eagle3", {})
-    assert engine.parts.proposers["eagle3"].needs.taps == (1, 3)
+    assert engine.proposers["eagle3"].needs.taps == (1, 3)
     asked: list[tuple[int, ...]] = []
-    forward = engine.parts.target.forward
+    forward = engine.target.forward
 
     def watched(batch):  # type: ignore[no-untyped-def]
         asked.append(batch.taps)
         return forward(batch)
 
-    engine.parts.target.forward = watched  # type: ignore[method-assign]
+    engine.target.forward = watched  # type: ignore[method-assign]
     params = SamplingParams(max_tokens=4)
     finish(engine, PROMPTS[0], params)
     assert set(asked) == {(1, 3)}
@@ -372,7 +372,7 @@ def test_medusa_drafts_ahead_what_it_drafts_step_by_step(
     assert alone[0] == alone[1]
     victim = engine.add(PROMPTS[2], params)
     requests = [engine.add(prompt, params) for prompt in PROMPTS[:2]]
-    while engine.parts.ahead.is_empty:
+    while not engine.has_ready_steps:
         engine.step()
     engine.cancel(victim)
     events = [event for report in engine.run(requests) for event in report.events]

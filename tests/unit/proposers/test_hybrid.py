@@ -416,7 +416,7 @@ def test_what_an_unread_drafter_would_gain_is_counted_ahead_too(
     monkeypatch.setattr(HybridProposer, "_reads", lambda *_: False)
     params = SamplingParams(max_tokens=200, temperature=0.9, seed=3, ignore_eos=True)
     request = engine.add(list(range(2, 42)), params)
-    hybrid = cast(HybridProposer, engine.parts.proposers["hybrid"])
+    hybrid = cast(HybridProposer, engine.proposers["hybrid"])
     most = 0.0
     for _ in engine.run([request]):
         for track in hybrid._tracks.values():

@@ -62,7 +62,7 @@ def outputs(engine: Engine, proposer: str | None, params: SamplingParams) -> lis
 
 def test_the_exit_layer_has_a_default_and_limits(folder: Path) -> None:
     assert [EarlyExitConfig().resolved(n) for n in (2, 3, 7, 32)] == [1, 1, 3, 13]
-    early = engine_for(folder, "early-exit", {"exit_layer": 2}).parts.proposers["early-exit"]
+    early = engine_for(folder, "early-exit", {"exit_layer": 2}).proposers["early-exit"]
     assert isinstance(early, EarlyExitProposer)
     assert early.exit_layer == 2
     for wrong, reason in ((0, r"in 1\.\.2"), (3, r"in 1\.\.2"), ("two", "a whole number or null")):
@@ -85,7 +85,7 @@ def test_only_the_first_layers_draft(
 ) -> None:
     """Drafting with all layers would give the same tokens, more accepted and nothing gained."""
     engine = engine_for(folder, "early-exit", {"exit_layer": 2})
-    target = engine.parts.target
+    target = engine.target
     forward, exits = target.forward, []
 
     def noting(batch: StepBatch) -> StepOutput:
@@ -152,7 +152,7 @@ def test_what_a_cascade_passes_on_is_the_middle_models_own_output(folder: Path) 
             pass
         stats = engine.collect(request).stats
         assert stats.num_accepted == stats.num_drafted > 20
-    cascade = engine.parts.proposers["cascade"]
+    cascade = engine.proposers["cascade"]
     assert isinstance(cascade, CascadeProposer)
     assert cascade._memory.kv.usage == 0
 
@@ -162,7 +162,7 @@ def test_a_draft_model_of_another_vocabulary_is_asked_for_by_name(folder: Path) 
         with pytest.raises(VocabularyMismatch, match="cross-vocab"):
             engine_for(folder, proposer, draft="foreign")
     engine = engine_for(folder, "cross-vocab", draft="foreign")
-    assert isinstance(engine.parts.proposers[engine.default.proposer or ""], CrossVocabProposer)
+    assert isinstance(engine.proposers[engine.default.proposer or ""], CrossVocabProposer)
     with pytest.raises(ConfigError, match="--draft-model"):
         engine_for(folder, "cross-vocab", draft=None)
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=40)

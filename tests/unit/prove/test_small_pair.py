@@ -48,14 +48,13 @@ def pair(engine: Engine) -> SmallPair:
 
 
 def plain_logits(engine: Engine, tokens: list[int]) -> torch.Tensor:
-    parts = engine.parts
-    parts.kv.reserve(-5, len(tokens))
+    engine.kv.reserve(-5, len(tokens))
     try:
-        return parts.target.forward(
-            pack([Slice(tokens, 0, parts.kv.table(-5), Proposal())])
+        return engine.target.forward(
+            pack([Slice(tokens, 0, engine.kv.table(-5), Proposal())])
         ).logits_RV[0]
     finally:
-        parts.kv.free(-5)
+        engine.kv.free(-5)
 
 
 def test_the_laws_are_the_models_own(engine: Engine, pair: SmallPair) -> None:
@@ -91,7 +90,7 @@ def test_a_tree_of_contexts_in_one_pass(engine: Engine) -> None:
 
 
 def test_nothing_is_left_in_the_engine(engine: Engine, pair: SmallPair) -> None:
-    assert engine.parts.kv.usage == 0
+    assert engine.kv.usage == 0
     assert not engine.has_work
 
 
