@@ -1,4 +1,4 @@
-"""Packs a pass into a ragged batch: per sequence its pending tokens, then the draft's nodes."""
+"""Packs a pass into a ragged batch: per sequence its pending tokens, then its draft nodes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,22 @@ from outrider.sampling import depths
 
 @dataclass(slots=True)
 class Slice:
-    """A sequence's share of a pass: `tokens` continue a context of `context` computed tokens.
+    """A sequence's part of a pass: `tokens` continue a context of `context` computed tokens.
 
-    `proposal` is None where the pass does not reach the end of what is known (a prefill chunk):
-    such a slice asks for no logits.
+    `proposal` is None for a prefill chunk that does not reach the end of the known tokens: such a
+    slice needs no logits.
     """
 
     tokens: list[int]
     context: int
     table: IntArray
     proposal: Proposal | None
-    scored: range = range(0)  # tokens whose logits are wanted besides those of root and nodes
+    scored: range = range(0)  # tokens whose logits are needed besides root and nodes
 
 
 def pack(slices: Seq[Slice], taps: tuple[int, ...] = ()) -> StepBatch:
-    """One StepBatch. Its rows of logits are, per slice with a proposal, the root and the nodes;
-
-    after all of these, slice by slice, what is `scored`.
-    """
+    """One StepBatch. Its rows of logits are the root and the nodes of each slice with a proposal,
+    then the `scored` tokens of each slice."""
     tokens: list[int] = []
     positions: list[int] = []
     starts = [0]
@@ -68,7 +66,7 @@ def pack(slices: Seq[Slice], taps: tuple[int, ...] = ()) -> StepBatch:
     num_slices, t = len(slices), len(tokens)
     tables = stack_tables([s.table for s in slices])
     contexts = [s.context for s in slices]
-    # One array cut in pieces: a step is so short that six conversions would show.
+    # One array cut in pieces: six conversions would take a noticeable part of a short step.
     all = np.array(tokens + positions + parents + starts + contexts + rows + scored, np.int32)
     s1 = 2 * t + len(parents)
     s2 = s1 + num_slices + 1
@@ -86,7 +84,7 @@ def pack(slices: Seq[Slice], taps: tuple[int, ...] = ()) -> StepBatch:
 
 
 def stack_tables(tables: Seq[IntArray]) -> IntArray:
-    """Block tables as rows of one array, padded with -1."""
+    """The block tables as rows of one array, padded with -1."""
     if len(tables) == 1:
         return tables[0][None]
     stacked = np.full((len(tables), max(map(len, tables), default=0)), -1, np.int32)

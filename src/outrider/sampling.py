@@ -1,13 +1,13 @@
-"""From logits to the law a request asked for, and to the token drawn from it.
+"""Turns logits into the distribution of a request, and draws tokens from it.
 
 Plain and speculative decoding share this file: a token at absolute position i is always
 `argmax(processed_logits / T + gumbel(seed, sample, i))`, whichever step computed the logits.
-Processing order, each per *position* (inside a draft block every row has its own history):
+The order of processing, for each *position* (inside a draft block every row has its own history):
 
     banned ids, EOS before min_tokens -> logit bias -> repetition, frequency, presence penalty
     -> temperature -> top-k -> top-p -> min-p
 
-The filters are defined by value, so that ties and implementations cannot disagree:
+The filters are defined by value, so that all implementations agree on ties:
     top-k keeps v iff fewer than k logits are greater than v's;
     top-p keeps v iff the renormalised mass strictly more probable than v is below p;
     min-p keeps v iff its probability is at least min_p times the largest.
@@ -35,8 +35,8 @@ from outrider.noise import gumbel, mix, sequence_key
 class LogitEdits:
     """The history-dependent part of one sequence's processing: bans, bias, penalties.
 
-    Keeps token counts of the committed history and adds a row's drafted ancestors on the fly, so
-    the law inside a draft block is the law plain decoding would see at that position.
+    Keeps token counts of the committed history and adds the drafted ancestors of a row, so the
+    distribution inside a draft block is that of plain decoding at the same position.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class LogitEdits:
 
 @dataclass(slots=True)
 class RowParams:
-    """The stateless part of the processing, one entry per row."""
+    """The stateless parameters of the processing, one entry per row."""
 
     temperature_R: npt.NDArray[np.float32]
     top_k_R: npt.NDArray[np.int32]
@@ -106,10 +106,10 @@ class RowParams:
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], counts: Sequence[int]) -> RowParams:
-        """Row parameters where sequence i occupies `counts[i]` consecutive rows."""
-        if len(params) == 1:  # one user: the same rows step after step
+        """The parameters of rows where sequence i has `counts[i]` consecutive rows."""
+        if len(params) == 1:  # one sequence: the same rows step after step
             return _rows_of_one(params[0], counts[0])
-        # A greedy row has no law to filter: its argmax always survives.
+        # A greedy row needs no filter, which always keeps the argmax.
         temperature = np.array([p.temperature for p in params], np.float32)
         top_k = np.array([p.top_k if p.temperature else 0 for p in params], np.int32)
         top_p = np.array([p.top_p if p.temperature else 1.0 for p in params], np.float32)
@@ -132,14 +132,14 @@ class RowParams:
         )
 
     def packed(self) -> bytes:
-        """All of it in one piece, as native calls take it."""
+        """All parameters in one piece of memory, for native calls."""
         if not self._packed:
             parts = (self.temperature_R, self.top_k_R, self.top_p_R, self.min_p_R)
             self._packed = b"".join(part.tobytes() for part in parts)
         return self._packed
 
 
-# By identity, since parameters cannot be hashed; the entry keeps its key's object alive.
+# By identity, because parameters cannot be hashed; an entry keeps its object alive.
 _known: dict[tuple[int, int], tuple[SamplingParams, RowParams]] = {}
 
 
@@ -161,7 +161,7 @@ def _rows_of_one(p: SamplingParams, count: int) -> RowParams:
 
 
 def true_vocabulary(logits_RV: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """Logits over exactly the true ids: padding cut off, ids a smaller model lacks impossible."""
+    """Logits over the true ids, without padding; -inf for ids that a smaller model lacks."""
     width = logits_RV.shape[-1]
     if width > num_tokens:
         return logits_RV[:, :num_tokens].contiguous()
@@ -171,7 +171,7 @@ def true_vocabulary(logits_RV: torch.Tensor, num_tokens: int) -> torch.Tensor:
 
 
 def filtered(logits_RV: torch.Tensor, rows: RowParams) -> torch.Tensor:
-    """Temperature and filters: scaled logits, -inf where filtered out. Greedy rows: T = 1."""
+    """Applies temperature and filters: scaled logits, -inf if filtered out. Greedy rows: T = 1."""
     device = logits_RV.device
 
     def column(values: npt.NDArray[np.generic]) -> torch.Tensor:
@@ -185,7 +185,7 @@ def filtered(logits_RV: torch.Tensor, rows: RowParams) -> torch.Tensor:
     vocab_size = scaled.shape[-1]
     top_k = column(rows.top_k_R).long()
     top_k = torch.where(top_k > 0, top_k, vocab_size).clamp_(max=vocab_size)
-    floor = ordered.gather(1, top_k - 1)  # the k-th largest: everything below goes
+    floor = ordered.gather(1, top_k - 1)  # the k-th largest: everything below is filtered out
     ordered = ordered.masked_fill(ordered < floor, -torch.inf)
     ordered_p = ordered.softmax(dim=-1)
     before = ordered_p.cumsum(dim=-1) - ordered_p
@@ -195,13 +195,13 @@ def filtered(logits_RV: torch.Tensor, rows: RowParams) -> torch.Tensor:
         & ((before < top_p) | (top_p >= 1))
         & (ordered_p >= column(rows.min_p_R) * ordered_p[:, :1])
     )
-    # Rows are sorted: the last kept value is the threshold, and equal values stay together.
+    # Rows are sorted: the last kept value is the threshold, so equal values are treated alike.
     floor = ordered.gather(1, kept.sum(dim=-1, keepdim=True).clamp_(min=1) - 1)
     return scaled.masked_fill_(scaled < floor, -torch.inf)
 
 
 def draw_tokens(logits_RV: torch.Tensor, rows: RowParams, keys_R: list[int]) -> list[int]:
-    """One token per row, -1 where the row has a NaN.
+    """One token per row, -1 if the row has a NaN.
 
     `keys_R` are draw keys (see `outrider.noise`), unused on greedy rows.
     """
@@ -226,7 +226,7 @@ def draw_tokens(logits_RV: torch.Tensor, rows: RowParams, keys_R: list[int]) -> 
 
 
 def law_of(logits_RV: torch.Tensor, rows: RowParams) -> torch.Tensor:
-    """The law `draw_tokens` draws from, as normalised float32 probabilities."""
+    """The distribution that `draw_tokens` draws from, as normalised float32 probabilities."""
     probs = filtered(logits_RV, rows).softmax(dim=-1)
     greedy = rows.temperature_R == 0
     if greedy.any():
@@ -238,7 +238,7 @@ def law_of(logits_RV: torch.Tensor, rows: RowParams) -> torch.Tensor:
 
 @dataclass(slots=True)
 class RowDraws:
-    """How a token is drawn at every row of a pass: known before there are any logits."""
+    """The parameters of the draws at every row of a pass, known before the logits."""
 
     starts: list[int]  # per sequence: the row of its root
     rows: RowParams
@@ -284,11 +284,11 @@ class RowLaws:
         how: RowDraws | None = None,
         draws: list[int] | None = None,
     ) -> None:
-        """`draws`: what a model drew in its pass, by `how`; there must be no `edits` then."""
+        """`draws`: the tokens that a model drew in its pass with `how`; requires no `edits`."""
         how = how or RowDraws.of(views, proposals, stream)
         self.starts, self._rows, self._keys_R = how.starts, how.rows, how.keys_R
         self._draws = draws
-        self._law_RV: torch.Tensor | None = None
+        self._probs_RV: torch.Tensor | None = None
         self._raw_RV = self._logits_RV = logits_RV = true_vocabulary(logits_RV, num_tokens)
         if draws is None and any(edit is not None for edit in edits):
             if any(view.params.logprobs is not None for view in views):
@@ -307,14 +307,16 @@ class RowLaws:
         return self._draws
 
     def probs(self, start: int, stop: int) -> torch.Tensor:
-        if self._law_RV is None:  # all rows at once: one pass over the vocabulary, not one per call
-            self._law_RV = law_of(self._logits_RV, self._rows)
-        return self._law_RV[start:stop]
+        if (
+            self._probs_RV is None
+        ):  # all rows at once: one pass over the vocabulary, not one per call
+            self._probs_RV = law_of(self._logits_RV, self._rows)
+        return self._probs_RV[start:stop]
 
     def mend(self) -> list[int]:
-        """Rows with a NaN, normally none; from now on their laws are uniform, their draws 0.
+        """The rows with a NaN, normally none; they become uniform distributions with draw 0.
 
-        Their sequences are lost, but rows never mix: the others go on as if nothing happened.
+        Their sequences fail. Rows do not influence each other, so other sequences are unaffected.
         """
         draws = self.draw()
         if not draws or min(draws) >= 0:
@@ -330,7 +332,7 @@ class RowLaws:
         return self._raw_RV[row].log_softmax(dim=-1)
 
     def margin(self, row: int) -> float:
-        """How far the runner-up is behind at a row: what it would take to change the draw."""
+        """The score difference of the two best tokens: a larger change may alter the draw."""
         one = self._rows.row(row)
         scaled = filtered(self._logits_RV[row : row + 1], one)
         if one.temperature_R[0] > 0:
@@ -339,7 +341,7 @@ class RowLaws:
         return float(best[0] - best[1])
 
     def select(self, indices: Sequence[int]) -> Laws:
-        """The same laws for a subset of the sequences."""
+        """The same distributions for a subset of the sequences."""
         return _Selected(self, [self.starts[i] for i in indices])
 
 
@@ -358,7 +360,7 @@ class _Selected:
 
 
 def depths(proposal: Proposal) -> list[int]:
-    """Distance from the root for the root (0) and every node."""
+    """The distance from the root of the root (0) and of every node."""
     if proposal.parents is None:
         return list(range(len(proposal.tokens) + 1))
     result = [0]

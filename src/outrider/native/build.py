@@ -1,12 +1,12 @@
-"""Compiles the native engine with the machine's own C++ compiler.
+"""Compiles the native engine with the machine's C++ compiler.
 
     python -m outrider.native.build            into the package's own folder, if out of date
     python -m outrider.native.build --sanitize with AddressSanitizer and UBSan, beside it
 
-The package build calls `compile_library` too, by path and before anything is installed, so this
-module imports nothing but the standard library. Every instruction set is its own translation
-unit with its own flags; the library chooses among them at run time. No -ffast-math, no fused
-operations that the source does not name: the order of a row's sums is part of the contract.
+The package build loads this file by path and calls `compile_library` before anything is installed,
+so this module imports the standard library only. Every instruction set is a translation unit with
+its own flags; the library chooses one at run time. There is no -ffast-math, and no fused operation
+that the source does not contain: the order of a row's sums is part of the contract.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 LIBRARY = "_outrider.so"
 SANITIZED = "_outrider_sanitized.so"
 X86 = ("x86_64", "AMD64")
-# Source file -> flags for x86-64; a file of another instruction set is empty elsewhere.
+# Source file -> flags for x86-64; on other processors these files compile to nothing.
 SOURCES = {
     "ahead.cpp": [],
     "dispatch.cpp": [],
@@ -61,11 +61,11 @@ SANITIZE = [
 
 
 class BuildError(Exception):
-    """No compiler, or one that cannot compile this; the message says which."""
+    """There is no compiler, or it cannot compile the sources; the message says which."""
 
 
 def find_compiler() -> list[str]:
-    """$CXX, or the first usual name there is."""
+    """$CXX, or the first usual name that exists."""
     chosen = os.environ.get("CXX")
     if chosen:
         return shlex.split(chosen)
@@ -86,7 +86,7 @@ def _run(command: list[str]) -> None:
 
 
 def compile_library(target: Path, *, sanitize: bool = False) -> Path:
-    """Compiles and links everything into `target`, replacing it whole. Raises `BuildError`."""
+    """Compiles and links everything into `target`, atomically. Raises `BuildError`."""
     compiler = find_compiler()
     x86 = platform.machine() in X86
     flags = FLAGS + (SANITIZE if sanitize else [])
@@ -109,7 +109,7 @@ def compile_library(target: Path, *, sanitize: bool = False) -> Path:
 
 
 def is_current(target: Path) -> bool:
-    """Whether the library is newer than everything it is made from."""
+    """Whether the library is newer than all of its sources."""
     if not target.is_file():
         return False
     made_from = [*HERE.glob("*.cpp"), *HERE.glob("*.h"), Path(__file__)]

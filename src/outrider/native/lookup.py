@@ -1,4 +1,4 @@
-"""Look-ups of the native library: a text, and how it may go on."""
+"""Look-ups of the native library: they find how a text may continue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def packed(numbers: Collection[int]) -> bytes:
 
 
 class NativeLookup:
-    """Owns what `outrider_suffix_new` or `outrider_ngram_new` returned."""
+    """Owns a handle that `outrider_suffix_new` or `outrider_ngram_new` returned."""
 
     def __init__(self, handle: int | None) -> None:
         if not handle:
@@ -39,7 +39,7 @@ class NativeLookup:
         native.check(self._lib.outrider_lookup_extend(self._argument, packed(tokens), len(tokens)))
 
     def drafted(self, tokens: Seq[int], budget: int) -> tuple[list[int], list[int] | None]:
-        """Takes in `tokens`; the drafts and, of a tree, their parents."""
+        """Appends `tokens` to the text; returns drafts and, for a tree, their parents."""
         if len(self._out) < 2 + 2 * budget:
             self._out = (ctypes.c_int32 * (2 + 2 * budget))()
         out = self._out
