@@ -69,7 +69,7 @@ class Remembered(FrozenTarget):
     def states(self, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self.recall(tokens)[0]
 
-    def laws(self, tokens: torch.Tensor) -> torch.Tensor:
+    def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.recall(tokens)[1]
 
     def exit(self, tokens: torch.Tensor, layer: int) -> torch.Tensor:
@@ -141,7 +141,7 @@ class Bench:
         return torch.tensor(rows[: self.num_rows])
 
     def drafters(self) -> dict[str, Measure]:
-        plain = self.frozen.laws
+        plain = self.frozen.next_logits
 
         def model(name: str) -> Measure:
             draft = model_logits(load_model(bundled_path(name)).eval())

@@ -1,8 +1,8 @@
-"""Structured output: the law of the model, conditioned on a grammar, token by token.
+"""Structured output: the model's distribution conditioned on a grammar, token by token.
 
-Which tokens may come next is a function of the output so far (llguidance computes it), so it is
-one more edit of the logits: applied at every draft position with that position's own history, it
-leaves speculation exact. What the grammar forces is also the cheapest draft there is.
+The allowed next tokens are a function of the output so far (computed by llguidance), so a grammar
+is one more edit of the logits. Applied at every draft position with the history of that position,
+it keeps speculation exact. Forced tokens are free drafts.
 
 Needs the extra `[grammar]`.
 """
@@ -34,7 +34,7 @@ LIMITS = {
 
 
 class GrammarVocabulary:
-    """A tokenizer as the grammar engine sees it. Slow to build, once per model."""
+    """A tokenizer in the grammar engine's form. Slow to build, once per model."""
 
     def __init__(self, tokenizer: Tokenizer, num_tokens: int, eos_ids: Sequence[int]) -> None:
         """`ConfigError` where the extra is missing or the model cannot end a text."""
@@ -59,7 +59,7 @@ class Grammar:
     """A compiled grammar. Immutable: every sequence gets a `Matcher` of its own."""
 
     def __init__(self, vocabulary: GrammarVocabulary, source: str) -> None:
-        """`source` as the class methods below write it; `RequestError` if it cannot be used."""
+        """`source` in the form of the class methods; `RequestError` if it cannot be used."""
         self._vocabulary = vocabulary
         library = vocabulary.library
         limits = library.LLParserLimits(**LIMITS)
@@ -111,10 +111,10 @@ class Grammar:
 class Matcher:
     """contracts.Edits of one sequence under a grammar, before its other edits.
 
-    Stands somewhere in the text, committed or guessed, and walks from there to wherever it is
-    asked about: back to the last common token, then forward. Where it gets stuck (the grammar has
-    a dead end, or its budget is spent) only the end of the text is allowed; being a function of
-    the text alone, that too is the same with and without speculation.
+    Has a position in the text, committed or guessed, and moves from there to the requested one:
+    back to the last common token, then forward. At a dead end of the grammar, or beyond its limit
+    of work, only the end of the text is allowed. This too is a function of the text alone, so it is
+    the same with and without speculation.
     """
 
     def __init__(
@@ -133,8 +133,8 @@ class Matcher:
     def apply(self, row_V: torch.Tensor, tokens: list[int], path: Sequence[int]) -> None:
         """Edits `row_V` in place for the position after `tokens + path`.
 
-        After a guess that the grammar rules out nothing matters: such a row is left alone. If the
-        other edits would leave no token at all they give way, for the grammar cannot.
+        A row after a guess that the grammar rules out is not changed, since it is never used. If
+        the other edits would leave no token, only the grammar applies.
         """
         allowed_V = self._allowed(tokens, path)
         if allowed_V is None:
@@ -147,7 +147,7 @@ class Matcher:
                 row_V.copy_(before_V)
 
     def forced(self, tokens: list[int]) -> list[int]:
-        """The tokens that spell what must come next; a guess, for others may spell it too."""
+        """Tokens that spell the forced text; a guess, since other tokens may spell it too."""
         found: list[int] = self._matcher.compute_ff_tokens() if self._walk(tokens, ()) else []
         if self._matcher.is_error():
             self._restart()
@@ -159,7 +159,7 @@ class Matcher:
         return self._walk(tokens, ()) and bool(self._matcher.is_accepting())
 
     def _allowed(self, tokens: list[int], path: Sequence[int]) -> torch.Tensor | None:
-        """None: the grammar does not lead there."""
+        """None if the grammar rules the text out."""
         bits = self._matcher.compute_bitmask() if self._walk(tokens, path) else None
         if self._matcher.is_error():
             self._restart()
@@ -171,13 +171,13 @@ class Matcher:
         return torch.from_numpy(mask).bool()
 
     def _restart(self) -> None:
-        """An error is for ever: begin anew, from the prompt on."""
+        """An error is permanent: start again from the prompt."""
         self._matcher: Any = self._start.deep_copy()
         self._num_read = self._num_prompt_tokens  # committed tokens behind us for good
         self._ahead: list[int] = []  # what was read after these
 
     def _walk(self, tokens: list[int], path: Sequence[int]) -> bool:
-        """Stands after `tokens + path`; False if the grammar does not lead there."""
+        """Moves to the end of `tokens + path`; False if the grammar rules it out."""
         wanted = [*tokens[self._num_read :], *path]
         common = 0
         for there, here in zip(wanted, self._ahead, strict=False):

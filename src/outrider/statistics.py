@@ -1,10 +1,10 @@
-"""What speculation did: counted from step events, cheap enough to count always.
+"""Counts of speculation from step events, cheap enough to be always on.
 
-*Acceptance length* is the mean number of tokens a step with drafts emitted. It counts the
-correction or bonus token: 1 means that no draft was ever accepted, K + 1 is the most.
+*Acceptance length* is the mean number of emitted tokens of a step with drafts. It counts the
+correction or bonus token: 1 means that no draft was accepted, K + 1 is the maximum.
 
-A proposal's accepted length says everything about its positions (a tree's position is its depth),
-so two histograms are all that is kept: accepted lengths, and where a proposal was refused.
+The accepted length of a proposal determines the verdicts of its positions (in a tree the position
+is the depth), so two histograms suffice: accepted lengths, and where a proposal was rejected.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ class SpeculationStats:
     num_proposal_tokens: int = 0  # emitted by those steps
     num_drafted: int = 0  # nodes
     num_accepted: int = 0
-    accepted_lengths: list[int] = field(default_factory=list)  # [k]: proposals that kept k nodes
-    refused_after: list[int] = field(default_factory=list)  # [k]: kept k, and the next was refused
+    accepted_lengths: list[int] = field(
+        default_factory=list
+    )  # [k]: proposals with k accepted nodes
+    refused_after: list[int] = field(default_factory=list)  # [k]: k accepted and the next rejected
     draft_s: float = 0.0
     verify_s: float = 0.0
     other_s: float = 0.0
@@ -38,7 +40,7 @@ class SpeculationStats:
     def add(self, event: StepEvent, timing: StepTiming | None = None) -> None:
         """Counts one sequence's step; the step's time once, however many events share it.
 
-        A sequence's seconds are those of the whole steps it took part in: what its reader waited.
+        A sequence's seconds are those of the whole steps it was part of: the time its client waits.
         """
         num_tokens = len(event.tokens)
         self.num_steps += 1
@@ -70,15 +72,15 @@ class SpeculationStats:
             self.accepted_lengths.append(0)
             self.refused_after.append(0)
         self.accepted_lengths[length] += 1
-        # Refused: the target drew its own token (the output did not end before) where a draft
-        # stood to be judged (the path did not end in a leaf).
+        # Rejected: the target drew its own token (the output did not end before) where a draft
+        # was to be judged (the path did not end in a leaf).
         last = path[-1] if path else -1
         judged = last in parents if parents is not None else length < num_drafted
         if judged and num_tokens > length:
             self.refused_after[length] += 1
 
     def merge(self, other: SpeculationStats) -> None:
-        """Adds another's sums to these; `other` is left alone."""
+        """Adds the sums of `other`, which does not change."""
         self.num_steps += other.num_steps
         self.num_tokens += other.num_tokens
         self.num_proposals += other.num_proposals
@@ -108,7 +110,7 @@ class SpeculationStats:
 
     @property
     def conditional_acceptance(self) -> list[float]:
-        """[i]: how often draft i + 1 was accepted where it was judged: all before it were."""
+        """[i]: how often draft i + 1 was accepted if all drafts before it were."""
         return [
             _ratio(reached, reached + refused)
             for reached, refused in zip(self._reached(), self.refused_after, strict=False)
@@ -148,7 +150,7 @@ class SpeculationStats:
         }
 
     def _reached(self) -> list[int]:
-        """[i]: proposals that kept at least i + 1 nodes."""
+        """[i]: proposals with at least i + 1 accepted nodes."""
         counts: list[int] = []
         total = 0
         for count in reversed(self.accepted_lengths[1:]):

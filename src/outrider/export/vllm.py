@@ -23,7 +23,7 @@ from outrider.model.weights import Checkpoint, read_config
 logger = logging.getLogger(__name__)
 
 DRAFT_MODEL_K = EAGLE3_K = 4
-SAMPLED_DRAFTS = {"draft_sample_method": "probabilistic"}  # drawn from their own law, as ours are
+SAMPLED_DRAFTS = {"draft_sample_method": "probabilistic"}  # drawn from q, like Outrider's
 _ADDITIONS = ("markov_", "confidence_")  # DSpark's
 
 

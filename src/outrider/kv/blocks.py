@@ -1,15 +1,15 @@
-"""Physical blocks: who holds each one, and which to hand out next.
+"""Physical blocks: how many sequences hold each one, and which to allocate next.
 
 A block is in exactly one of three states:
 
-    free     nobody holds it, its content means nothing
+    free     no table contains it, and its content is meaningless
     held     `refs[block] > 0` block tables contain it
-    cached   nobody holds it, but its content is in the prefix index: sharing may revive it,
-             and allocation may evict it once no free block is left
+    cached   no table contains it, but the prefix index does: sharing may revive it, and
+             allocation may evict it once no free block is left
 
 Attention over consecutive physical blocks is a view, over scattered ones a gather that costs
-1.2-3 times as much. So a growing sequence gets the physical neighbour of its last block when it
-can, and new sequences start far apart to leave each other room to grow.
+1.2-3 times as much. So a growing sequence gets the physical neighbour of its last block if
+possible, and new sequences start far apart to leave each other room to grow.
 """
 
 from __future__ import annotations

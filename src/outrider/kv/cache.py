@@ -8,10 +8,9 @@ committed slots, a root and four drafts of which two are accepted (blocks of 8, 
     forward writes                                                r d d   d d
     commit(24)      s s s s s s s s | s s s s s s s s | s s s s s s s s     freed at once
 
-A block is *sealed* once every slot in it is committed. Only sealed blocks are ever shared, and a
-forward only writes slots at or after the committed length: hence nobody writes a block that
-someone else can see, and copy-on-write is not needed. No torch here: the model owns the tensors,
-this owns the bookkeeping.
+A block is *sealed* once every slot in it is committed. Only sealed blocks are shared, and a forward
+writes only slots at or after the committed length. So no forward writes a shared block, and
+copy-on-write is not needed. No torch here: the model owns the tensors, this module the bookkeeping.
 """
 
 from __future__ import annotations
@@ -89,8 +88,8 @@ class KVCache:
         """Opens a sequence on the longest cached prefix of `tokens`; returns its length in slots.
 
         The result is a multiple of the block size and less than `len(tokens)`: the last token is
-        always left to compute, since somebody wants its logits. These slots are committed and
-        must not be written again. The sequence must not be open.
+        always left to compute, since its logits are needed. These slots are committed and must not
+        be written again. The sequence must not be open.
         """
         assert sequence_id not in self._sequences, f"sequence {sequence_id} is already open"
         blocks: list[int] = []
@@ -178,10 +177,10 @@ class KVCache:
 
     def free(self, sequence_id: int, *, keep: bool = True) -> None:
         """Closes a sequence. Its shareable blocks stay cached until the room is needed, unless
-        others hold the same.
+        other sequences hold the same content.
 
-        `keep=False` forgets what nobody else holds: the content is not to be trusted. Unknown ids
-        are fine.
+        `keep=False` drops blocks that no other sequence holds: their content may be wrong. Unknown
+        ids are fine.
         """
         sequence = self._sequences.pop(sequence_id, None)
         if sequence is None:

@@ -2,10 +2,10 @@
 
     digest(block) = BLAKE2b-128(digest of the block before it | tokens of the block)
 
-A digest thus names every token up to the end of its block, and the chain's root is a hash of the
-tenant's salt: tenants with different salts meet at no digest, so that neither content nor the
-timing of a cache hit crosses from one to the other. At 128 cryptographic bits nobody can produce
-two prefixes with one digest, which is what lets us not store and compare the tokens.
+A digest thus names every token up to the end of its block. The root of the chain is a hash of the
+tenant's salt: tenants with different salts share no digest, so neither content nor the timing of a
+cache hit leaks between them. With 128 cryptographic bits, two prefixes with one digest cannot be
+produced, so tokens need not be stored and compared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every picture, by name: which results it can be drawn from, and how."""
+"""Every picture, by name: the results it needs and how it is drawn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _of(rows: Sequence[Row], contender: str) -> list[Row]:
 
 
 class NothingToDraw(ConfigError):
-    """A result lacks what a picture shows: the controller may have kept drafts off."""
+    """A result has no data for a picture, for example because nothing was drafted."""
 
 
 def _drafting(rows: Sequence[Row]) -> list[Row]:
@@ -109,7 +109,7 @@ def acceptance_by_position(rows: list[Row], path: Path) -> None:
 
 
 def speedup_by_k(rows: list[Row], path: Path) -> None:
-    """Measured and, over it, what the formula promises at bare costs."""
+    """Measured speedup, and the formula's at bare costs."""
     fixed = [row for row in rows if isinstance(row.get("num_draft_tokens"), int)]
     proposers = [p for p in dict.fromkeys(r.get("proposer") for r in fixed) if p]
     with figure(path, "Speedup against draft length, measured and by the formula") as axes:
@@ -191,7 +191,7 @@ def speedup_by_batch(rows: list[Row], path: Path) -> None:
 
 
 def crossover(places: Sequence[float], values: Sequence[float]) -> float | None:
-    """Where a curve first falls below 1, on a logarithmic axis; None: it never does."""
+    """Where a curve first falls below 1, on a logarithmic axis; None if it does not."""
     before = None
     for place, value in zip(places, values, strict=True):
         if value < 1.0:

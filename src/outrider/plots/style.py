@@ -1,4 +1,4 @@
-"""One look for all pictures: no background of their own, colours that read on light and dark."""
+"""The style of all pictures: no background, colours for light and dark pages."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def _undated(path: Path) -> dict[str, None]:
 
 
 def legend(axes: Any) -> None:
-    """Below the picture, where it covers nothing."""
+    """Below the picture, where it does not cover data."""
     axes.figure.legend(loc="outside lower center", ncols=3, fontsize=8)
 
 
 def plain_line(axes: Any) -> None:
-    """Where plain decoding is."""
+    """A line at the speed of plain decoding."""
     axes.axhline(1.0, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
     axes.annotate(
         "plain",

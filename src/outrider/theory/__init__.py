@@ -1,4 +1,4 @@
-"""Acceptance, speedup, break-even and memory, as formulas. No torch: answers at once."""
+"""Acceptance, speedup, break-even and memory, as formulas, without torch."""
 
 from outrider.theory.acceptance import (
     coupled_acceptance,

@@ -1,4 +1,4 @@
-"""One-line refusals of numbers that mean nothing."""
+"""One-line errors for impossible numbers."""
 
 from __future__ import annotations
 

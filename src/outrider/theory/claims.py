@@ -1,6 +1,6 @@
-"""What is commonly said about speculative decoding, what is true, and the number that says so.
+"""Common wrong claims about speculative decoding, the truth, and the numbers that show it.
 
-Every number is computed here by the functions a user would call; nothing is typed in.
+The public functions of this package compute every number.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def claims() -> list[Claim]:
         ),
         Claim(
             "Draft i is judged by the logits at row prompt_length + i.",
-            "One row earlier: a row predicts the token behind it. For a prompt of 5 tokens:",
+            "One row earlier: a row predicts the next token. For a prompt of 5 tokens:",
             {"row of draft 0": row_of_draft(5, 0), "row of draft 1": row_of_draft(5, 1)},
         ),
     ]

@@ -1,4 +1,4 @@
-"""What a second model costs in memory: its weights and its KV, beside the target's."""
+"""The memory of a second model, weights and KV, relative to the target."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.theory._checks import check_not_negative
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """One model as memory sees it."""
+    """The sizes of one model that determine its memory."""
 
     num_parameters: float
     bytes_per_parameter: float = 2.0
@@ -26,7 +26,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What the drafter adds, in bytes, and as a fraction of what the target uses alone."""
+    """The drafter's bytes, and their fraction of the target's."""
 
     weight_bytes: float
     kv_bytes: float
@@ -41,7 +41,7 @@ def kv_bytes_per_token(
 
 
 def memory_overhead(target: Footprint, drafter: Footprint, num_tokens: float) -> Overhead:
-    """Of holding `drafter` beside `target` with `num_tokens` cached in both."""
+    """The overhead of `drafter` with `target`, with `num_tokens` cached in both."""
     check_not_negative("num_tokens", num_tokens)
     for name, model in (("target", target), ("drafter", drafter)):
         check_not_negative(f"parameters of the {name}", model.num_parameters)

@@ -1,10 +1,10 @@
-"""Tokens per cycle, cost per cycle, and what follows: speedup, break-even, the best K.
+"""Tokens per cycle and cost per cycle, and from them speedup, break-even and the best K.
 
 A cycle drafts K tokens and verifies them in one pass of the target; it emits the accepted ones and
 one token more (correction or bonus), which every count here includes. Costs are in target steps:
 `cost` is one draft step, `verify_cost(K)` the pass over K + 1 tokens (1 where it is free).
 
-    E[tokens] = 1 + sum_{k<=K} S_k        S_k: probability that the first k drafts all survive
+    E[tokens] = 1 + sum_{k<=K} S_k        S_k: probability that the first k drafts are accepted
               = (1 - alpha^{K+1}) / (1 - alpha)   if each is accepted with probability alpha
     speedup   = E[tokens] / (K cost + verify_cost(K))
 """
@@ -22,7 +22,7 @@ VerifyCost = Callable[[int], float]
 
 
 def free(num_draft_tokens: int) -> float:
-    """Verification costs one step whatever K: the memory-bound limit."""
+    """Verification costs one step for every K: the memory-bound limit."""
     return 1.0
 
 
@@ -60,10 +60,10 @@ def expected_tokens_from_survival(survival: Sequence[float]) -> float:
 
 
 def expected_tokens_of_tree(parents: Sequence[int], acceptance: Sequence[float]) -> float:
-    """Per cycle of a tree: one plus, for every node, the probability that its path is taken.
+    """Per cycle of a tree: one plus, for every node, the probability that its path is accepted.
 
-    `parents[i] < i` (-1: the root); `acceptance[i]`: that node i is taken given its parent is, so
-    siblings' values add up to at most 1.
+    `parents[i] < i` (-1: the root); `acceptance[i]`: probability that node i is accepted given its
+    parent, so the values of siblings add up to at most 1.
     """
     if len(parents) != len(acceptance):
         raise ConfigError("parents and acceptance must have one length")
@@ -97,7 +97,7 @@ def speedup(
 def break_even_alpha(
     num_draft_tokens: int, cost: float, verify_cost: VerifyCost = free
 ) -> float | None:
-    """The alpha at which a cycle pays exactly for itself; None where not even alpha = 1 does.
+    """The alpha at which the speedup is 1; None if alpha = 1 does not reach it.
 
     At K = 1 with free verification it is `cost` itself. K = 0 drafts nothing: None.
     """
@@ -128,7 +128,7 @@ def worth_extending(next_survival: float, tokens: float, extra_cost: float, spen
 
 
 def bonus_share(alpha: float, num_draft_tokens: int) -> float:
-    """The part of all tokens that is the bonus after a full accept: lost by not taking it."""
+    """The share of all tokens that is the bonus after a full accept."""
     return alpha**num_draft_tokens / expected_tokens(alpha, num_draft_tokens)
 
 

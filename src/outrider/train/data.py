@@ -1,10 +1,10 @@
 """Training data: text files, JSONL, corpus shards or stored generations -> token ids -> batches.
 
-Everything that can be wrong with the data is found here, before any training: empty files, JSON
-that is neither chat nor completion, a tokenizer whose ids do not fit the model, too little text.
+Wrong data is an error here, before any training: empty files, JSON that is neither chat nor
+completion, a tokenizer whose ids do not fit the model, too little text.
 
-A batch is a function of (seed, step) alone, so a resumed run sees exactly the rows it would have
-seen. Shapes: B rows, L positions.
+A batch is a function of (seed, step) alone, so a resumed run trains on the same rows as an
+uninterrupted one. Shapes: B rows, L positions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DataError(ConfigError):
 
 
 class Tokenizer(Protocol):
-    """What we need of a transformers tokenizer."""
+    """The part of a transformers tokenizer that training uses."""
 
     eos_token_id: int | None
 
@@ -170,7 +170,7 @@ class Windows:
         self._shuffle = Shuffle(num_windows, seed)
 
     def rows(self, step: int, num_rows: int) -> Tensor:
-        # 0.618...: successive phases stay far from one another.
+        # 0.618...: successive phases are far from one another.
         starts = [
             index * self.length + int(epoch * 0.6180339887 % 1 * self.length)
             for epoch, index in self._shuffle.pick(step, num_rows)

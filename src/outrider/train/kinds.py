@@ -1,4 +1,4 @@
-"""The kinds of drafter one can train, by name: options in, recipe out."""
+"""The kinds of trainable drafters, by name: options in, recipe out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from outrider.train.trainer import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """What recipes are made from. `start` is a folder to continue from instead of fresh weights."""
+    """The input of recipes. `start` is a folder to continue from instead of fresh weights."""
 
     target: Any
     tokenizer: Any
@@ -115,7 +115,7 @@ def _dflash(material: Material, options: dict[str, Any]) -> Recipe:
 
 
 def unused_id(material: Material) -> int:
-    """An id that stands for "not known yet": the mask token, or one never in the text."""
+    """An id for "not known yet": the mask token, or an id that is not in the text."""
     tokenizer = material.tokenizer
     for token_id in (tokenizer.mask_token_id, tokenizer.convert_tokens_to_ids("ÿ")):
         if isinstance(token_id, int) and token_id != tokenizer.unk_token_id:

@@ -1,9 +1,9 @@
-"""Distillation losses between a drafter's law q and the target's law p.
+"""Distillation losses between a drafter's distribution q and the target's distribution p.
 
-The acceptance probability of one drafted token under the ratio rule is sum_v min(p, q) = 1 - TV(p,
-q), so the total variation is the loss matched to the goal; forward KL is steadier far from the
-target. All functions take logits, work in fp32 and return one value per row, so that callers choose
-their own weighting.
+The ratio rule accepts a drafted token with probability sum_v min(p, q) = 1 - TV(p, q), so the total
+variation is the loss that matches the goal; forward KL has a better gradient far from the target.
+All functions take logits, compute in fp32 and return one value per row, so that callers choose the
+weights.
 
 Shapes: N rows (positions), V vocabulary.
 """
@@ -21,14 +21,14 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def forward_kl(q_logits_NV: Tensor, p_logits_NV: Tensor) -> Tensor:
-    """KL(p || q): cover everything the target might say."""
+    """KL(p || q): covers all tokens that are probable under the target."""
     log_p_NV = p_logits_NV.float().log_softmax(-1)
     log_q_NV = q_logits_NV.float().log_softmax(-1)
     return (log_p_NV.exp() * (log_p_NV - log_q_NV)).sum(-1)
 
 
 def reverse_kl(q_logits_NV: Tensor, p_logits_NV: Tensor) -> Tensor:
-    """KL(q || p): say only what the target would say."""
+    """KL(q || p): avoids tokens that are improbable under the target."""
     return forward_kl(p_logits_NV, q_logits_NV)
 
 
@@ -69,8 +69,8 @@ def distil(
 ) -> tuple[Tensor, Tensor]:
     """(loss, alpha) per row: (1 - tvd_share) forward KL + tvd_share total variation.
 
-    With `ids_W` the drafter knows only those target ids: the KL is to the target's law renormalised
-    on them, the total variation (and alpha) to the whole law.
+    With `ids_W` the drafter has only these target ids: the KL is to the target's distribution
+    renormalised on them, the total variation (and alpha) to the whole distribution.
     """
     p_full_NV = p_NV.float().softmax(-1)
     p_known_NW = p_full_NV if ids_W is None else p_full_NV[:, ids_W]

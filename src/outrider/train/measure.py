@@ -2,8 +2,8 @@
 
 alpha is the ratio rule's acceptance (sum of min(p, q), averaged over positions); agreement is the
 share of positions with the same most likely token. Acceptance length counts the correction or bonus
-token; the greedy one is what K greedy drafts would give at every position of the rows, the sampled
-one what the ratio rule is expected to give (from the product of the alphas ahead).
+token; the greedy one is the mean of K greedy drafts at every position of the rows, the sampled one
+the expectation under the ratio rule (from the product of the alphas ahead).
 Shapes: B rows, L positions, V vocabulary.
 """
 
@@ -67,7 +67,7 @@ def measure(
     skip: int = 0,
     temperature: float = 1.0,
 ) -> Agreement:
-    """Compare two laws at every position of `rows_BL` after the first `skip` of each row."""
+    """Compares two models at every position of `rows_BL` after the first `skip` of each row."""
     alpha_sum = agreement_sum = 0.0
     greedy_sum = sampled_sum = 0.0
     num_positions = num_starts = 0
@@ -95,7 +95,7 @@ def measure(
 
 
 def _runs(accepted_L: Tensor, num_draft_tokens: int) -> float:
-    """Expected accepted drafts, summed over all starts with `num_draft_tokens` places ahead."""
+    """Expected accepted drafts, summed over all starts with `num_draft_tokens` positions ahead."""
     ahead: Tensor = accepted_L.unfold(0, num_draft_tokens, 1)
     return ahead.cumprod(-1).sum().item()
 

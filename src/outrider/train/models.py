@@ -1,4 +1,4 @@
-"""Making, loading, compiling and saving the Hugging Face models that are trained here."""
+"""Creates, loads, compiles and saves the Hugging Face models for training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def llama(
     eos_token_id: int = 0,
     seed: int = 0,
 ) -> Any:
-    """A fresh Llama-shaped model, tied embeddings, head_dim 64, fp32; set by the seed."""
+    """A new Llama-shaped model from the seed: tied embeddings, head_dim 64, fp32."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -90,8 +90,8 @@ def hidden_states(model: Any, tokens_BL: Tensor) -> Tensor:
 def layer_states(model: Any, tokens_BL: Tensor) -> tuple[Tensor, ...]:
     """Hidden states by tap, [B, L, H] each: embeddings, after each layer, the last one normalised.
 
-    Llama is walked layer by layer (compiled layers and transformers' own capture do not mix well);
-    every other architecture goes through `output_hidden_states`.
+    Llama runs layer by layer, since compiled layers and transformers' own capture conflict; other
+    architectures use `output_hidden_states`.
     """
     if model.config.model_type != "llama":
         output = model.base_model(input_ids=tokens_BL, use_cache=False, output_hidden_states=True)
@@ -115,13 +115,13 @@ def layer_states(model: Any, tokens_BL: Tensor) -> tuple[Tensor, ...]:
 
 
 def rope_theta(config: Any) -> float:
-    """The base of a model's rotary positions, wherever its config keeps it."""
+    """The base of a model's rotary positions, from either place in its config."""
     parameters = getattr(config, "rope_parameters", None) or {}
     return float(parameters.get("rope_theta") or getattr(config, "rope_theta", None) or 10000.0)
 
 
 def output_logits(model: Any, hidden: Tensor) -> Tensor:
-    """Logits from the normalised last hidden state, with the scaling some architectures add."""
+    """Logits from the normalised last hidden state, with the scaling of some architectures."""
     logits: Tensor = model.get_output_embeddings()(hidden)
     config = model.config
     if getattr(config, "logit_scale", None):
@@ -148,7 +148,7 @@ def save_model(model: Any, folder: Path, tokenizer: Any = None) -> None:
         if name in names
     }
     model.save_pretrained(partial, state_dict=state, max_shard_size=MAX_SHARD)
-    # transformers writes the type the model has now, not that of the tensors.
+    # transformers writes the current type of the model, not that of the tensors.
     path = partial / "config.json"
     path.write_text(
         json.dumps(json.loads(path.read_text()) | {"dtype": "bfloat16"}, indent=2) + "\n"

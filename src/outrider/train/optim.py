@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from outrider.errors import ConfigError
 
-# Coefficients of the quintic iteration: they drive singular values to about 1 in five steps rather
-# than exactly to 1 in many.
+# Coefficients of the quintic iteration: singular values are about 1 after five steps, rather than
+# exactly 1 after many.
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 

@@ -1,4 +1,4 @@
-"""Progress of a run: a rich bar on a terminal, one line now and then elsewhere."""
+"""Progress of a run: a rich bar on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHOWN = ("loss", "alpha", "agreement")
 
 
 class Progress:
-    """Context manager; `update` may be called as often as one likes."""
+    """Context manager; `update` may be called at any rate."""
 
     def __init__(self, title: str, *, every_s: float = 10.0, quiet: bool = False) -> None:
         self.title, self.every_s, self.quiet = title, every_s, quiet

@@ -1,4 +1,4 @@
-"""One provenance file per run: what was trained, on what, by which command, and how it went."""
+"""One provenance file per run: command, data, versions and results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.train.trainer import Report
 
 
 def environment() -> dict[str, str]:
-    """Versions and machine, as far as they can change a result."""
+    """Versions and machine that can change a result."""
     import transformers
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()

@@ -1,8 +1,8 @@
 """The target's own text in bulk: many rows at once, static KV, one CUDA graph per context bucket.
 
-On-policy data is what a drafter meets in use: contexts the target itself has written. The loop
-below decodes a Llama-shaped model with every buffer allocated up front, so that on a GPU a step is
-one graph replay. Other architectures go through transformers' own `generate`.
+In use a drafter continues text of the target, so this text is on-policy data. The loop decodes a
+Llama-shaped model with preallocated buffers, so that on a GPU a step is one graph replay. Other
+architectures use transformers' own `generate`.
 
 Shapes: B rows, T positions, K kv heads, G query heads per kv head, D head size, H hidden, V
 vocabulary.
@@ -81,7 +81,7 @@ class _StaticDecoder:
         with torch.cuda.stream(side):
             self._step(context)
         torch.cuda.current_stream().wait_stream(side)
-        # The warm-up step wrote only what the first replay writes again.
+        # The first replay overwrites everything that the warm-up step wrote.
         self.position_1.copy_(before)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

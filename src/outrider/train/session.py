@@ -1,10 +1,10 @@
-"""One training run from files to a finished drafter: what every `outrider train` command does.
+"""One training run from files to a finished drafter: the work of every `outrider train` command.
 
     data -> checks -> held-out split -> the target's own text -> recipe -> measure -> train
          -> measure -> save
 
-Everything that can be wrong is found before the first step. The drafter's agreement with the
-target on held-out text is measured before and after, so a run says what it was worth.
+Errors in the input are found before the first step. The run measures the drafter's agreement with
+the target on held-out text before and after training.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class SessionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a run was worth; the dictionaries are a recipe's `measure` on held-out rows."""
+    """The result of a run; the dictionaries are a recipe's `measure` on held-out rows."""
 
     folder: Path
     before: dict[str, Any]
@@ -100,7 +100,7 @@ def run_session(config: SessionConfig) -> Outcome:
     target_folder = find_folder(config.target)
     tokenizer = load_tokenizer(target_folder)
     on_gpu = device.type == "cuda"
-    # The frozen target needs no more than its own type; what is trained is kept in fp32.
+    # The frozen target keeps its own type; trained weights are fp32.
     frozen_type = torch.bfloat16 if on_gpu and config.kind != "early-exit" else torch.float32
     target = load_model(target_folder, dtype=frozen_type).to(device)
     stream, heldout, files = _read(config, tokenizer, target.config.vocab_size)
@@ -188,7 +188,7 @@ def _read(
 
 
 def _own_rows(config: SessionConfig, target: Any, stream: Any) -> tuple[Tensor, Tensor]:
-    """The target's own rows for training, and a few to measure on; empty without own_tokens."""
+    """The target's own rows for training and a few for measuring; empty without own_tokens."""
     device = next(target.parameters()).device
     if not config.own_tokens:
         empty = torch.empty(0, config.length, dtype=torch.int32, device=device)

@@ -1,12 +1,11 @@
-"""The training loop every recipe runs in.
+"""The training loop of every recipe.
 
 Deterministic from a seed: the rows of a batch and all noise of a loss are functions of (seed,
-step). A run of a given length is therefore the same whether or not it was killed and resumed.
-Checkpoints are written to a temporary file and renamed, so the last complete one always survives.
+step). So a run of a given length gives the same result if it is killed and resumed. Checkpoints are
+written to a temporary file and renamed, so the last complete one always exists.
 
-With `minutes` instead of `num_steps` the first steps are timed and the length is then fixed once;
-it is stored in the checkpoint and the provenance file, and giving it as `num_steps` repeats the
-run.
+With `minutes` instead of `num_steps` the loop times the first steps and then fixes the length. The
+checkpoint and the provenance file contain it; the same number as `num_steps` repeats the run.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from outrider.train.progress import Progress
 
 logger = logging.getLogger(__name__)
 
-# Steps before the clock starts (compilation, caches), and steps that are timed to size a run.
+# Steps before the clock starts (compilation, caches), and timed steps that determine the length.
 _SETTLE_STEPS, _TIMED_STEPS = 5, 20
 
 
 class Recipe(Protocol):
-    """What is trained. `module` holds every trainable parameter."""
+    """What the loop trains. `module` contains every trainable parameter."""
 
     module: nn.Module
 
     def loss(self, tokens_BL: Tensor, step: int, done: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """Scalar loss and figures to show; `done` is the share of the run behind us, in [0, 1]."""
+        """Scalar loss and figures to show; `done` is the finished share of the run, in [0, 1]."""
 
     def measure(self, rows_BL: Tensor) -> dict[str, Any]:
         """Agreement with the target on whole rows; at least `alpha` and `agreement`."""
@@ -60,7 +59,7 @@ class TrainConfig:
     checkpoint_every_s: float = 60.0
     log_every: int = 20
     bf16: bool = True
-    # What else must be the same for a checkpoint to be continued: data, recipe, shapes.
+    # Must be equal for a checkpoint to be continued, besides seed and rates: data, recipe, shapes.
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
@@ -72,7 +71,7 @@ class TrainConfig:
 
 @dataclass
 class Report:
-    """What a run did: one curve row per `log_every` steps."""
+    """The record of a run: one curve row per `log_every` steps."""
 
     num_steps: int
     seconds: float
@@ -99,7 +98,7 @@ def train(
 
 
 class _Run:
-    """The state of one run; everything in `state()` is what a checkpoint holds."""
+    """The state of one run; a checkpoint contains `state()`."""
 
     def __init__(
         self, recipe: Recipe, source: BatchSource, config: TrainConfig, checkpoint: Path | None
@@ -168,7 +167,7 @@ class _Run:
             self.write_checkpoint()
 
     def _fix_length(self) -> None:
-        """Turn `minutes` into a number of steps, from the speed of the first ones."""
+        """Converts `minutes` to a number of steps, from the speed of the first ones."""
         assert self.config.minutes is not None
         if self.step not in (_SETTLE_STEPS, _SETTLE_STEPS + _TIMED_STEPS):
             return
@@ -205,7 +204,7 @@ class _Run:
         return repr((config.seed, config.rows_per_step, asdict(config.optim), config.fingerprint))
 
     def write_checkpoint(self) -> None:
-        """Atomic: a reader sees the old file or the new one, never a part."""
+        """Atomic: a reader gets the old file or the new one, never a part."""
         self._saved = time.monotonic()
         if self.path is None or self.rank != 0:
             return
@@ -218,7 +217,7 @@ class _Run:
         os.replace(partial, self.path)
 
     def resume(self) -> None:
-        """Continue from the checkpoint, if any; it must be of the same seed and rates."""
+        """Continues from the checkpoint, if any; it must have the same seed and rates."""
         if self.path is None or not self.path.exists():
             return
         state = torch.load(self.path, map_location=self.device, weights_only=True)

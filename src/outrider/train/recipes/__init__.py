@@ -1,1 +1,1 @@
-"""One file per kind of drafter: what is trained, by which loss, and how it is saved."""
+"""One file per kind of drafter: the trained module, its loss, and how it is saved."""

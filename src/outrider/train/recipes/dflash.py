@@ -1,8 +1,9 @@
-"""A DFlash block head: a whole block of tokens denoised in one bidirectional pass.
+"""A DFlash block head: one bidirectional pass denoises a whole block of tokens.
 
-Many blocks of each row are trained at once. A block that starts at place a (the last known token)
-sees the target's features of the places before a and all of itself; the target's law for place a +
-i comes from its own pass over the row. Options add DSpark's Markov bias and confidence.
+Each step trains on many blocks of a row. A block that starts at position a (the last known token)
+attends to the target's features of the positions before a and to all of itself. The target's
+distribution for position a + i comes from the target's pass over the row. Options add DSpark's
+Markov bias and confidence.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class DFlashRecipeConfig(HeadConfig):
     blocks_per_row: int = 32
     taps: tuple[int, ...] | None = None
     intermediate_size: int | None = None
-    # An id the text never holds; its embedding stands for "not known yet".
+    # An id that is not in the text; its embedding means "not known yet".
     mask_token_id: int = 0
     markov_rank: int = 0
     confidence: bool = False
@@ -89,7 +90,7 @@ class DFlashRecipe(HeadRecipe):
             q_NV = self.target.logits(hidden_NH)
             if self.head.config.markov_rank:
                 q_NV = q_NV + self.head.markov_bias(block_BAS[..., place - 1].flatten())
-            p_NV = self.target.laws(tokens_BL)[:, starts_A + place - 1].flatten(0, 1)
+            p_NV = self.target.next_logits(tokens_BL)[:, starts_A + place - 1].flatten(0, 1)
             trust = self.head.confidence(hidden_NH) if self.head.config.confidence else None
             yield Depth(q_NW=q_NV, p_NV=p_NV, confidence_N=trust)
 

@@ -1,9 +1,9 @@
-"""A draft model distilled from the target: it imitates the target's law, not the text.
+"""A draft model distilled from the target: it learns the target's distribution, not the text.
 
-The loss is a mixture of a steady divergence (forward KL by default) and the total variation, whose
-weight rises over the run: acceptance is one minus the total variation, but its gradient is weak far
-from the target. Rows may be text or the target's own generations; the target's law is computed on
-the fly either way.
+The loss is a mixture of a divergence (forward KL by default) and the total variation, whose weight
+rises over the run: acceptance is one minus the total variation, but its gradient is weak far from
+the target. Rows are text or the target's own generations; the target's distribution is computed
+during training.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class DraftConfig:
     # `tvd_by` of the run.
     tvd_share: float = 0.9
     tvd_by: float = 1.0
-    # Part of the total variation that is taken between the laws at temperature 1/2: the likeliest
-    # tokens, and so greedy agreement, count for more.
+    # Part of the total variation at temperature 1/2: this gives the most probable tokens, and so
+    # greedy agreement, more weight.
     sharp_share: float = 0.0
-    # Positions per slice of the loss: the fp32 laws of a whole batch need not fit in memory.
+    # Positions per slice of the loss: fp32 logits of a whole batch may not fit in memory.
     slice_rows: int = 1 << 15
     compiled: bool = False
 

@@ -1,8 +1,8 @@
-"""An EAGLE-3 head, trained the way it will be used: on its own outputs.
+"""An EAGLE-3 head, trained on its own outputs, as in use.
 
 Unroll step 0 reads the target's fused features at every position t; step j reads the head's own
-output of step j - 1. A draft that started at t sees the true features up to t and then only its own
-j positions, so the keys of step 0 are masked causally and those of later steps on the diagonal.
+output of step j - 1. A draft that starts at t attends to the true features up to t and then to its
+own j positions, so the keys of step 0 are masked causally and those of later steps on the diagonal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Eagle3RecipeConfig(HeadConfig):
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """Low, middle and high; vLLM's (2, L/2, L - 3) where a target is deep enough for it."""
+    """Low, middle and high layers; vLLM's (2, L/2, L - 3) if the target is deep enough."""
     if num_layers >= 12:
         return (2, num_layers // 2, num_layers - 3)
     low, high = max(0, min(num_layers // 3, num_layers - 3)), num_layers - 1
@@ -101,6 +101,6 @@ class Eagle3Recipe(HeadRecipe):
                 self.target.embed(following_BT), hidden, (starts + ahead)[None], past, mask
             )
             seen.append(own)
-            p_BTV = self.target.laws(tokens_BL)[:, 1 + ahead : 1 + ahead + num_starts]
+            p_BTV = self.target.next_logits(tokens_BL)[:, 1 + ahead : 1 + ahead + num_starts]
             q_NW, p_NV = q_BTW[:, skip:].flatten(0, 1), p_BTV[:, skip:].flatten(0, 1)
             yield Depth(q_NW=q_NW, p_NV=p_NV, ids_W=ids_W)

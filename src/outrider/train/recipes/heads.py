@@ -1,10 +1,10 @@
-"""What the recipes of all drafting heads have in common.
+"""Shared by the recipes of all drafting heads.
 
-A head drafts several tokens ahead; for each depth a recipe yields what the head says and what the
-target says at the same places. Loss and measurement are then the same for every kind: the mixture
-of `losses.distil`, weighted by depth.
+A head drafts several tokens ahead; for each depth a recipe yields the logits of the head and of the
+target at the same positions. Loss and measurement are then the same for every kind: the mixture of
+`losses.distil`, weighted by depth.
 
-Shapes: B rows, L positions, N compared places, H hidden, V vocabulary, W draft vocabulary.
+Shapes: B rows, L positions, N compared positions, H hidden, V vocabulary, W draft vocabulary.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class HeadConfig:
 
 @dataclass
 class Depth:
-    """One depth: both sides' logits at the same N places, starts in the same order.
+    """One depth: the logits of both sides at the same N positions, starts in the same order.
 
-    `ids_W` maps the drafter's columns to target ids where its vocabulary is reduced.
+    `ids_W` maps the drafter's columns to target ids if its vocabulary is reduced.
     """
 
     q_NW: Tensor
@@ -49,7 +49,7 @@ class Depth:
 
 
 class FrozenTarget:
-    """The target as a source of features; computed once per batch for all heads that ask."""
+    """The target as a source of features, computed once per batch for all heads."""
 
     def __init__(self, model: Any, *, compiled: bool = False) -> None:
         self.model = model.eval().requires_grad_(False)
@@ -57,33 +57,33 @@ class FrozenTarget:
         self.embed = model.get_input_embeddings()
         self._seen: Tensor | None = None
         self._states: tuple[Tensor, ...] = ()
-        self._laws: Tensor | None = None
+        self._next_logits: Tensor | None = None
         self._last: tuple[Tensor, Tensor] | None = None
         if compiled:
             compile_layers(model)
 
     @torch.no_grad()
     def states(self, tokens_BL: Tensor) -> tuple[Tensor, ...]:
-        """Hidden states by tap; the last one is after the final norm, ready for the head."""
+        """Hidden states by tap; the last one is after the final norm, as the head expects it."""
         if self._seen is not tokens_BL:
-            self._seen, self._laws = tokens_BL, None
+            self._seen, self._next_logits = tokens_BL, None
             self._states = layer_states(self.model, tokens_BL)
         return self._states
 
     @torch.no_grad()
     def last(self, tokens_BL: Tensor) -> Tensor:
-        """The last state alone, after the final norm, [B, L, H]: what a draft model learns from."""
+        """The last state alone, after the final norm, [B, L, H]: enough for a draft model."""
         if self._last is None or self._last[0] is not tokens_BL:
             self._last = tokens_BL, hidden_states(self.model, tokens_BL)
         return self._last[1]
 
     @torch.no_grad()
-    def laws(self, tokens_BL: Tensor) -> Tensor:
+    def next_logits(self, tokens_BL: Tensor) -> Tensor:
         """Logits for the token after each position, [B, L, V]."""
         states = self.states(tokens_BL)
-        if self._laws is None:
-            self._laws = self.logits(states[-1])
-        return self._laws
+        if self._next_logits is None:
+            self._next_logits = self.logits(states[-1])
+        return self._next_logits
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The target's own output head, for its states or for a drafter's."""
@@ -96,7 +96,7 @@ class FrozenTarget:
 
 
 class HeadRecipe(ABC):
-    """Base of the head recipes; subclasses say what is compared at each depth."""
+    """Base of the head recipes; subclasses define what is compared at each depth."""
 
     def __init__(self, head: Head, target: FrozenTarget, config: HeadConfig) -> None:
         self.module: nn.Module = head
@@ -106,7 +106,7 @@ class HeadRecipe(ABC):
 
     @abstractmethod
     def depths(self, tokens_BL: Tensor, step: int, skip: int = 0) -> Iterator[Depth]:
-        """What to compare on these rows, nearest depth first; no draft starts before `skip`."""
+        """The comparisons on these rows, nearest depth first; no draft starts before `skip`."""
 
     def loss(self, tokens_BL: Tensor, step: int, done: float) -> tuple[Tensor, dict[str, Tensor]]:
         share = torch.tensor(self.config.tvd_share * done, device=tokens_BL.device)
@@ -134,8 +134,8 @@ class HeadRecipe(ABC):
     ) -> dict[str, Any]:
         """alpha and greedy agreement by depth, and the greedy acceptance length, on whole rows.
 
-        Later depths are fed the rows' own tokens, so the greedy length is exact where the rows are
-        the target's greedy text, and the alphas are those of drafts that have been accepted so far.
+        Later depths read the rows' own tokens. So the greedy length is exact if the rows are the
+        target's greedy text, and the alphas are conditional on accepted drafts so far.
         """
         alphas: list[list[Tensor]] = []
         same: list[list[Tensor]] = []
@@ -177,7 +177,7 @@ def confidence_loss(confidence_N: Tensor, alpha_N: Tensor) -> Tensor:
 
 
 class Together:
-    """Several recipes in one run, on the same batches; their parameters are disjoint."""
+    """Several recipes in one run on the same batches, with disjoint parameters."""
 
     def __init__(self, recipes: Mapping[str, Recipe]) -> None:
         self.recipes = recipes

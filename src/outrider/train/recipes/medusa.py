@@ -1,7 +1,7 @@
 """Medusa heads: each guesses one token further ahead from the last hidden state (Medusa-1).
 
-The target stays frozen. Head h at position t is compared with the target's own law for token t + 2
-+ h, given the text in between: no reruns are needed, the target has seen the whole row.
+The target is frozen. Head h at position t is compared with the target's own distribution for token
+t + 2 + h, given the text in between; one pass of the target over the row gives all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class MedusaRecipeConfig(HeadConfig):
     num_heads: int = 4
     num_hidden_layers: int = 1
     original_lm_head: bool = True
-    # Positions of a row that are trained on in one step; neighbours say much the same.
+    # Trained positions of a row in one step; neighbouring positions are similar.
     positions_per_row: int = 128
 
 
@@ -47,7 +47,7 @@ class MedusaRecipe(HeadRecipe):
     def __init__(
         self, target: FrozenTarget, config: MedusaRecipeConfig, heads: MedusaHeads | None = None
     ) -> None:
-        """Trains `heads` further, or new ones when there are none."""
+        """Continues the training of `heads`; new ones if None."""
         heads = heads or new_heads(target, config)
         super().__init__(heads.to(target.head.weight.device), target, config)
         self.heads, self.positions_per_row = heads, config.positions_per_row
@@ -66,5 +66,5 @@ class MedusaRecipe(HeadRecipe):
             guess_NH = guesses[index].flatten(0, 1)
             shared = self.heads.config.original_lm_head
             q_NV = self.target.logits(guess_NH) if shared else self.heads.lm_heads[index](guess_NH)
-            p_NV = self.target.laws(tokens_BL)[:, starts + 1 + index].flatten(0, 1)
+            p_NV = self.target.next_logits(tokens_BL)[:, starts + 1 + index].flatten(0, 1)
             yield Depth(q_NW=q_NV, p_NV=p_NV)

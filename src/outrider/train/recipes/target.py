@@ -1,8 +1,8 @@
 """A target whose first layers can draft for it (LayerSkip: layer dropout + early-exit loss).
 
 Every layer's output, passed through the model's own final norm and head, is trained to predict the
-next token: each step adds the loss of a few exits, taken in turn. Layers are dropped per row with a
-probability that rises with depth, so that shallow outputs stay usable.
+next token: each step adds the loss of a few exits in rotation. Layers are dropped per row with a
+probability that rises with depth, so that shallow outputs remain usable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from outrider.train.models import compile_layers, save_model
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig:
     exit_weight: float = 0.15
-    # Layers whose output may draft; taken in turn, `exits_per_step` at a time. () means all but the
+    # Layers whose output may draft, in rotation, `exits_per_step` at a time. () means all but the
     # last.
     exits: tuple[int, ...] = ()
     exits_per_step: int = 2
