@@ -1,14 +1,14 @@
-"""Every exception a user of Outrider can meet.
+"""Every exception that Outrider raises for users.
 
     OutriderError
     ├── ConfigError            an option that cannot work; message says which and what to do
-    │   ├── LossyPairing       a proposer/verifier pair that would change the output's law
+    │   ├── LossyPairing       a proposer/verifier pair that would change the output distribution
     │   └── UnknownName        no such proposer, verifier, ... (with a suggestion)
     ├── ModelError             a folder that cannot be loaded, a model that fails the self-check
     │   └── VocabularyMismatch target and drafter do not share a vocabulary
     ├── RequestError           a request that cannot be served: empty, too long, bad parameter
-    └── EngineError            the engine itself failed; the request was not at fault
-        └── Overloaded         no room for this request now: it may be sent again later
+    └── EngineError            the engine itself failed; the request was valid
+        └── Overloaded         no room for this request now: send it again later
 
 User errors carry a one-line message and become exit code 2 on the command line.
 """
@@ -20,7 +20,7 @@ from collections.abc import Iterable
 
 
 class OutriderError(Exception):
-    """Base of the tree; catch this to catch everything Outrider raises on purpose."""
+    """Base of the tree: catches everything that Outrider raises on purpose."""
 
 
 class ConfigError(OutriderError, ValueError):
@@ -28,7 +28,7 @@ class ConfigError(OutriderError, ValueError):
 
 
 class LossyPairing(ConfigError):
-    """A proposer and a verifier which together would not reproduce the target's law."""
+    """A proposer and a verifier that together would change the target's distribution."""
 
 
 class UnknownName(ConfigError):
@@ -42,15 +42,15 @@ class UnknownName(ConfigError):
 
 
 class ModelError(OutriderError):
-    """A model folder that cannot be loaded, or a model we refuse to speculate with."""
+    """A model folder that cannot be loaded, or a model whose drafts cannot be verified."""
 
 
 class VocabularyMismatch(ModelError):
-    """Target and drafter disagree about what a token id means."""
+    """A token id has different meanings for target and drafter."""
 
 
 class RequestError(OutriderError, ValueError):
-    """A request that cannot be served as asked.
+    """A request that cannot be served.
 
     `param` names the wrong parameter, `code` the kind of error, for programs.
     """
@@ -62,8 +62,8 @@ class RequestError(OutriderError, ValueError):
 
 
 class EngineError(OutriderError, RuntimeError):
-    """The engine failed; nothing was wrong with the request."""
+    """The engine failed; the request was valid."""
 
 
 class Overloaded(EngineError):
-    """The engine is well but has no room for this request now: queue, time or memory."""
+    """The engine works but has no room for this request now: queue, time or memory."""

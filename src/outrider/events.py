@@ -1,6 +1,6 @@
-"""What a step reports: the one stream that statistics, streaming, metrics and traces all read.
+"""The report of a step: the single source of statistics, streaming, metrics and traces.
 
-A step's records are not frozen, only because that makes them three times as dear to create.
+The records are not frozen, because frozen ones take three times as long to create.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class StepEvent:
-    """What one step confirmed for one sequence: `tokens` and `text` are never taken back."""
+    """What one step confirmed for one sequence: `tokens` and `text` never change later."""
 
     request_id: str
     sample_index: int
     step: int  # counts this sequence's steps, from 1
     tokens: list[int]  # confirmed: the accepted drafts, then the target's own token
-    text: str  # confirmed; may lag behind the tokens while a stop string or character is open
+    text: str  # confirmed; later than the tokens while a stop string or character is open
     finish_reason: str | None
     draft_tokens: list[int]
     draft_parents: list[int] | None  # None: a chain
     path: list[int]  # accepted nodes of the draft
     source: str  # which proposer drafted; "" for none
     pieces: list[str] = field(default_factory=list)  # `text`, by the token that confirmed it
-    logprobs: list[TokenLogprob] | None = None  # of `tokens`, where the request asked for them
+    logprobs: list[TokenLogprob] | None = None  # of `tokens`, if the request asked for them
     prompt_logprobs: list[TokenLogprob] | None = None  # with the first event: all but token 0
 
 
 @dataclass(slots=True)
 class StepTiming:
-    """Where one step's time went, all its sequences together."""
+    """The time of one step, all its sequences together."""
 
     draft_s: float
     verify_s: float  # the target's pass, sampling and verdicts

@@ -173,7 +173,7 @@ class Matcher:
     def _restart(self) -> None:
         """An error is permanent: start again from the prompt."""
         self._matcher: Any = self._start.deep_copy()
-        self._num_read = self._num_prompt_tokens  # committed tokens behind us for good
+        self._num_read = self._num_prompt_tokens  # committed tokens, never read again
         self._ahead: list[int] = []  # what was read after these
 
     def _walk(self, tokens: list[int], path: Sequence[int]) -> bool:

@@ -1,4 +1,4 @@
-"""Where each token of a step came from, and what became of it: for everything that shows steps."""
+"""The origin and verdict of each token of a step, for everything that shows steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Spelling = Callable[[int], str]
 
 
 class Kind(enum.Enum):
-    """What became of a token: value is (mark, style)."""
+    """The verdict on a token: value is (mark, style)."""
 
     ACCEPTED = ("✓", "green underline")
     REJECTED = ("✗", "red strike")
@@ -34,7 +34,7 @@ class Kind(enum.Enum):
 
 
 def judged(event: StepEvent) -> list[tuple[Kind, int]]:
-    """A step's tokens in reading order: accepted, then the refused draft, then the target's own."""
+    """A step's tokens in reading order: accepted, the rejected draft, then the target's own."""
     drafted, path = event.draft_tokens, event.path
     own = event.tokens[len(path) :]
     leftover = Kind.REJECTED if own else Kind.UNUSED
