@@ -1,8 +1,8 @@
 // Attention of one tile of queries over a paged cache, in three passes: scores, softmax, values.
 //
 // Every query sees its keys in the order of its own path (context, then ancestors, then itself),
-// by index along that path. So the sums of a tree node equal those of the same tokens laid out as
-// a chain, and neither block size nor physical placement can be seen in the result.
+// by index along that path. So the sums of a tree node equal those of the same tokens in a chain,
+// and the result depends neither on the block size nor on the physical placement.
 #pragma once
 
 namespace outrider {
@@ -12,9 +12,9 @@ constexpr int value_width(int queries) {
   return tile_panels(queries) < 4 ? tile_panels(queries) : 4;
 }
 
-// Scores of QT queries against NS tiles of sixteen keys; one chain over d for each. Fetched
-// meanwhile: the values of the same slots, which the last pass will want, and the keys of the tiles
-// that follow (`left` of them), which may lie anywhere.
+// Scores of QT queries against NS tiles of sixteen keys; one chain over d for each. Prefetches
+// the values of the same slots for the last pass, and the keys of the next tiles (`left` of them),
+// which may lie anywhere.
 template <int QT, int NS>
 __attribute__((noinline)) void score_tiles(const Attention& a, const float* q, const Segment* s, int left,
                                            float* scores) {
@@ -148,7 +148,7 @@ __attribute__((noinline)) float softmax(float* scores, int from, int to) {
   return horizontal_sum(sum);
 }
 
-// The first keys that a task will want.
+// Prefetches the first keys of a task.
 inline void fetch_first_keys(const Attention& a, int num_tiles) {
   for (int i = 0; i < num_tiles && i < a.num_segments; ++i) {
     const float* keys = a.keys + size_t(a.segments[i].tile) * a.tile_stride;
@@ -186,7 +186,7 @@ void attend(const Attention& a) {
       for (int i = 0; i < length[j] - a.context; ++i) s[a.context + i] = s[a.context + path[j][i]];
     sum[j] = softmax(s, from[j], length[j]);
   }
-  // Slots that every query of the tile sees at the same place of its path.
+  // The slots that every query of the tile sees at the same place of its path.
   const int common_to = a.context + (tree ? 0 : a.whole ? a.ahead : row[0] + 1);
   const bool shared = common_from < common_to;
   for (int j = 0; j < QT; ++j)

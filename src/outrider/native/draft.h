@@ -1,4 +1,4 @@
-// What drafting chains and growing trees share: a request's parameters, and its draws.
+// Shared by chains and growing trees: the parameters of a request, and its draws.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace outrider {
 
-// Parameters of drafting, taken apart; one entry per sequence.
+// The unpacked parameters of drafting; one entry per sequence.
 struct DraftParams {
   const uint64_t* key;
   const float* temperature;
@@ -27,7 +27,7 @@ struct DraftParams {
   }
 };
 
-// A draft in flight: the step being run, over arrays of its own from the second pass on.
+// A draft in progress: the running step, with its own arrays from the second pass on.
 struct Drafting {
   Step step;
   DraftParams params;
@@ -35,7 +35,7 @@ struct Drafting {
   std::vector<int32_t> tokens, positions, starts, context, rows, active;  // active: seq of a row
   std::vector<int32_t> next_position;                                     // [S], to be fed
   std::vector<float> logits, states;
-  std::vector<std::vector<float>> scratch;  // of each thread, where something is filtered
+  std::vector<std::vector<float>> scratch;  // of each thread, if filters are used
 
   Drafting(OutriderModel& m, const StepArgs& s, const DraftParams& p) : step{&m, s}, params(p) {}
 
@@ -45,19 +45,19 @@ struct Drafting {
   float* tap_out = nullptr;
   std::vector<float> tapped;
 
-  // Checks everything and runs up to the first plan; `extra`: slots each sequence needs besides.
-  // `length` becomes the longest a sequence may get.
+  // Checks everything and builds the first plan; `extra`: additional slots of each sequence.
+  // `length` becomes the longest possible length of a sequence.
   int32_t begin(const std::vector<int32_t>& extra, int* length);
 
-  // The key of the draw after `depth` drafts. A head's last row stands one token further back.
+  // The key of the draw after `depth` drafts. The last row of a head is one token earlier.
   uint64_t draw_key(int seq, int depth) const {
     const int next = first_position[size_t(seq)] + depth + (step.m->config.kind ? 1 : 0);
     return mix(params.key[seq] + uint64_t(int64_t(next)));
   }
-  // The least scaled logit of a row that its sequence's filters keep.
+  // The smallest scaled logit of a row that the filters of its sequence keep.
   float floor(const float* x, int seq, int thread);
 
-  // Points the step at the arrays above; false with `failed` set where they do not fit.
+  // Sets the step's pointers to the arrays above; false, with `failed` set, if sizes do not fit.
   bool plan();
 
  private:

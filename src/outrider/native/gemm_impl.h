@@ -1,8 +1,8 @@
 // Skinny matrix products. Included by each kernels_*.cpp inside its own instruction set.
 //
 // Output element (row, n) is one chain of multiply-adds over k, in order, whatever the tile. A
-// register tile covers MT rows x NV panels; a chain may be parked in `c` between two blocks of k,
-// which changes nothing, since a float stored and loaded is the same float.
+// register tile covers MT rows x NV panels; a chain may be stored in `c` between two blocks of k,
+// which changes no bit.
 #pragma once
 
 #include <type_traits>
@@ -11,7 +11,7 @@ namespace outrider {
 namespace {
 
 constexpr int kBlockK = 512;    // k values per block when the rows need several register tiles
-// How far ahead to prefetch within a panel: the fewer streams, the further.
+// The prefetch distance within a panel: longer with fewer streams.
 constexpr int ahead_lines(int panels) { return panels >= 8 ? 16 : panels >= 2 ? 32 : 64; }
 
 enum { kToL2 = 2, kToL1 = 3 };
@@ -57,7 +57,7 @@ struct FloatLine {
   template <int MT, int NV>
   static inline void add(V (&acc)[MT][NV], const RowPointers<MT, float>& x, const char* w,
                          size_t panel) {
-    if constexpr (kBF16Lines) {  // reading a line twice is cheaper than holding both its halves
+    if constexpr (kBF16Lines) {  // reading a line twice takes less time than holding both halves
       combine(acc, [&](int m) { return set1(x.row(m)[0]); },
               [&](int v) { return load_bf16_even(w + size_t(v) * panel); }, multiply_add);
       combine(acc, [&](int m) { return set1(x.row(m)[1]); },
@@ -95,7 +95,7 @@ struct PairLine {
   }
 };
 
-// `wanted`: what is fetched meanwhile, `pace` bytes of each panel with every line.
+// `wanted`: the memory to prefetch, `pace` bytes of each panel with every line.
 template <class Line, int MT, int NV, class T>
 inline void add_lines(V (&acc)[MT][NV], const T* first, ptrdiff_t ldx, const char* w, size_t panel,
                       int lines, const char* wanted, ptrdiff_t pace = 64) {
@@ -117,8 +117,8 @@ struct TileArgs {
   float* c;           // first row, first column
   ptrdiff_t ldc;
   bool resume;        // add to what c holds
-  // What to fetch meanwhile. pace 0: this tile's own lines, as far ahead as pays, then `next`'s.
-  // Else so many bytes of each panel with every line, from `ahead` bytes behind the first one on.
+  // What to prefetch. pace 0: the lines of this tile, at the usual distance, then those of `next`.
+  // Otherwise `pace` bytes of each panel with every line, starting `ahead` bytes after the first.
   ptrdiff_t pace, ahead;
   ptrdiff_t next;     // bytes from the first panel to the first one of the following tile
 };
@@ -242,7 +242,7 @@ void row_tile(TileArgs a, int num_panels) {
   auto at = [&](int width) {
     a.panel = first + size_t(p) * panel;
     a.c = c + 16 * p;
-    // After the last panel of the task its thread goes on with the panels that follow.
+    // After the last panel of the task, its thread continues with the next panels.
     a.next = ptrdiff_t(width * panel);
     p += width;
   };
@@ -269,8 +269,8 @@ struct MakeRowTiles<Dot, 0, M...> : RowTiles<Dot, M...> {};
 template <class Dot>
 void gemm(const Matrix& w, const Rows& x, int first, int num_panels, float* c, ptrdiff_t ldc) {
   if (x.rows <= 0) return;
-  // The first tile waits for memory anyway, so it takes as many rows as it can; what is left then
-  // finds the panel in the cache. Many rows do best in squarer tiles, spread evenly.
+  // The first tile waits for memory, so it takes as many rows as it can; later tiles find the panel
+  // in the cache. Many rows are fastest in squarer tiles of equal size.
   const int most = x.rows > 2 * kMaxRows ? kSquareRows : kMaxRows;
   const int tiles = (x.rows + most - 1) / most;
   const int per_line = w.type == kF32 ? 1 : w.type == kBF16 ? 2 : w.type == kI8 ? 4 : 8;
@@ -288,8 +288,8 @@ void gemm(const Matrix& w, const Rows& x, int first, int num_panels, float* c, p
       const int rows = (x.rows - r + left - 1) / left;
       a.row = r;
       a.c = c + r * ldc;
-      // Tiles behind the first find everything there: they fetch the task behind this one, each an
-      // equal part of it.
+      // Tiles after the first find everything in the cache, so each prefetches an equal part of
+      // the next task.
       a.pace = left == tiles ? 0 : 64 / (tiles - 1);
       a.ahead = ptrdiff_t(num_panels * w.panel_bytes()) + (tiles - 1 - left) * a.lines * a.pace;
       MakeRowTiles<Dot, kMaxRows>::table[rows](a, num_panels);

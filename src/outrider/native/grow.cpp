@@ -1,8 +1,9 @@
-// Growing a tree of drafts best first: a pass, the children of its nodes, and round again.
+// Grows a tree of drafts, best nodes first: repeats a pass and the choice of children.
 //
-// A node's score is the sum along its path of how likely each token is to be the target's draw. A
-// child never scores above its parent, so whatever is not among the best so far, or is the last of
-// them, needs no children. What earlier passes wrote stays where it is: a pass feeds new nodes only.
+// The score of a node is the sum, along its path, of the log probabilities that each token is the
+// target's draw. A child never scores above its parent, so a node that is not among the best so
+// far, or is the last of them, needs no children. Slots of earlier passes stay valid: a pass feeds
+// new nodes only.
 #include <algorithm>
 #include <numeric>
 
@@ -64,12 +65,12 @@ void guess_rows(Growth& f, Team& team, int thread) {
       Guess& g = f.guesses[size_t(t) * f.d.children + c];
       g.token = k.argmax(noisy, n, &g.score);
       noisy[g.token] = -__builtin_inff();
-      g.score -= all;  // NaN or -inf where nothing is left
+      g.score -= all;  // NaN or -inf if no token is left
     }
   }
 }
 
-// Takes in the children, and lays out the next pass; done: there is none. One thread.
+// Adds the children and lays out the next pass; returns whether there is none. One thread.
 void grow_on(Growth& f) {
   StepArgs& s = f.step.s;
   const OutriderModel& m = *f.step.m;

@@ -1,9 +1,9 @@
-// What a step needs from the processor: one table of functions per instruction set.
+// The functions of a step that depend on the processor: one table per instruction set.
 //
-// Every function here has a FIXED order of operations for each output element: it depends on the
-// element's own inputs only, never on how many rows, panels or threads share the call. That is
-// what makes a verified row bitwise equal to a decoded one. Keep it so: no reassociation, no
-// split of a sum that depends on the shape, no -ffast-math.
+// Every function here has a FIXED order of operations for each output element. It depends on the
+// inputs of the element only, never on the number of rows, panels or threads in the call. So a
+// verified row is bitwise equal to a decoded one. Do not change this: no reassociation, no split of
+// a sum that depends on the shape, no -ffast-math.
 #pragma once
 
 #include <cstddef>
@@ -72,7 +72,7 @@ struct Attention {
   int num_segments;
   const float *keys, *values;  // tile 0 of this layer and head
   size_t tile_stride;     // floats between consecutive tiles of the same head
-  int ahead;              // new slots that may be seen; 0: as many as stand before a row
+  int ahead;              // new slots that are visible; 0: those before a row
   bool whole;             // every row sees all of them
   const int32_t* table;   // the sequence's block table
   int block_size;
@@ -106,7 +106,7 @@ struct Kernels {
   // out[i] = x[i] + temperature * gumbel(key, i), to about 1e-5, or -inf where x[i] / temperature
   // < floor; returns the logarithm of the sum of their exponentials. out: n + 16.
   float (*noisy)(const float* x, int n, float temperature, float floor, uint64_t key, float* out);
-  // Sum of n floats in eight parallel streams: a probe of the memory, not of the processor.
+  // Sum of n floats in eight parallel streams, to measure the memory, not the processor.
   float (*read)(const float* x, int64_t n);
 };
 
@@ -117,7 +117,7 @@ const Kernels* avx512_kernels();
 const Kernels* avx512_bf16_kernels();
 #endif
 
-// The best table this processor can run, or the one OUTRIDER_ISA names; null: it cannot run.
+// The best table for this processor, or the one that OUTRIDER_ISA names; null: it cannot run here.
 const Kernels* pick_kernels(const char* forced);
 
 }  // namespace outrider

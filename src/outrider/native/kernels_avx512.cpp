@@ -85,14 +85,14 @@ inline X8 broadcast4(const int8_t* x) {
   __builtin_memcpy(&v, x, 4);
   return _mm512_set1_epi32(v);
 }
-// By hand: with the intrinsic, compilers copy and spill accumulators instead of adding in place.
+// In assembly: with the intrinsic, compilers copy and spill accumulators.
 inline I dot4(I acc, W8 w, X8 x) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
   return acc;
 }
 
-// acc + odd * odd, then + even * even, of bfloat16. By hand for the same reason; besides, a flag
-// for the whole file would let the compiler use it on processors that lack it.
+// acc + odd * odd, then + even * even, of bfloat16. In assembly for the same reason, and because a
+// flag for the whole file would let the compiler use it on processors without it.
 struct PairDot {
   static I row(uint32_t pair) { return _mm512_set1_epi32(int(pair)); }
   static I weights(const char* line) { return _mm512_load_si512(line); }

@@ -117,8 +117,8 @@ void add_rows(float* x, const float* y, int n) {
   for (; i < n; ++i) x[i] += y[i];
 }
 
-// Rows as a few base pointers and strides, so that every row is one addressing
-// mode away: a pointer per row would not fit into the registers.
+// Rows as a few base pointers and strides, so that one addressing mode reaches every row: pointers
+// to all rows would not fit into the registers.
 template <int MT, class T>
 struct RowPointers {
   static constexpr int kBases = (MT + 3) / 4;

@@ -35,7 +35,7 @@ inline V add(const V& x, const V& y) { return each([&](int i) { return x.v[i] + 
 inline V sub(const V& x, const V& y) { return each([&](int i) { return x.v[i] - y.v[i]; }); }
 inline V mul(const V& x, const V& y) { return each([&](int i) { return x.v[i] * y.v[i]; }); }
 inline V div(const V& x, const V& y) { return each([&](int i) { return x.v[i] / y.v[i]; }); }
-// Two roundings: a fused operation is not portable, and a library call per lane is not fast.
+// Two roundings: a fused operation is not portable, and a library call per lane is slow.
 inline V fma(const V& x, const V& y, const V& z) {
   return each([&](int i) { return x.v[i] * y.v[i] + z.v[i]; });
 }
@@ -45,7 +45,7 @@ inline V max(const V& x, const V& y) {
 inline V min(const V& x, const V& y) {
   return each([&](int i) { return x.v[i] < y.v[i] ? x.v[i] : y.v[i]; });
 }
-// Nearest integer for |x| < 2^22, which is all that exp needs.
+// The nearest integer for |x| < 2^22, which is enough for exp.
 inline V round(const V& x) {
   const f4 magic = f4{12582912.f, 12582912.f, 12582912.f, 12582912.f};
   return each([&](int i) { return (x.v[i] + magic) - magic; });

@@ -1,4 +1,4 @@
-// Drafts that are looked up: a text, read token by token, and how it may go on.
+// Looked-up drafts: an index of a text that finds how the text may continue.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ struct OutriderLookup {
     for (int i = 0; i < count; ++i) append(tokens[i]);
   }
 
-  // At most `budget` nodes: how many, whether they branch, tokens, parents.
+  // At most `budget` nodes: their number, whether they branch, tokens, parents.
   virtual void draft(int budget, int32_t* out) const = 0;
 
   std::vector<int32_t> text;
@@ -28,6 +28,6 @@ struct OutriderLookup {
     return std::find(finish.begin(), finish.end(), token) != finish.end();
   }
 
-  const std::vector<int32_t> trusted;  // [depth + 1]: most nodes after a match of so many tokens
+  const std::vector<int32_t> trusted;  // [depth + 1]: the most nodes after a match of this length
   const std::vector<int32_t> finish;
 };

@@ -1,4 +1,4 @@
-// Loading: checks every shape, repacks weights into panels, owns the cache.
+// Loads a model: checks every shape, repacks weights into panels, owns the cache.
 #include "model.h"
 
 #include <sys/mman.h>
@@ -39,8 +39,8 @@ inline int nibble(float value, float inverse) {
   return v != v ? 0 : int(std::nearbyint(v < -8.0f ? -8.0f : v > 7.0f ? 7.0f : v));
 }
 
-// The step that loses least in squares, among those that put the value of largest magnitude at
-// or somewhat beyond -8. Zero for a group that is zero or not finite.
+// The step with the least squared error, among those that map the value of largest magnitude to
+// -8 or slightly below. Zero for a group that is zero or not finite.
 float best_step(const float* x, int n) {
   float top = 0;
   for (int i = 0; i < n; ++i)

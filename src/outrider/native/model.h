@@ -15,8 +15,8 @@
 
 namespace outrider {
 
-// Makes the gap behind `used` bytes of a field of `size` bytes off limits under AddressSanitizer,
-// which cannot see into our mappings otherwise.
+// Poisons the gap after `used` bytes of a field of `size` bytes for AddressSanitizer, which does
+// not know the fields inside our mappings.
 inline void guard(void* field, size_t used, size_t size) {
 #if defined(__SANITIZE_ADDRESS__)
   ASAN_UNPOISON_MEMORY_REGION(field, used);
@@ -33,7 +33,7 @@ class Memory {
   ~Memory() { release(); }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
-  bool reserve(size_t bytes);  // contents are lost; false: not enough memory
+  bool reserve(size_t bytes);  // the contents are lost; false: not enough memory
   void release();
   char* data() const { return data_; }
   float* floats() const { return reinterpret_cast<float*>(data_); }
@@ -53,14 +53,14 @@ struct Layer {
 
 struct AttentionTask {
   int32_t seq, first, count;  // flat query range within the sequence
-  int32_t out_shift;          // rows between a query's own row and where its result goes
+  int32_t out_shift;          // rows between a query's row and the row of its result
 };
 
 // The rows of a step in flight and the scratch of each thread, all within one mapping.
 struct Buffers {
   Memory memory;
   float *x, *q, *att, *hidden;  // residual, queries, attention output, MLP activation
-  float* beside;                // EAGLE-3: embeddings, which its layer reads besides the residual
+  float* beside;                // EAGLE-3: embeddings, the second input of its layer
   float* norm;                  // prepared input of more than kSmall rows
   uint32_t* pairs;
   int8_t* quant;
@@ -76,10 +76,10 @@ struct Buffers {
     int32_t* quant_sum;
   };
   std::vector<Private> own;     // per thread
-  int rows = 0, length = 0;     // what there is room for
+  int rows = 0, length = 0;     // the allocated size
 };
 
-// Everything about a step that does not depend on the layer.
+// The parts of a step that are the same in all layers.
 struct Plan {
   std::vector<Segment> segments;
   std::vector<int32_t> segment_starts;        // [S + 1]
@@ -88,8 +88,8 @@ struct Plan {
   std::vector<int32_t> path_data;
   std::vector<const int32_t*> path;           // [T], trees only
   std::vector<AttentionTask> tasks, last_tasks;
-  std::vector<int32_t> kept;                  // rows that live on after the last attention
-  std::vector<int32_t> head_rows;             // [R] index into the rows that live on
+  std::vector<int32_t> kept;                  // rows that are computed after the last attention
+  std::vector<int32_t> head_rows;             // [R] index into the kept rows
   bool tree = false, prune = false;
   int max_length = 0;                         // context + new tokens
 };
@@ -119,8 +119,8 @@ struct OutriderModel {
 
   // Derived sizes.
   int dim_p = 0;            // head_dim rounded up to 16
-  // The cache: all that belongs to sixteen slots lies together, so that a sequence, however many
-  // layers there are, lives in few pages of memory.
+  // The cache: the data of sixteen slots, over all layers, is contiguous, so that a sequence uses
+  // few pages of memory.
   size_t head_stride = 0;   // floats of one tile of keys or values, with a line of padding so
                             // that tiles do not share their cache sets
   size_t tile_stride = 0;   // floats of sixteen slots: tiles of all layers and heads
@@ -149,10 +149,10 @@ inline float bf16_to_float(uint16_t h) {
   return x;
 }
 
-// Describes n outputs of width k; returns how many bytes the matrix needs.
+// Describes n outputs of width k; returns the size of the matrix in bytes.
 size_t describe(Matrix& m, int32_t type, int n, int k);
 
-// Rows of a row-major matrix and where they go: source row r becomes output
+// Rows of a row-major matrix and their outputs: source row r becomes output
 // first + r / run * run_step + r % run (heads are padded, gate and up interleaved).
 struct PackSource {
   const char* data;

@@ -1,5 +1,5 @@
-// Prompt lookup as outrider/proposers/_ngram_index.py has it, by a scan: beside a pass over all
-// weights, reading the text once is nothing, and there is no index to keep.
+// Prompt lookup as in outrider/proposers/_ngram_index.py, but by a scan: reading the text once is
+// fast compared with a pass over all weights, and a scan needs no index.
 #include "lookup.h"
 #include "step.h"
 
@@ -31,7 +31,7 @@ class Ngram : public OutriderLookup {
   }
 
  private:
-  // How many tokens before `end` are those before the text's end, up to `most`.
+  // The number of tokens before `end` that equal those before the text's end, at most `most`.
   int agreement(int end, int most) const {
     const int32_t *here = text.data() + text.size(), *there = text.data() + end;
     int n = 0;

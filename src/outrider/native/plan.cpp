@@ -1,4 +1,4 @@
-// Checks a step at the border, once, and works out everything that is the same for all layers.
+// Checks a step once, and computes everything that is the same for all layers.
 #include "plan.h"
 
 #include <algorithm>
@@ -59,13 +59,13 @@ void add_segments(Plan& p, const OutriderModel& m, const int32_t* table, int len
     const int physical = table[slot / m.block_size] * m.block_size + offset;
     const int lane = physical % kLanes;
     const int count = std::min({kLanes - lane, m.block_size - offset, length - slot});
-    // A whole tile is scored without asking how much of it is used.
+    // The kernel scores whole tiles, used or not.
     p.segments.push_back({physical / kLanes, int16_t(lane), int16_t(count), slot});
     slot += count;
   }
 }
 
-// Paths of the nodes that are not simply the continuation of all nodes before them.
+// The paths of all nodes that do not simply continue all earlier nodes.
 void add_paths(Plan& p, const StepArgs& s, int seq) {
   const int first = s.starts[seq], n = s.starts[seq + 1] - first;
   int chain = 0;
@@ -100,7 +100,7 @@ void fill_paths(Plan& p, const StepArgs& s) {
   }
 }
 
-// The same for a growing tree: every new node has a path, over nodes of earlier passes too.
+// The same for a growing tree: every new node has a path, which includes nodes of earlier passes.
 void add_lineages(Plan& p, const StepArgs& s) {
   p.depth.assign(size_t(s.num_tokens), 0);
   p.path.assign(size_t(s.num_tokens), nullptr);
@@ -184,14 +184,14 @@ bool make_plan(OutriderModel& m, const StepArgs& s, const int32_t* extra) {
     fill_paths(p, s);
   }
   const int group = m.config.heads / m.config.kv_heads;
-  // Fewer tiles than threads would leave some of them idle over a long context.
+  // With fewer tiles than threads, some threads would be idle over a long context.
   const int64_t queries = int64_t(s.num_tokens) * group * m.config.kv_heads;
   int tile = m.kernels->max_queries;
   while (tile > 1 && queries < int64_t(tile) * s.threads) --tile;
   for (int i = 0; i < s.num_seqs; ++i)
     add_tasks(p.tasks, i, 0, s.starts[i + 1] - s.starts[i], group, tile, 0);
 
-  // After the last layer's attention only the rows with logits matter.
+  // After the last layer's attention only the rows with logits are needed.
   const int exit = s.exit_layer < 0 ? m.config.layers : s.exit_layer;
   bool prune = exit > 0;
   for (int i = 0; i < s.num_taps; ++i) prune = prune && s.taps[i] != exit;

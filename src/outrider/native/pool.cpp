@@ -29,7 +29,7 @@ inline void relax() {
 #endif
 }
 
-// How many threads sleep, so that waking costs nothing while nobody does.
+// The number of sleeping threads: waking costs nothing if it is zero.
 std::atomic<int> sleepers{0};
 
 struct Pool {
@@ -66,8 +66,8 @@ void* help(void* argument) {
 std::atomic<Pool*> the_pool{nullptr};
 pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
-// The child of a fork has none of the threads; it starts a pool of its own when it needs one. The
-// old one is left alone: its lock may be held for ever.
+// The child of a fork has none of the threads; it starts its own pool when it needs one. It does
+// not touch the old pool, whose lock may stay held forever.
 void after_fork() {
   the_pool.store(nullptr);
   sleepers.store(0);
@@ -84,7 +84,7 @@ Pool* pool() {
   return p;
 }
 
-// Starts helpers until there are `wanted`; returns how many there are.
+// Starts helpers until there are `wanted`; returns their number.
 int grow(Pool* p, int wanted) {
   while (p->helpers < wanted) {
     Helper* h = new Helper{p, p->helpers + 1, p->epoch.load()};

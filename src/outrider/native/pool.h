@@ -1,7 +1,7 @@
-// One pool of threads for the whole process, and the barrier that cuts a step into phases.
+// One pool of threads for the whole process, and the barrier that separates the phases of a step.
 //
-// Waiting threads spin for a moment, since phases last microseconds, then sleep in the kernel, so
-// that an idle engine costs nothing. Engines take turns: a step owns the pool while it runs.
+// Waiting threads spin for a moment, because phases last microseconds, then sleep in the kernel, so
+// that an idle engine uses no processor time. A running step owns the pool; other steps wait.
 #pragma once
 
 #include <atomic>
@@ -30,11 +30,11 @@ class Team {
   }
   int size() const { return size_; }
 
-  // Ends a phase: every thread arrives, then all go on. Also opens the next phase's queue.
+  // Ends a phase: waits for all threads, then continues. Also opens the next phase's queue.
   void sync();
 
-  // The next task of this phase, or -1. Each thread works through its own share front to back,
-  // so that it streams one region of memory, and then helps the others.
+  // The next task of this phase, or -1. Each thread first takes its own share in order, so that
+  // it streams one region of memory, then tasks of other threads.
   int next_task(int thread, int num_tasks);
 
  private:
@@ -46,9 +46,9 @@ class Team {
   Word arrived_, phase_;
 };
 
-// Cores this process may use.
+// The number of cores that this process may use.
 int available_cores();
-// Runs job(context, team, 0) right here.
+// Runs job(context, team, 0) in the calling thread.
 void run_alone(Job job, void* context);
 // Runs job(context, team, t) for t in 0..threads-1; thread 0 is the caller.
 void run_on_pool(int threads, Job job, void* context);

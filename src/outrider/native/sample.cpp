@@ -27,7 +27,7 @@ struct Sampling {
   float* scratch;
 };
 
-// The row's best guesses, one after another, each taken out before the next.
+// The best guesses of a row: finds the best, removes it, and repeats.
 void guess_job(void* context, Team& team, int thread) {
   const Sampling& job = *static_cast<Sampling*>(context);
   const OutriderSample& s = *job.s;

@@ -1,7 +1,7 @@
 // Drawing a token from a row of logits without sorting it.
 //
 // All three filters keep the tokens above some logit, so together they are one threshold. It is
-// found by bisection over the bit patterns of the floats, dropping the side that lost each time.
+// found by bisection over the bit patterns of the floats, which drops one side each time.
 #pragma once
 
 namespace outrider {
@@ -10,7 +10,7 @@ namespace {
 constexpr float kMaxGumbel = 23.0f;  // -log(2^-33) = 22.87
 constexpr float kNegInf = -__builtin_inff();
 
-// Floats as integers of the same order.
+// Floats as integers with the same order.
 inline int32_t order_key(float x) {
   int32_t b;
   __builtin_memcpy(&b, &x, 4);
@@ -51,7 +51,7 @@ int gumbel_argmax(const float* x, int n, int base, float temperature, float floo
     if (n - i < 16) hit &= (1u << (n - i)) - 1;
     if (!hit) continue;
     const V u = uniform16(key, uint64_t(base + i));
-    // gumbel <= -log(u) <= -floor(log2 u) log 2: most lanes are settled without a logarithm.
+    // gumbel <= -log(u) <= -floor(log2 u) log 2: this excludes most lanes without a logarithm.
     const V bound = fma(exponent(u), set1(-0.6931472f), set1(0.01f));
     hit &= mask_greater_equal(add(z, bound), set1(top));
     if (!hit) continue;
@@ -89,7 +89,7 @@ inline V log(V x) {
 
 // -log(-log1p(-u)) to about 1e-5: good for ranking guesses, not for drawing.
 inline V rough_gumbel(V u) {
-  // Below 1/64 the series is exact enough, above it 1 - u has lost nothing that matters.
+  // Below 1/64 the series is exact enough; above it the rounding of 1 - u is small enough.
   const V series = mul(u, fma(u, fma(u, fma(u, set1(0.25f), set1(1.0f / 3)), set1(0.5f)), set1(1.0f)));
   const V direct = sub(zero(), log(sub(set1(1.0f), u)));
   const V small = sub(series, where_greater_equal(u, set1(1.0f / 64), series));
@@ -221,7 +221,7 @@ float nucleus(float* z, float* e, float* z_spare, float* e_spare, int n, double 
     const int32_t mid = middle(lo, hi);
     const Split s = split(z, e, n, from_key(mid), z_spare, e_spare);
     const double mass = mass_of(e, s.high);
-    if (above + mass >= limit) {  // whatever lies below mid has too much above it
+    if (above + mass >= limit) {  // values below mid have too much mass above them
       lo = mid;
       n = s.high;
     } else {
@@ -257,8 +257,8 @@ float floor_of_kept(const float* x, int n, float temperature, int top_k, float t
   if (by_count) floor = kth_largest(z0, z1, n, top_k, highest);
   if (!by_mass && !by_peak) return floor;
 
-  // What lies below `cut` is out whatever the details, so only the rest is looked at closely. Its
-  // mass still counts: with (1 - p) of the total spread over n tokens, none reaches `cut`.
+  // Values below `cut` are filtered out in any case, so only the others are examined. The mass of
+  // the former still counts: with (1 - p) of the total spread over n tokens, none reaches `cut`.
   float cut = floor > highest - 87.0f ? floor : highest - 87.0f;  // exp clamps below
   double total = 0;
   if (by_mass) {

@@ -1,4 +1,4 @@
-// One whole ragged pass in one parallel region: embed, layers, head.
+// A ragged pass in one parallel region: embedding, layers, head.
 #include "step.h"
 
 #include <algorithm>
@@ -6,8 +6,8 @@
 namespace outrider {
 namespace {
 
-constexpr int kSmall = 16;  // up to this many rows every thread prepares its own input
-// What there is room for from the start: memory that is not used costs nothing, new memory does.
+constexpr int kSmall = 16;  // up to this many rows, every thread prepares its own input
+// The initial allocation: unused memory costs nothing, new memory costs time.
 constexpr int kFirstRows = 256, kFirstLength = 2048;
 constexpr float kOnes[kLanes] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
@@ -104,7 +104,7 @@ class Worker {
     }
   }
 
-  // Medusa: every guess ahead is a residual stream of its own, from the target's last state.
+  // Medusa: every guess is a residual stream that starts with the target's last state.
   void guess_ahead() {
     const int n = s_.num_tokens, depth = s_.num_rows / n, blocks = c_.layers / c_.intermediate;
     my_rows(depth * n, [&](int r) {  // row d * n + s: guess d of sequence s
@@ -145,8 +145,8 @@ class Worker {
   }
 
   // The input of a product with `w`: rows of `x` (through `index` unless null), normalised unless
-  // `norm` is null, quantised if the weights are integers, rounded if the model says so. Few rows
-  // are cheaper to prepare twice than to wait for.
+  // `norm` is null, quantised if the weights are integers, rounded if the model says so. Every
+  // thread prepares few rows itself, which takes less time than a barrier.
   // `beside` puts rows of the embedding, normalised by `beside_norm`, before those of x.
   Rows prepare(const Matrix& w, const float* x, ptrdiff_t ld, int rows, const float* norm,
                const int32_t* index = nullptr, const float* beside = nullptr,
@@ -222,7 +222,7 @@ class Worker {
     }
   }
 
-  // As wide as possible, but enough tasks to share out.
+  // As wide as possible, with enough tasks for all threads.
   int unit_for(const Matrix& w, int least) const {
     int unit = kMaxTask;
     while (unit > least && w.panels < unit * 4 * team_.size()) unit /= 2;
@@ -345,7 +345,7 @@ class Worker {
       a.out = b_.att + (first + task.out_shift) * b_.ldatt + ptrdiff_t(head) * group * c_.head_dim;
       k_.attention(a);
     }
-    // Nobody reads the residual during attention, so its rows can close ranks here.
+    // Attention does not read the residual, so its kept rows can become contiguous here.
     if (prune && thread_ == 0) {
       for (size_t i = 0; i < p.kept.size(); ++i) {
         if (p.kept[i] == int32_t(i)) continue;
@@ -451,7 +451,7 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   Buffers& b = m.buffers;
   if (rows <= b.rows && length <= b.length && threads <= int(b.own.size())) return true;
   const auto& c = m.config;
-  // Room to spare, so that a growing context does not come back here at every step.
+  // With room to spare, so that a growing context does not reallocate at every step.
   rows = std::max({b.rows, kFirstRows, rows + rows / 4});
   length = std::max({b.length, kFirstLength, length + length / 4});
   threads = std::max(threads, int(b.own.size()));

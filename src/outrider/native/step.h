@@ -18,7 +18,7 @@ bool lay_out(OutriderModel& model, int threads, int rows, int length);
 // Thread `thread`'s part of the pass that step.s and the model's plan describe.
 void run_part(Step& step, Team& team, int thread);
 
-// Whether the rotary table reaches every position, and `extra` beyond (or null).
+// Whether the rotary table covers every position, and `extra` more (or null).
 bool rope_reaches(const OutriderModel& model, const StepArgs& step, const int32_t* extra);
 
 template <class F>

@@ -1,6 +1,6 @@
 // Suffix decoding in one call: the automaton of outrider/proposers/_suffix_automaton.py and the
-// search of _suffix_index.py, step by step. There is the reasoning; here, what runs in a few
-// microseconds where Python, cold behind a pass, takes a hundred.
+// search of _suffix_index.py, step by step. Those files explain the algorithm; this one runs it in
+// a few microseconds. Python code takes a hundred, because a pass evicts it from the cache.
 #include <algorithm>
 #include <queue>
 #include <unordered_map>
@@ -14,7 +14,7 @@ namespace outrider {
 namespace {
 
 constexpr int32_t kRoot = 0, kNone = -1;
-constexpr size_t kIndexed = 16;  // ways out of a state beyond which they are found by hash
+constexpr size_t kIndexed = 16;  // states with more ways out find them by hash
 
 struct Context {
   int32_t state, size;
@@ -35,7 +35,7 @@ class Automaton {
 
   void append(int32_t token) {
     last_ = extend(last_, token);
-    // The new token may have split the tail's state: find it again before going on.
+    // The new token may have split the tail's state: find it again before continuing.
     const Context tail = shorten(tail_, depth_);
     tail_ = shorten({get(tail.state, token), tail.size + 1}, depth_ + 1);
     for (int32_t s = tail_.state; s != kNone; s = states_[size_t(s)].link) ++states_[size_t(s)].count;
@@ -52,7 +52,7 @@ class Automaton {
     return shorten({next, c.size + 1}, depth_);
   }
 
-  // The longest ending of a text that occurs.
+  // The longest suffix of a text that occurs in the index.
   Context find(const std::vector<int32_t>& text) const {
     Context c{kRoot, 0};
     const size_t depth = size_t(depth_);
@@ -71,7 +71,7 @@ class Automaton {
     return s == kNone ? Context{kRoot, 0} : Context{s, at(s).length};
   }
 
-  // What follows a context, in the order it first did, with counts instead of states.
+  // The tokens after a context, in the order of their first occurrence, with their counts.
   void followers(Context c, std::vector<Way>& out) const {
     out.clear();
     const State& s = at(c.state);
@@ -83,8 +83,8 @@ class Automaton {
  private:
   struct State {
     int32_t length, link, count;
-    Way first;     // most states have one way to go on ...
-    int32_t more;  // ... or none; the others: where further ones are
+    Way first;     // most states have one way out ...
+    int32_t more;  // ... or none; others: the index of further ways
   };
 
   const State& at(int32_t s) const { return states_[size_t(s)]; }
@@ -134,7 +134,7 @@ class Automaton {
     if (ways.size() > kIndexed) index(state, ways.size() == kIndexed + 1 ? 0 : ways.size() - 1);
   }
 
-  // Makes the further ways of a state, from the given one on, known to the hash table.
+  // Adds the further ways of a state, from the given one on, to the hash table.
   void index(int32_t state, size_t from) {
     const std::vector<Way>& ways = ways_[size_t(at(state).more)];
     for (size_t i = from; i < ways.size(); ++i)
@@ -157,7 +157,7 @@ class Automaton {
 
   int32_t extend(int32_t last, int32_t token) {
     int32_t known = get(last, token);
-    if (known != kNone) return split(last, token, known);  // an earlier text begins like this
+    if (known != kNone) return split(last, token, known);  // an earlier text begins with these tokens
     const int32_t added = add_state(at(last).length + 1);
     int32_t s = last;
     while (s != kNone && (known = get(s, token)) == kNone) {
@@ -199,7 +199,7 @@ struct Tree {
   std::vector<int32_t> tokens, parents;
   double score = 0;
 
-  // The number of nodes, whether they branch, tokens, parents: depth first, earlier nodes first.
+  // The number of nodes, whether they branch, tokens, parents; depth first, earlier nodes first.
   void write(int32_t* out) const {
     const int32_t n = int32_t(tokens.size());
     int32_t *at = out + 2, *above = at + n, written = 0;
@@ -225,7 +225,7 @@ struct Open {  // a node that may be drafted
   double chance;
   int32_t order, parent, token;
   Context context;
-  bool operator<(const Open& other) const {  // the best comes last
+  bool operator<(const Open& other) const {  // the best is last
     return chance != other.chance ? chance < other.chance : order > other.order;
   }
 };
@@ -253,7 +253,7 @@ class Suffix : public OutriderLookup {
   void search(const Automaton& place, Context context, int budget, Tree& best) const {
     for (; context.size; context = place.shorter(context)) {
       const int count = std::min(budget, trusted[size_t(context.size)]);
-      if (count <= best.score) return;  // certain tokens alone could not do better
+      if (count <= best.score) return;  // even certain tokens could not score higher
       Tree grown = grow(place, context, count);
       if (grown.score > best.score) best = std::move(grown);
     }
@@ -266,7 +266,7 @@ class Suffix : public OutriderLookup {
     int32_t pushed = 0;
     auto branch = [&](int32_t node, double probability, Context context) {
       place.followers(context, followers);
-      while (followers.empty()) {  // a text's end: go on from its longest ending, if long enough
+      while (followers.empty()) {  // a text's end: continue from its longest suffix, if long enough
         context = place.shorter(context);
         if (context.size < start.size) return;
         place.followers(context, followers);
@@ -279,7 +279,7 @@ class Suffix : public OutriderLookup {
           if (followers[i].next > likeliest.next) likeliest = followers[i];
         followers.assign(1, likeliest);
       }
-      for (size_t i = followers.size(); i-- > 0;) {  // of equals, the latest comes first
+      for (size_t i = followers.size(); i-- > 0;) {  // of equal ones, the latest first
         const double chance = probability * followers[i].next / double(total);
         if (chance >= floor_) open.push({chance, ++pushed, node, followers[i].token, context});
       }
