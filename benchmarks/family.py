@@ -25,13 +25,14 @@ import torch
 
 from outrider.model.bundled import bundled_path
 from outrider.model.heads import load_head
+from outrider.train.config import DFlashRecipeConfig, Eagle3RecipeConfig, MedusaRecipeConfig
 from outrider.train.data import read_documents
 from outrider.train.measure import measure, model_logits
 from outrider.train.models import load_model, load_tokenizer
-from outrider.train.recipes.dflash import DFlashRecipe, DFlashRecipeConfig
-from outrider.train.recipes.eagle3 import Eagle3Recipe, Eagle3RecipeConfig
+from outrider.train.recipes.dflash import DFlashRecipe
+from outrider.train.recipes.eagle3 import Eagle3Recipe
 from outrider.train.recipes.heads import FrozenTarget, HeadRecipe
-from outrider.train.recipes.medusa import MedusaRecipe, MedusaRecipeConfig
+from outrider.train.recipes.medusa import MedusaRecipe
 from outrider.train.sampler import generate_rows
 
 HELDOUT = Path(__file__).parents[1] / "family" / ".work" / "heldout.txt.xz"

@@ -18,11 +18,12 @@ from typing import Any
 import report
 import torch
 
+from outrider.train.config import DraftConfig
 from outrider.train.data import BatchSource, Mixture, Rows, Windows
 from outrider.train.measure import measure, model_logits
 from outrider.train.models import llama
 from outrider.train.provenance import environment
-from outrider.train.recipes.draft import DraftConfig, DraftRecipe
+from outrider.train.recipes.draft import DraftRecipe
 from outrider.train.recipes.heads import FrozenTarget, Together
 from outrider.train.trainer import train
 

@@ -32,14 +32,14 @@ from outrider.doctor.advice import advise, buckets
 from outrider.doctor.curves import SURVIVAL_TOKENS, measure_curves
 from outrider.engine.engine import Engine
 from outrider.llm import LLM
+from outrider.train.config import DraftConfig, Eagle3RecipeConfig, OptimConfig, TargetConfig
 from outrider.train.data import Mixture, Rows, Windows, encode, read_documents, to_device
 from outrider.train.measure import cross_entropy, measure, model_logits
 from outrider.train.models import llama, load_model, load_tokenizer, num_parameters, save_model
-from outrider.train.optim import OptimConfig
-from outrider.train.recipes.draft import DraftConfig, DraftRecipe
-from outrider.train.recipes.eagle3 import Eagle3Recipe, Eagle3RecipeConfig
+from outrider.train.recipes.draft import DraftRecipe
+from outrider.train.recipes.eagle3 import Eagle3Recipe
 from outrider.train.recipes.heads import FrozenTarget
-from outrider.train.recipes.target import TargetConfig, TargetRecipe
+from outrider.train.recipes.target import TargetRecipe
 from outrider.train.sampler import generate_rows, prompts, temperatures
 from outrider.train.trainer import TrainConfig, train
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from outrider.cli.app import app
-from outrider.cli.border import run
+from outrider.cli.errors import run
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from outrider.train.config import OptimConfig, TargetConfig
 from outrider.train.data import Windows
 from outrider.train.models import llama, save_model
-from outrider.train.optim import OptimConfig
-from outrider.train.recipes.target import TargetConfig, TargetRecipe
+from outrider.train.recipes.target import TargetRecipe
 from outrider.train.trainer import TrainConfig, train
 
 VOCABULARY = 300

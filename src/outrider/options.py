@@ -17,7 +17,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -70,6 +70,20 @@ def read_buckets(text: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(size), int(k)) for size, k in parts)
 
 
+def read_layers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--taps is {text!r}; give layer numbers like 2,4,6") from None
+
+
+def read_optimiser(text: str) -> bool:
+    """Whether it is Muon."""
+    if text not in ("muon", "adamw"):
+        raise ConfigError(f"optimiser {text!r} is neither muon nor adamw")
+    return text == "muon"
+
+
 def read_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -115,6 +129,8 @@ READERS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "api_keys": (Path | None, read_keys),
     "chat_template": (Path | None, read_template),
     "draft_table": (str | None, str),
+    "taps": (str | None, read_layers),
+    "muon": (str, read_optimiser),
 }
 
 
@@ -152,7 +168,8 @@ class Group:
             if name == "api_keys":  # the environment may hold one
                 found[name] = read_keys(text)
             elif text is not None:
-                found[name] = READERS[name][1](text) if name in READERS else text
+                read = READERS[name][1] if name in READERS else _as_tuple
+                found[name] = read(text)
         return found
 
     def _option(self, name: str) -> inspect.Parameter:
@@ -163,6 +180,8 @@ class Group:
         declared = replace(params(self.config)[name], **changes)
         if isinstance(default, tuple | Mapping):
             default = ",".join(default) or None
+        if default is MISSING:
+            default = inspect.Parameter.empty
         common: dict[str, Any] = {
             "help": declared.help,
             "metavar": declared.metavar,
@@ -203,13 +222,18 @@ def of(
     return Group(config, tuple(name for name in names if name not in without), changes)
 
 
-def expanded(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with an option for each parameter of its groups, ordered by panel as `PANELS`."""
-    shown: list[inspect.Parameter] = []
-    groups: dict[str, Group] = {}
+def expanded(command: Callable[..., None], more: Mapping[str, Group] = {}) -> Callable[..., None]:
+    """`command` with an option for each parameter of its groups, ordered by panel as `PANELS`.
+
+    `more` are groups that it takes as `**given`.
+    """
+    groups = dict(more)
+    shown = [parameter for group in more.values() for parameter in group.options()]
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
         extra = getattr(parameter.annotation, "__metadata__", ())
         group = next((item for item in extra if isinstance(item, Group)), None)
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            continue
         if group is None:
             shown.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
         else:
@@ -245,8 +269,13 @@ def _typed(config: type, name: str) -> Any:
     if get_origin(hint) is Literal:
         return str
     if get_origin(hint) is tuple:
-        return list[str] | None
+        member: Any = get_args(hint)[0]
+        return list[member] | None
     return hint
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _completion(name: str, declared: Param) -> Any:

@@ -23,7 +23,7 @@ import typer
 
 from outrider import native
 from outrider.cli.app import app, canonical
-from outrider.cli.border import run as run_outrider
+from outrider.cli.errors import run as run_outrider
 
 from .pages import ROOT, Block
 

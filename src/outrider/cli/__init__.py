@@ -9,7 +9,7 @@ def main() -> None:
     """Entry point of the `outrider` command."""
     try:
         from outrider.cli.app import app
-        from outrider.cli.border import run
-    except KeyboardInterrupt:  # impatience is no reason for a traceback
+        from outrider.cli.errors import run
+    except KeyboardInterrupt:  # during the imports: no traceback either
         sys.exit(130)
     sys.exit(run(app, sys.argv[1:]))

@@ -26,7 +26,7 @@ from outrider.cli import (
     serve,
     theory,
 )
-from outrider.cli.border import DEBUG_VARIABLE
+from outrider.cli.errors import DEBUG_VARIABLE
 
 # What people's fingers know from vLLM, transformers and mlx-lm.
 ALIASES = {

@@ -22,14 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.errors import ConfigError
+from outrider.train.config import DataError
 
 Ids = NDArray[np.uint16] | NDArray[np.uint32]
 SEPARATOR = "\0"
-
-
-class DataError(ConfigError):
-    """Training data that cannot be used; the message says which file and why."""
 
 
 class Tokenizer(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,13 +12,21 @@ from torch import Tensor
 
 from outrider.errors import ConfigError, ModelError, UnknownName, VocabularyMismatch
 from outrider.model.heads import DFlashHead, Eagle3Head, Head, MedusaHeads, load_head
+from outrider.train.config import (
+    DFlashRecipeConfig,
+    DraftConfig,
+    DraftShape,
+    Eagle3RecipeConfig,
+    MedusaRecipeConfig,
+    TargetConfig,
+)
 from outrider.train.models import llama, load_model
-from outrider.train.recipes.dflash import DFlashRecipe, DFlashRecipeConfig
-from outrider.train.recipes.draft import DraftConfig, DraftRecipe
-from outrider.train.recipes.eagle3 import Eagle3Recipe, Eagle3RecipeConfig
+from outrider.train.recipes.dflash import DFlashRecipe
+from outrider.train.recipes.draft import DraftRecipe
+from outrider.train.recipes.eagle3 import Eagle3Recipe
 from outrider.train.recipes.heads import FrozenTarget
-from outrider.train.recipes.medusa import MedusaRecipe, MedusaRecipeConfig
-from outrider.train.recipes.target import TargetConfig, TargetRecipe
+from outrider.train.recipes.medusa import MedusaRecipe
+from outrider.train.recipes.target import TargetRecipe
 from outrider.train.trainer import Recipe
 
 
@@ -51,9 +59,9 @@ def build_recipe(kind: str, material: Material, options: Options) -> Recipe:
 def _draft(material: Material, options: dict[str, Any]) -> Recipe:
     config = material.target.config
     shape = {
-        name: options.pop(name)
-        for name in ("hidden_size", "num_layers", "intermediate_size", "num_kv_heads")
-        if options.get(name) is not None
+        field.name: options.pop(field.name)
+        for field in fields(DraftShape)
+        if options.get(field.name) is not None
     }
     if material.start is not None:
         if shape:

@@ -10,35 +10,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from outrider.errors import ConfigError
+from outrider.train.config import OptimConfig
 
 # Coefficients of the quintic iteration: singular values are about 1 after five steps, rather than
 # exactly 1 after many.
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimConfig:
-    learning_rate: float = 3e-3
-    matrix_learning_rate: float = 0.02
-    muon: bool = True
-    momentum: float = 0.95
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0
-    schedule: str = "wsd"
-    warmup_steps: int = 50
-    decay_share: float = 0.4
-    final_share: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.schedule not in ("wsd", "cosine", "constant"):
-            raise ConfigError(f"schedule {self.schedule!r} is none of wsd, cosine, constant")
 
 
 def schedule_factor(config: OptimConfig, step: int, num_steps: int | None) -> float:

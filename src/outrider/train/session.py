@@ -14,8 +14,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from outrider.errors import ConfigError
+from outrider.train.config import DataError, SessionConfig
 from outrider.train.data import (
     BatchSource,
-    DataError,
     Mixture,
     Rows,
     Windows,
@@ -38,7 +37,6 @@ from outrider.train.data import (
 )
 from outrider.train.kinds import Material, build_recipe
 from outrider.train.models import load_model, load_tokenizer
-from outrider.train.optim import OptimConfig
 from outrider.train.provenance import write_provenance
 from outrider.train.sampler import generate_rows, prompts, temperatures
 from outrider.train.trainer import Recipe, Report, TrainConfig, train
@@ -46,39 +44,6 @@ from outrider.train.trainer import Recipe, Report, TrainConfig, train
 logger = logging.getLogger(__name__)
 
 OWN_TEMPERATURES = {1.0: 0.6, 0.7: 0.3, 0.0: 0.1}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SessionConfig:
-    """A run. `options` are the recipe's own (see `kinds`)."""
-
-    kind: str
-    out: Path
-    data: tuple[Path, ...] = ()
-    target: str = "bundled"
-    start: str | None = None
-    own_tokens: int = 0
-    own_share: float = 0.5
-    length: int = 512
-    num_steps: int | None = None
-    minutes: float | None = None
-    rows_per_step: int = 16
-    accumulation: int = 1
-    seed: int = 0
-    device: str = "auto"
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    checkpoint_every_s: float = 60.0
-    log_every: int = 10
-    compiled: bool | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.data and not self.own_tokens:
-            raise DataError("no training data: give files, or --own-tokens for the target's text")
-        if not 0 <= self.own_share <= 1:
-            raise ConfigError(f"own_share is {self.own_share}; it is a share between 0 and 1")
-        if self.length < 16:
-            raise ConfigError(f"sequences of {self.length} tokens are too short: take 16 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

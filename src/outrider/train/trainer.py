@@ -23,8 +23,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from outrider.errors import ConfigError
+from outrider.train.config import OptimConfig
 from outrider.train.data import BatchSource
-from outrider.train.optim import OptimConfig, Optimisers, schedule_factor
+from outrider.train.optim import Optimisers, schedule_factor
 from outrider.train.progress import Progress
 
 logger = logging.getLogger(__name__)

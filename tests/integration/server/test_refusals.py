@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from outrider.cli.app import app
-from outrider.cli.border import run
+from outrider.cli.errors import run
 from outrider.model import load_model
 
 Refused = Callable[..., str]

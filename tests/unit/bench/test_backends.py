@@ -10,7 +10,7 @@ import pytest
 from outrider.bench.backends import bench_backends, launched
 from outrider.bench.report import Result
 from outrider.cli.app import app
-from outrider.cli.border import run
+from outrider.cli.errors import run
 from outrider.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.cli.app import app
-from outrider.cli.border import run
+from outrider.cli.errors import run
 from outrider.testing import write_tiny_llama
 
 from .calling import Command, Ran

@@ -13,7 +13,7 @@ import pytest
 
 from integration.server.live import Live
 from outrider.cli.app import app
-from outrider.cli.border import run
+from outrider.cli.errors import run
 from outrider.engine.build import EngineConfig
 from outrider.engine.engine import Engine
 

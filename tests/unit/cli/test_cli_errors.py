@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from outrider.cli.app import app
-from outrider.cli.border import OneLine, run
+from outrider.cli.errors import OneLine, run
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.options import read_buckets

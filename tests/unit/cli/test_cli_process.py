@@ -40,7 +40,7 @@ def test_version(command: Command) -> None:
 @pytest.mark.parametrize("args", [["--help"], ["theory"], ["generate", "--help"]])
 def test_quick_answers_do_not_load_torch(args: list[str]) -> None:
     script = (
-        "import sys; from outrider.cli.app import app; from outrider.cli.border import run; "
+        "import sys; from outrider.cli.app import app; from outrider.cli.errors import run; "
         f"run(app, {args}); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from outrider.cli.app import app
-from outrider.cli.border import run
+from outrider.cli.errors import run
 from outrider.export.vllm import export_vllm
 from outrider.integrations.vllm.mapping import Wish, speculative_config
 from outrider.llm import LLM

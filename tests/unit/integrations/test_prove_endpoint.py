@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from outrider.cli.app import app
-from outrider.cli.border import run
+from outrider.cli.errors import run
 from outrider.prove.endpoint import Endpoint, Output, check_greedy, examine_ranks, load, save
 
 WORDS = [" a", " b", " c", " d", " e", " f", " g", " h"]

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from outrider.cli.app import app
-from outrider.cli.border import run
+from outrider.cli.errors import run
 from outrider.cli.serve import serve
 from outrider.config import ServerConfig
 from outrider.errors import ConfigError, UnknownName

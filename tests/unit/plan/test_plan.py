@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider.cli.app import app
-from outrider.cli.border import run
+from outrider.cli.errors import run
 from outrider.errors import ConfigError
 from outrider.plan.costs import (
     Curves,

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.train.data import DataError, Mixture, Rows, Windows, encode, read_documents
+from outrider.train.config import DataError
+from outrider.train.data import Mixture, Rows, Windows, encode, read_documents
 from tiny_training import tiny_tokenizer
 
 

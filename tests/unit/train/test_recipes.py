@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from outrider.errors import ConfigError, UnknownName
+from outrider.train.config import TargetConfig
 from outrider.train.data import Windows
 from outrider.train.kinds import KINDS, Material, build_recipe, draft_shape
 from outrider.train.models import layer_states
 from outrider.train.recipes.eagle3 import default_taps, frequent_ids
 from outrider.train.recipes.heads import FrozenTarget, Together
-from outrider.train.recipes.target import TargetConfig, TargetRecipe
+from outrider.train.recipes.target import TargetRecipe
 from outrider.train.trainer import train
 from tiny_training import quick, tiny_target, tiny_tokenizer, tokens_of
 

@@ -15,10 +15,9 @@ from outrider.errors import ModelError, VocabularyMismatch
 from outrider.events import StepReport
 from outrider.export.vllm import export_vllm
 from outrider.model.heads import load_head
-from outrider.train.data import DataError
+from outrider.train.config import DataError, OptimConfig, SessionConfig
 from outrider.train.models import load_model
-from outrider.train.optim import OptimConfig
-from outrider.train.session import Outcome, SessionConfig, run_session
+from outrider.train.session import Outcome, run_session
 from tiny_training import TEXT, write_trained_target
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ConfigError
+from outrider.train.config import OptimConfig, TargetConfig
 from outrider.train.data import Windows
-from outrider.train.optim import OptimConfig, orthogonalise, schedule_factor
-from outrider.train.recipes.target import TargetConfig, TargetRecipe
+from outrider.train.optim import orthogonalise, schedule_factor
+from outrider.train.recipes.target import TargetRecipe
 from outrider.train.trainer import TrainConfig, train
 from tiny_training import quick, tiny_target, tokens_of
 

@@ -9,29 +9,16 @@ Markov bias and confidence.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from outrider.errors import ConfigError
 from outrider.model.heads import DFlashConfig, DFlashHead
+from outrider.train.config import DFlashRecipeConfig
 from outrider.train.models import rope_theta
 from outrider.train.recipes.eagle3 import default_taps
-from outrider.train.recipes.heads import Depth, FrozenTarget, HeadConfig, HeadRecipe
-
-
-@dataclass(frozen=True, kw_only=True)
-class DFlashRecipeConfig(HeadConfig):
-    block_size: int = 8
-    num_hidden_layers: int = 2
-    blocks_per_row: int = 32
-    taps: tuple[int, ...] | None = None
-    intermediate_size: int | None = None
-    # An id that is not in the text; its embedding means "not known yet".
-    mask_token_id: int = 0
-    markov_rank: int = 0
-    confidence: bool = False
+from outrider.train.recipes.heads import Depth, FrozenTarget, HeadRecipe
 
 
 def new_head(target: FrozenTarget, config: DFlashRecipeConfig) -> DFlashHead:

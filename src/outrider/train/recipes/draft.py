@@ -8,35 +8,17 @@ during training.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from outrider.train.config import DraftConfig
 from outrider.train.losses import acceptance, get_loss, greedy_agreement, tvd
 from outrider.train.measure import measure, model_logits
 from outrider.train.models import compile_layers, hidden_states, output_logits, save_model
 from outrider.train.recipes.heads import FrozenTarget
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftConfig:
-    loss: str = "forward-kl"
-    # Share of the total variation in the loss: 0 at the start, rising to `tvd_share` by the part
-    # `tvd_by` of the run.
-    tvd_share: float = 0.9
-    tvd_by: float = 1.0
-    # Part of the total variation at temperature 1/2: this gives the most probable tokens, and so
-    # greedy agreement, more weight.
-    sharp_share: float = 0.0
-    # Positions per slice of the loss: fp32 logits of a whole batch may not fit in memory.
-    slice_rows: int = 1 << 15
-    compiled: bool = False
-
-    def __post_init__(self) -> None:
-        get_loss(self.loss)
 
 
 class DraftRecipe:

@@ -8,7 +8,6 @@ own j positions, so the keys of step 0 are masked causally and those of later st
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,16 +15,9 @@ from torch import Tensor
 from outrider.errors import ConfigError
 from outrider.model.head_layers import KeyValue, join
 from outrider.model.heads import Eagle3Config, Eagle3Head
+from outrider.train.config import Eagle3RecipeConfig
 from outrider.train.models import rope_theta
-from outrider.train.recipes.heads import Depth, FrozenTarget, HeadConfig, HeadRecipe
-
-
-@dataclass(frozen=True, kw_only=True)
-class Eagle3RecipeConfig(HeadConfig):
-    num_unroll: int = 4
-    draft_vocab_size: int | None = None
-    taps: tuple[int, ...] | None = None
-    intermediate_size: int | None = None
+from outrider.train.recipes.heads import Depth, FrozenTarget, HeadRecipe
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:

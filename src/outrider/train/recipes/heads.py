@@ -19,20 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from outrider.model.heads import Head
+from outrider.train.config import HeadConfig
 from outrider.train.losses import distil
 from outrider.train.models import compile_layers, hidden_states, layer_states, output_logits
 from outrider.train.trainer import Recipe
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadConfig:
-    """Options of every head recipe."""
-
-    # Weight of depth k is decay^k; later guesses are rarely reached.
-    decay: float = 0.8
-    tvd_share: float = 0.9
-    seed: int = 0
-    compiled: bool = False
 
 
 @dataclass

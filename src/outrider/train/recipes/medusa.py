@@ -7,23 +7,14 @@ t + 2 + h, given the text in between; one pass of the target over the row gives 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from outrider.errors import ConfigError
 from outrider.model.heads import MedusaConfig, MedusaHeads
-from outrider.train.recipes.heads import Depth, FrozenTarget, HeadConfig, HeadRecipe
-
-
-@dataclass(frozen=True, kw_only=True)
-class MedusaRecipeConfig(HeadConfig):
-    num_heads: int = 4
-    num_hidden_layers: int = 1
-    original_lm_head: bool = True
-    # Trained positions of a row in one step; neighbouring positions are similar.
-    positions_per_row: int = 128
+from outrider.train.config import MedusaRecipeConfig
+from outrider.train.recipes.heads import Depth, FrozenTarget, HeadRecipe
 
 
 def new_heads(target: FrozenTarget, config: MedusaRecipeConfig) -> MedusaHeads:

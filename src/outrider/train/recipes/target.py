@@ -7,7 +7,6 @@ probability that rises with depth, so that shallow outputs remain usable.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from outrider.train.config import TargetConfig
 from outrider.train.measure import cross_entropy, exit_logits, measure, model_logits
 from outrider.train.models import compile_layers, save_model
-
-
-@dataclass(frozen=True, kw_only=True)
-class TargetConfig:
-    exit_weight: float = 0.15
-    # Layers whose output may draft, in rotation, `exits_per_step` at a time. () means all but the
-    # last.
-    exits: tuple[int, ...] = ()
-    exits_per_step: int = 2
-    layer_dropout: float = 0.05
-    seed: int = 0
-    compiled: bool = False
 
 
 class TargetRecipe:

@@ -1,9 +1,9 @@
-"""Where exceptions end and exit codes begin.
+"""Turns exceptions into exit codes and one-line messages.
 
     0    done                       1    a check failed, or a bug (one line; --debug shows it all)
-    2    a mistake in the call      130  interrupted; what was printed stays      141  reader left
+    2    a mistake in the call      130  interrupted; what was printed stays      141  pipe closed
 
-A mistake costs exactly one line on stderr, which says what to do about it.
+A mistake prints exactly one line on stderr, which says what to do about it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def run(app: typer.Typer, args: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        return _reader_left()
+        return _pipe_closed()
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):  # typer caught it and left
-            return _reader_left()
+            return _pipe_closed()
         return stop.code if isinstance(stop.code, int) else 1
     except OutriderError as error:
         return _fail(str(error), 2)
@@ -68,7 +68,7 @@ def debugging() -> bool:
 
 
 def _fail(message: str, code: int) -> int:
-    """One line, whatever the message: a user's terminal is no place for a paragraph."""
+    """Prints the message in one line, whatever line breaks it has."""
     if debugging():
         traceback.print_exc()
     print("outrider:", " ".join(message.split()), file=sys.stderr)
@@ -93,8 +93,8 @@ def _usage(error: Exception) -> str:
     return f"{message[:1].lower()}{message[1:].rstrip('.')}{joint} {path} --help"
 
 
-def _reader_left() -> int:
-    """`outrider ... | head`: nobody reads any more, so nothing may be flushed at exit either."""
+def _pipe_closed() -> int:
+    """`outrider ... | head`: the pipe is closed, so nothing may be flushed at exit either."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     return 141
