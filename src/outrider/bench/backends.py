@@ -1,4 +1,4 @@
-"""One load on several backends: `outrider serve` is started with each; one table for all."""
+"""One load on several backends: starts `outrider serve` with each; one table for all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bench_backends(
     vllm_args: Sequence[str],
     bench: Callable[[str], Result],
 ) -> Result:
-    """`bench(url)` on each; contenders are called after their backend. Raises ConfigError."""
+    """`bench(url)` on each backend, which also names its contender. Raises ConfigError."""
     if unknown := [name for name in names if name not in BACKENDS]:
         raise ConfigError(f"--backend is native, vllm or both, not {unknown[0]!r}")
     if vllm_args and "vllm" not in names:
@@ -50,7 +50,7 @@ def bench_backends(
 
 @contextmanager
 def launched(args: Sequence[str]) -> Iterator[str]:
-    """The address of an `outrider serve ARGS` that answers; it is ended afterwards."""
+    """The address of a ready `outrider serve ARGS`; stops it afterwards."""
     port = free_port()
     command = [sys.executable, "-m", "outrider", "serve", *args, "--port", str(port)]
     with tempfile.TemporaryFile("w+") as log:

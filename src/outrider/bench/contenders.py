@@ -1,4 +1,4 @@
-"""Ways of decoding that can be timed against each other."""
+"""Ways of decoding, timed against each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt. Its seed makes a sampled output the same for every contender that can."""
+    """One prompt. Its seed makes a sampled output the same for all contenders of our engine."""
 
     prompt: list[int]
     params: SamplingParams
@@ -35,10 +35,10 @@ class Job:
 class Run:
     """One timed decoding of some prompts, `batch` at once.
 
-    Only decoding is timed: the clock stands still while target and drafter read a prompt, up to the
-    step after its first token. Until then at most one token is drafted, so that most of the output
-    is left to time. And a full batch is timed: when an output ends, the next prompt takes its
-    place; when all have run, the first ones run again.
+    The clock runs during decoding only: it stops while target and drafter read a prompt, up to the
+    step after its first token. Until then a step drafts at most one token, so that most of the
+    output is timed. The batch is always full: when an output ends, the next prompt takes its place;
+    when all have run, the first ones run again.
     """
 
     outputs: list[list[int]]
@@ -56,12 +56,12 @@ class Contender(Protocol):
 
 
 class Ours:
-    """One way of speculating (or none) on an engine that all our contenders share."""
+    """One way of speculating (or none) on an engine shared by all our contenders."""
 
     def __init__(
         self, name: str, engine: Engine, speculation: Speculation, policy: Policy | None = None
     ) -> None:
-        """`policy`: one that learns from this contender's steps alone; None: the engine's."""
+        """`policy`: learns from this contender's steps only; None: the engine's."""
         self.name = name
         self.engine = engine
         self.speculation = speculation
@@ -70,7 +70,7 @@ class Ours:
         self.reference = PLAIN if exact and speculation.proposer is not None else None
 
     def start(self, jobs: Seq[Job], batch: int = 1) -> FullBatch:
-        """Reads the prompts of the first batch; the caller takes the steps."""
+        """Adds the first batch; the caller runs its steps."""
         return FullBatch(self, jobs, batch)
 
     def run(self, jobs: Seq[Job], batch: int = 1) -> Run:
@@ -150,14 +150,14 @@ class FullBatch(Lane):
 
 
 def race(lanes: Seq[FullBatch]) -> list[Run]:
-    """Decodes all, a step of the one with the least progress next."""
+    """Decodes all jobs; the contender with the least progress steps next."""
     for _ in take_turns(lanes, lambda lane: lane.progress):
         pass
     return [lane.finish() for lane in lanes]
 
 
 def fit_together(contenders: Seq[Contender], jobs: Seq[Job], batch: int = 1) -> bool:
-    """Whether all can decode `batch` jobs at once: one engine, and room for the K/V of all."""
+    """Whether all can decode `batch` jobs at once: one engine, and K/V room for all."""
     engines = {id(c.engine) if isinstance(c, Ours) else None for c in contenders}
     if len(engines) != 1 or None in engines:
         return False
@@ -183,9 +183,9 @@ def make_jobs(
     context: int | None = None,
     seed: int = 0,
 ) -> list[Job]:
-    """A prompt that is too long loses its beginning.
+    """The jobs of a workload; a prompt that is too long loses its beginning.
 
-    `context`: the number of tokens of every prompt; a short one is followed by the next prompts.
+    `context`: the number of tokens of every prompt; the next prompts lengthen a short one.
     """
     room = engine.scheduler.max_positions - max_tokens - 1
     if room < 1 or (context or 0) > room:

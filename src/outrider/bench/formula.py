@@ -1,9 +1,8 @@
-"""What the formula promises at this machine's bare costs: models only, no engine around them.
+"""The formula's speedup at this machine's bare costs: calls of the models without the engine.
 
     speedup = E[tokens] / (t_draft(K) + t_verify(K + 1)) * t_verify(1)
 
-The costs are medians of passes made for the purpose, in turns, behind a text of a few hundred
-tokens.
+The costs are medians of passes and drafts in turns, after a text of a few hundred tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ NUM_ROUNDS = 15
 
 
 class BareCosts:
-    """Seconds of passes and drafts of one engine's models, measured when first asked for."""
+    """Seconds of passes and drafts of one engine's models, measured on first use."""
 
     def __init__(self, engine: Engine, proposer: str) -> None:
         self._engine = engine
@@ -43,7 +42,7 @@ class BareCosts:
         return tokens * plain_s / cycle_s
 
     def seconds(self, num_drafts: int) -> tuple[float, float]:
-        """Of a plain pass, and of drafting and verifying `num_drafts` tokens."""
+        """Seconds of a plain pass, and of drafting and verifying `num_drafts` tokens."""
         if num_drafts not in self._known:
             self._known[num_drafts] = self._measure(num_drafts)
         return self._known[num_drafts]
@@ -58,7 +57,7 @@ class BareCosts:
 
 
 class BareCycle:
-    """Calls of the models as a step makes them, timed one by one; a context manager."""
+    """The model calls of a step, timed one by one; a context manager."""
 
     def __init__(self, engine: Engine, proposer: str, num_drafts: int, context: int) -> None:
         self._engine = engine

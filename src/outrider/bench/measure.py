@@ -1,4 +1,4 @@
-"""Times contenders against each other: in turns, again and again, outputs compared meanwhile."""
+"""Times contenders against each other, in turns, and compares their outputs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from outrider.prove.checks import near_tie
 from outrider.prove.identity import explain
 from outrider.statistics import SpeculationStats
 
-DISTURBED = 1.3  # times the median: longer steps met somebody else's work
+DISTURBED = 1.3  # times the median: longer steps were disturbed by other load
 
 Tell = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class Record:
-    """What one contender did, repeat by repeat."""
+    """The measurements of one contender, by repeat."""
 
     contender: Contender
     seconds: list[float] = field(default_factory=list)
@@ -38,12 +38,12 @@ class Record:
         return [n / s for n, s in zip(self.num_tokens, self.seconds, strict=True)]
 
     def speedup(self, other: Record) -> Estimate:
-        """Ratio of the rates, repeat by repeat: neighbours in time."""
+        """Ratio of the rates within each repeat."""
         return estimate([a / b for a, b in zip(self.rates, other.rates, strict=True)])
 
     @property
     def undisturbed_rate(self) -> float:
-        """Tokens per second if no step had met a busy moment of the machine.
+        """Tokens per second without the effect of other load on single steps.
 
         A step that took much longer than the median over as many tokens counts as that median.
         """
@@ -74,11 +74,10 @@ def measure(
     repeats: int = 5,
     tell: Tell = lambda what: None,
 ) -> dict[str, Record]:
-    """Everybody decodes all jobs, `batch` at once, `repeats` times, the order turning.
+    """All contenders decode all jobs, `batch` at once, `repeats` times, in rotating order.
 
-    Contenders of one engine do so at the same time, step by step: see `race`.
-
-    A first round that is not counted warms up caches, threads and what adapts itself.
+    Contenders of one engine decode at the same time, step by step: see `race`. A first round, which
+    is not counted, warms up caches, threads and the controller.
     """
     records = {contender.name: Record(contender) for contender in contenders}
     for repeat in range(-1, repeats):
@@ -95,7 +94,7 @@ def measure(
 
 
 def decode(contenders: Sequence[Contender], jobs: Sequence[Job], batch: int) -> list[Run]:
-    """All at once, step by step in turns, where that is possible; else one after the other."""
+    """All at once, step by step in turns, if possible; else one after the other."""
     if fit_together(contenders, jobs, batch):
         return race([c.start(jobs, batch) for c in contenders if isinstance(c, Ours)])
     return [contender.run(jobs, batch) for contender in contenders]
@@ -116,7 +115,7 @@ def _count(record: Record, run: Run) -> None:
 
 
 def _compare(records: dict[str, Record], runs: dict[str, Run], jobs: Sequence[Job]) -> None:
-    """Counts whose outputs are its reference's; a near-tie of floating point is told apart."""
+    """Counts outputs equal to the reference's, and near-ties of floating point."""
     for record in records.values():
         reference = records.get(record.contender.reference or "")
         if reference is None:

@@ -1,4 +1,4 @@
-"""Result files: every figure as JSON, the telling ones as markdown, with where they come from."""
+"""Result files: every figure as JSON, the main ones as markdown, with their provenance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 
 def provenance() -> dict[str, str]:
-    """When, on which machine, with which versions and by which command."""
+    """Date, commit, command, machine and versions."""
     about = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _commit(),
@@ -39,7 +39,7 @@ def provenance() -> dict[str, str]:
 
 
 def _processor_ticks() -> tuple[float, float] | None:
-    """What the host has given to others while somebody here was to run, and all time."""
+    """Processor time that the host took away from this machine, and all time (/proc/stat)."""
     try:
         ticks = [float(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
@@ -51,7 +51,7 @@ _STARTED = _processor_ticks()
 
 
 def _stolen() -> str:
-    """Of the run so far; "" where it cannot be told. Beyond a percent or two, times say little."""
+    """The share of the run so far; "" if unknown. Above 1 or 2 %, times mean little."""
     now = _processor_ticks()
     if _STARTED is None or now is None or now[1] <= _STARTED[1]:
         return ""
@@ -60,7 +60,7 @@ def _stolen() -> str:
 
 
 def _commit() -> str:
-    """Of the working tree the package lies in; "" where it is installed. "+": changed since."""
+    """The commit of the package's working tree; "" if installed. "+": with local changes."""
 
     def git(*command: str) -> str:
         try:
@@ -89,7 +89,7 @@ def _cpu() -> str:
 
 @dataclass(slots=True)
 class Result:
-    """One benchmark's outcome. `kind` says what its rows hold, and so what can be drawn of it."""
+    """One benchmark's outcome. `kind` names the form of its rows, for `outrider plot`."""
 
     kind: str
     title: str
@@ -116,7 +116,7 @@ class Result:
         return "\n".join(lines) + "\n"
 
     def write(self, path: Path) -> list[Path]:
-        """PATH.json and PATH.md; a suffix that is there already is dropped."""
+        """PATH.json and PATH.md, without the suffix of `path`."""
         base = path.with_suffix("") if path.suffix in (".json", ".md") else path
         written = [base.with_name(base.name + suffix) for suffix in (".json", ".md")]
         try:
@@ -139,7 +139,7 @@ def table(rows: Sequence[Row], columns: Sequence[str]) -> list[str]:
 
 
 def cell(row: Row, column: str) -> str:
-    """A figure with its interval where it has one."""
+    """A figure with its interval, if it has one."""
     value = row.get(column, "")
     if not isinstance(value, float):
         return "" if value is None else str(value)

@@ -1,7 +1,7 @@
-"""Load on any OpenAI-compatible server: as many streams at once as asked for, and their clocks.
+"""Load on any OpenAI-compatible server: concurrent streams, and the times of their tokens.
 
-On a server of ours every load is run twice, the second time with speculation off for each request,
-and the texts are compared; elsewhere a server is what it is.
+On our own server every load runs twice, the second time with speculation off for each request, and
+the texts are compared.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One stream as its client saw it."""
+    """One stream from the client's side."""
 
     text: str
     num_tokens: int
@@ -58,7 +58,7 @@ class Answer:
 
 
 class Server:
-    """A base address; connections are made per request, as clients do."""
+    """A base address; every request makes a connection of its own."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -82,7 +82,7 @@ class Server:
             connection.close()
 
     def complete(self, body: dict[str, Any]) -> Answer:
-        """Streams one completion; raises ConfigError where the server refuses it."""
+        """Streams one completion; raises ConfigError if the server refuses it."""
         connection = self._kind(self._host, self._port, timeout=TIMEOUT_S)
         started = perf_counter()
         try:

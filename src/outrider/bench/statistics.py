@@ -1,4 +1,4 @@
-"""Medians with confidence intervals, for the few repeats that a benchmark can afford."""
+"""Medians with confidence intervals for few repeats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A median and the interval that holds it with 95 % confidence."""
+    """A median and its 95 % confidence interval."""
 
     value: float
     low: float
@@ -27,7 +27,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The bootstrap's percentile interval; the same values always give the same one."""
+    """The bootstrap's percentile interval; deterministic."""
     random = Random(0)
     drawn = sorted(median(random.choices(values, k=len(values))) for _ in range(RESAMPLES))
     tail = round((1.0 - CONFIDENCE) / 2 * RESAMPLES)

@@ -1,13 +1,13 @@
-"""A drafter with a prescribed survival curve: what the engine makes of a known acceptance.
+"""A drafter with a prescribed survival curve, to measure the engine at a known acceptance.
 
-It is told the output beforehand (as the request's prediction) and drafts it, but replaces the token
-at depth k by a wrong one with probability 1 - alpha_k. What is accepted is then known in advance,
-and whatever the engine's speed lacks against the formula is the engine's own doing.
+It gets the output in advance (as the request's prediction) and drafts it, but replaces the token at
+depth k by a wrong one with probability 1 - alpha_k. So acceptance is known, and the difference
+between the engine's speed and the formula is overhead of the engine.
 
-With a real proposer underneath, that one drafts too and its tokens are thrown away: the drafts cost
-what they cost, and are worth what was prescribed. It must not notice: were it shown the output, it
-would find its own tokens refused and read the others anew, which a drafter with this acceptance
-does not. So it drafts for a text of its own, in which as many of its tokens stand as were accepted.
+With a real proposer underneath, that proposer drafts too and its tokens are discarded: drafts have
+its cost and the prescribed acceptance. It must not see the real output. Otherwise it would find its
+tokens rejected and compute the others again, which a drafter with this acceptance does not. So it
+drafts for a text of its own, which contains as many of its tokens as were accepted.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class SyntheticProposer:
             return
         known = [(self._shadows[v.id], o) for v, o in zip(views, seen, strict=True)
                  if v.id in self._shadows]  # fmt: skip
-        told = [Observation(shadow.follow(), o.verdict, start=o.start) for shadow, o in known]
-        self._beneath.observe(cast("list[SequenceView]", [shadow for shadow, _ in known]), told)
+        shown = [Observation(shadow.follow(), o.verdict, start=o.start) for shadow, o in known]
+        self._beneath.observe(cast("list[SequenceView]", [shadow for shadow, _ in known]), shown)
 
     def goes_ahead(self, views: Seq[SequenceView]) -> bool:
         beneath = self._beneath
@@ -114,14 +114,14 @@ class SyntheticProposer:
 
     def _shadow(self, view: SequenceView) -> _Shadow:
         shadow = self._shadows.setdefault(view.id, _Shadow(view))
-        if len(shadow.tokens) < len(view.tokens):  # by steps without drafts: nobody told us
+        if len(shadow.tokens) < len(view.tokens):  # by steps without drafts, which are not observed
             shadow.follow()
         return shadow
 
     def _script(self, views: Seq[SequenceView], most_steps: int, longest: int) -> IntArray:
-        """The text to come, and how many drafts that start at each place are right.
+        """The expected text, and the number of correct drafts from each position.
 
-        What no draft is long enough to reach is not asked for: the engine is timed with this.
+        Computes only positions that a draft can reach, because this time counts as the engine's.
         """
         done = [len(v.tokens) - v.num_prompt_tokens for v in views]
         furthest = most_steps * (longest + 1)
@@ -141,19 +141,19 @@ class SyntheticProposer:
 
 
 class _Shadow:
-    """A sequence as the proposer beneath sees it: as long as the real one, of its own tokens."""
+    """The proposer's own sequence: as long as the real one, with its own tokens."""
 
     def __init__(self, view: SequenceView) -> None:
         self._view = view
         self.tokens = list(view.tokens)
         self.draft = Proposal()
-        self.caution: StopRule | None = None  # its own drafts are not what is accepted
+        self.caution: StopRule | None = None  # a prescribed acceptance has no confidence
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)
 
     def follow(self) -> Proposal:
-        """Grows by what the real one grew by, its own draft first; returns that draft."""
+        """Grows by as many tokens as the real one, its own draft first; returns that draft."""
         draft, self.draft = self.draft, Proposal()
         before, real = len(self.tokens), self._view.tokens
         self.tokens += draft.tokens[: len(real) - before - 1]
@@ -162,7 +162,7 @@ class _Shadow:
 
 
 class WithSynthetic(Mapping[str, Proposer]):
-    """An engine's proposers and synthetic ones, by name."""
+    """The proposers of an engine and the synthetic ones, by name."""
 
     def __init__(self, known: Mapping[str, Proposer], added: Mapping[str, Proposer]) -> None:
         self._known = known
@@ -179,7 +179,7 @@ class WithSynthetic(Mapping[str, Proposer]):
 
 
 def add_synthetic(engine: Engine, alpha: float | Seq[float], beneath: str | None = None) -> str:
-    """Makes the engine know a synthetic proposer; returns its name. Requests need a prediction."""
+    """Adds a synthetic proposer to the engine; returns its name. Requests need a prediction."""
     alphas = [alpha] if isinstance(alpha, int | float) else list(alpha)
     proposer = SyntheticProposer(
         alphas,

@@ -1,4 +1,4 @@
-"""What is decoded: the prompts that ship with us, in seven kinds of work, or the user's own."""
+"""Workloads: the prompts in the package, of seven kinds, or the user's own."""
 
 from __future__ import annotations
 

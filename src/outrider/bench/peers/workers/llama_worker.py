@@ -31,11 +31,11 @@ def main() -> None:
         llama.set_seed(order["seed"])
         tokens = []
         started = 0.0
-        heat = order["temperature"]
+        temperature = order["temperature"]
         stream = llama.generate(
             order["prompt"],
-            temp=heat,
-            top_k=0 if heat else 1,
+            temp=temperature,
+            top_k=0 if temperature else 1,
             top_p=1.0,
             min_p=0.0,
             repeat_penalty=1.0,
