@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.contracts import Draw, Needs, Observation, Proposal, ProposerContext, SequenceView
+from outrider.contracts import Observation, Proposal, SequenceView
 
 
 class EchoProposer:
     name = "echo"
-    draws = frozenset({Draw.DETERMINISTIC})  # a function of the context, nothing is drawn
-    trees = False
-    needs = Needs()
 
-    @classmethod
-    def build(cls, context: ProposerContext) -> EchoProposer:
-        return cls()
+    def __init__(self, max_tokens: int = 16) -> None:
+        """At most `max_tokens` in a draft."""
+        self.max_tokens = max_tokens
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
         drafts = []
         for view, budget in zip(views, budgets, strict=True):
             place = len(view.tokens) % view.num_prompt_tokens
-            drafts.append(view.tokens[place : min(place + budget, view.num_prompt_tokens)])
+            end = min(place + budget, place + self.max_tokens, view.num_prompt_tokens)
+            drafts.append(view.tokens[place:end])
         return [Proposal(draft, source=self.name) for draft in drafts]
 
     def observe(self, views: Sequence[SequenceView], seen: Sequence[Observation]) -> None:
         """Nothing to learn from what became of a draft."""
-
-    def release(self, sequence_id: int) -> None:
-        """Nothing to forget."""

@@ -136,8 +136,7 @@ def proposer_class(name: str) -> ProposerClass:
     check_names([name])
     if name in _PROPOSERS:
         module, _, attribute = _PROPOSERS[name].place.partition(":")
-        found: ProposerClass = getattr(import_module(f"{GROUP}.{module}"), attribute)
-        return found
+        return _complete(name, getattr(import_module(f"{GROUP}.{module}"), attribute))
     if name in _registered:
         return _registered[name]
     entry = _plugins()[name]
@@ -205,6 +204,8 @@ def _complete(name: str, kind: type) -> ProposerClass:
             )
     from outrider.contracts import ProposerDefaults
 
+    if all(hasattr(kind, member) for member in ("name", *vars(ProposerDefaults))):
+        return cast("ProposerClass", kind)
     members = {} if hasattr(kind, "name") else {"name": name}
     completed: Any = type(kind.__name__, (kind, ProposerDefaults), members)
     return cast("ProposerClass", completed)
