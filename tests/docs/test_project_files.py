@@ -17,6 +17,7 @@ FILES = [
     *sorted((ROOT / ".github").rglob("*.yml")),
     ROOT / ".pre-commit-config.yaml",
     ROOT / "CITATION.cff",
+    ROOT / "mkdocs.yml",
 ]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
