@@ -26,7 +26,7 @@ def from_bench(name: str, draw: Callable[[list[Any], Path], None]) -> Draw:
 
 
 def verify_cost(path: Path) -> None:
-    """A pass over M tokens in passes over one: the curve that decides everything."""
+    """The time of a pass over M tokens, relative to a pass over one."""
     with figure(path, "What a pass over M tokens costs (one sequence)") as axes:
         colour = iter(COLOURS)
         for name, weights in (
@@ -74,7 +74,7 @@ def proposers(path: Path) -> None:
 
 
 def plan_check(path: Path) -> None:
-    """What the plan predicts in what the server did, load by load."""
+    """The plan's prediction relative to the server, by load."""
     rows = load("plan-check")["tables"]["predicted and measured"]
     with figure(path, "The plan and the server") as axes:
         ending = ": predicted / measured"
@@ -93,7 +93,7 @@ def plan_check(path: Path) -> None:
 
 
 def fleet(path: Path) -> None:
-    """Devices by load, with and without speculation: on paper."""
+    """Devices by load, with and without speculation, from hardware limits."""
     rows = load("plan-check")["tables"]["a fleet on paper"]
     with figure(path, "Devices for an 8B model, on paper") as axes:
         rates = [row["requests per s"] for row in rows]

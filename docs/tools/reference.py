@@ -1,10 +1,10 @@
-"""Writes everything under docs/ and in the README that follows from code or from result files.
+"""Writes the parts of docs/ and of the README that follow from code or result files.
 
     python docs/tools/reference.py            writes (`make reference`)
     python docs/tools/reference.py --check    names what is out of date, exit code 1
 
-A page is either generated as a whole or holds generated parts between `<!-- generated: NAME -->`
-and `<!-- end -->`. A test compares all of them, so nothing can change unnoticed.
+A page is generated as a whole, or has generated parts between `<!-- generated: NAME -->` and
+`<!-- end -->`. A test compares all of them.
 """
 
 from __future__ import annotations
@@ -152,20 +152,21 @@ VARIABLES: list[list[object]] = [
     ["`OUTRIDER_NATIVE_LIBRARY`", "another build of the native kernels"],
     ["`OUTRIDER_VLLM`", "the `vllm` program of another environment"],
     ["`CXX`", "the compiler that builds the native kernels"],
+    ["`OUTRIDER_NATIVE`", "native kernels at installation: `auto`, `require` or `off`"],
 ]
 
 
 MEANINGS = {
     "generation_tokens": "Tokens emitted.",
     "kv_cache_usage_perc": "Share of KV blocks in use, 0 to 1.",
-    "num_preemptions": "Sequences whose K/V was dropped for lack of room, to be computed again.",
+    "num_preemptions": "Sequences whose K/V was dropped because memory was short.",
     "num_requests_running": "Sequences in the batch.",
     "num_requests_waiting": "Sequences in the queue.",
     "prompt_tokens": "Tokens of prompts of finished requests.",
-    "prompt_tokens_cached": "Those found in the prefix cache.",
+    "prompt_tokens_cached": "Those from the prefix cache.",
     "request_success": "Requests that ended, by reason.",
-    "spec_decode_num_accepted_tokens": "Drafted tokens that were kept.",
-    "spec_decode_num_accepted_tokens_per_pos": "The same, by position in the draft (from 0).",
+    "spec_decode_num_accepted_tokens": "Drafted tokens that were accepted.",
+    "spec_decode_num_accepted_tokens_per_pos": "Accepted tokens by position in the draft (from 0).",
     "spec_decode_num_draft_tokens": "Drafted tokens.",
     "spec_decode_num_drafts": "Steps of a sequence with at least one draft.",
 }
@@ -187,7 +188,7 @@ def metrics() -> str:
     lines = ["# Metrics", "", GENERATED, ""]
     lines += [
         "`GET /metrics` is a page for Prometheus. The names are vLLM's, so dashboards and load",
-        "generators made for vLLM read them. `deploy/grafana.json` is a dashboard of ours.",
+        "generators made for vLLM read them. `deploy/grafana.json` is a dashboard for Outrider.",
         "",
         *table(["name", "type", "labels", "meaning"], rows),
         "",
@@ -223,7 +224,7 @@ def events() -> str:
     lines = ["# Events", "", GENERATED, ""]
     lines += [
         "Every step of the engine reports one `StepReport`. Streams, statistics, metrics, the live",
-        "page and traces all read it; there is no second source of figures. `LLM.stream` yields",
+        "page and traces read it; it is their only source. `LLM.stream` yields",
         "`StepEvent`s, `Engine.run` yields whole `StepReport`s.",
     ]
     for kind in (module.StepReport, module.StepEvent, module.StepTiming, module.TokenLogprob):
@@ -293,18 +294,18 @@ ROUTES = {
     "/v1/models": "the model, with `max_model_len`",
     "/v1/models/{model}": "the same, by name",
     "/v1/completions": "prompts as text, token ids, or lists of either",
-    "/v1/chat/completions": "messages of text, framed by the model's chat template",
+    "/v1/chat/completions": "messages of text, formatted by the model's chat template",
     "/tokenize": "`{prompt}` or `{messages}` to `{count, tokens}`",
     "/detokenize": "`{tokens}` to `{prompt}`",
 }
 FIELDS = {
-    "model": "the served name; left out: any",
+    "model": "the served name; default: any",
     "prompt": "a text, token ids, or a list of either",
     "messages": "of text, each with `role` and `content`",
     "max_completion_tokens": "OpenAI's newer name for it",
     "stream": "server-sent events",
     "stream_options": "see below",
-    "speculation": "see below; left out: the server's own setting",
+    "speculation": "see below; default: the server's setting",
     "response_format": "`text`, `json_object` or `json_schema`",
     "structured_outputs": "one of `json`, `regex`, `choice`, `grammar`, `json_object`",
     "cache_salt": "separates this request's cached prefixes from others'",
@@ -313,7 +314,7 @@ FIELDS = {
     "top_logprobs": "that many alternatives",
     "prediction": "OpenAI's guess of the output, to draft from",
     "add_generation_prompt": "open the assistant's turn",
-    "continue_final_message": "go on with the last message instead",
+    "continue_final_message": "continue the last message instead",
     "suffix": "only empty",
     "best_of": "only equal to `n`",
     "modalities": "only text",
@@ -324,7 +325,7 @@ FIELDS = {
     "metrics": "adds `metrics.speculative_decoding` to the reply or its last chunk",
     "include_usage": "a last chunk without choices, with `usage`",
     "continuous_usage_stats": "`usage` in every chunk",
-    "include_obfuscation": "pad frames; left out: the server's own setting",
+    "include_obfuscation": "pad frames; default: the server's setting",
 }
 BOOKKEEPING = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 
@@ -439,7 +440,7 @@ def tidy(lines: list[str]) -> str:
 
 
 def fill(text: str, parts: dict[str, Callable[[], list[str]]]) -> str:
-    """`text` with its generated parts made anew."""
+    """`text` with new generated parts."""
     for name, make in parts.items():
         start = f"<!-- generated: {name} -->\n"
         assert start in text, f"no place for {name!r}"
@@ -451,7 +452,7 @@ def fill(text: str, parts: dict[str, Callable[[], list[str]]]) -> str:
 
 
 def wanted() -> dict[Path, str]:
-    """Every page that is generated or has generated parts, as it should be."""
+    """The correct text of every page with generated parts."""
     pages = {ROOT / name: make() for name, make in WHOLE.items()}
     for name, parts in PARTS.items():
         pages[ROOT / name] = fill((ROOT / name).read_text(encoding="utf-8"), parts)

@@ -1,4 +1,4 @@
-"""Tables of the README and of pages that are read from committed result files."""
+"""Tables of the README and of pages, from committed result files."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _best(found: dict[str, dict[str, float]]) -> float:
 
 
 def winners() -> list[str]:
-    """For each workload the best and what came within a tenth of it."""
+    """For each workload the best proposer and those within a tenth of it."""
     lines = []
     for kind, found in workloads().items():
         top = _best(found)
@@ -105,7 +105,7 @@ def winners() -> list[str]:
 
 
 def start() -> list[str]:
-    """What to begin with when the workload is unknown: by share of each workload's best."""
+    """Proposers to begin with if the workload is unknown, by share of each workload's best."""
     rows = workloads()
     lines = ["| you have | proposer | of the best, on average | at worst |", "|---|---|---:|---|"]
     for what, names in (
@@ -164,7 +164,7 @@ def verify_cost() -> list[str]:
 
 
 def gpu_passes() -> list[dict[str, float]]:
-    """Passes of one sequence on a GPU, from one token on, if that was measured."""
+    """Passes of one sequence on a GPU, from one token on, if measured."""
     if not (RESULTS / "gpu-decode.json").exists():
         return []
     rows = load("gpu-decode")["tables"].get("Passes", [])
@@ -188,7 +188,7 @@ def verify_cost_gpu() -> list[str]:
 
 
 def gpu() -> list[str]:
-    """What a pass takes on the GPU, in a sentence."""
+    """The time of a pass on the GPU, in a sentence."""
     result = load("gpu-decode")
     passes = {(row["context"], row["tokens"]): row for row in result["tables"]["Passes"]}
     one, most = passes[512, 1], passes[512, 16]
@@ -201,7 +201,7 @@ def gpu() -> list[str]:
 
 
 def gpu_figures() -> list[str]:
-    """What passes, cycles and loops take on the GPU; what was not measured is left out."""
+    """The measured times of passes, cycles and loops on the GPU."""
     tables = load("gpu-decode")["tables"]
     rows: list[tuple[str, str]] = []
     passes = {(row["context"], row["tokens"]): row for row in tables["Passes"]}

@@ -1,7 +1,7 @@
-"""mkdocs hooks: pages may link to files of the repository, and these then belong to the site.
+"""mkdocs hooks: files of the repository that pages link to become part of the site.
 
-The sources stay plain Markdown whose relative links work in any view of the repository. A link
-that leaves docs/ (`../../benchmarks/results/peers.md`) gets its target copied under `repository/`.
+The sources stay plain Markdown; their relative links work in any view of the repository. The target
+of a link that leaves docs/ (`../../benchmarks/results/peers.md`) is copied under `repository/`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _outside(page: File, link: str) -> Path | None:
 
 
 def _name(target: Path) -> str:
-    """Where in the site a file of the repository is; code becomes a page that shows it."""
+    """The path of a repository file in the site; code becomes a page."""
     path = target.relative_to(ROOT)
     if path.parts[0] == "docs":
         return str(PurePosixPath(*path.parts[1:]))
