@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -56,3 +59,27 @@ def test_one_version() -> None:
     assert re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE)
     for name in re.findall(r"^## \[(.+?)\]", changelog, re.MULTILINE):
         assert f"\n[{name}]: {PROJECT['project']['urls']['Repository']}" in changelog
+
+
+@pytest.mark.parametrize(
+    ("native", "tag"), [("auto", r"py3-none-(?!any)\w+"), ("off", "py3-none-any")]
+)
+def test_wheels_fit_every_python(native: str, tag: str, tmp_path: Path) -> None:
+    """The library does not use Python's C interface; without it a wheel fits every platform."""
+    pytest.importorskip("setuptools")
+    code = (
+        "import runpy, setuptools; found = {}; setuptools.setup = found.update;"
+        "made = runpy.run_path('setup.py');"
+        "from setuptools.dist import Distribution;"
+        f"wheel = made['Wheel'](Distribution(found)); wheel.dist_dir = {str(tmp_path)!r};"
+        "wheel.finalize_options(); print('-'.join(wheel.get_tag()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"OUTRIDER_NATIVE": native},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.fullmatch(tag, done.stdout.strip())
