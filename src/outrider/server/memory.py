@@ -13,21 +13,29 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from outrider.model.native_model import NativeModel
+from typing import Protocol, runtime_checkable
 
 PIECE = 2 << 20  # bytes at a time
 LEFT = 2 << 30  # bytes of free memory to leave for other processes
 PAUSE_S = 0.05  # between two checks whether the server is idle
 
 
+@runtime_checkable
+class Populates(Protocol):
+    """A model whose KV memory can be allocated in advance."""
+
+    def populate(self, offset: int, num_bytes: int) -> int:
+        """Allocates a part of the memory; returns its size, 0 beyond the end."""
+        ...
+
+
 class Populating:
-    """A thread that, while `is_idle`, allocates the KV memory of all native models."""
+    """A thread that, while `is_idle`, allocates the KV memory of all models that allow it."""
 
     def __init__(self, models: Sequence[object], is_idle: Callable[[], bool]) -> None:
         self._is_idle = is_idle
         self._stopped = threading.Event()
-        self._models = [model for model in models if isinstance(model, NativeModel)]
+        self._models = [model for model in models if isinstance(model, Populates)]
         self._thread = threading.Thread(target=self._run, name="outrider-memory", daemon=True)
         self._thread.start()
 
