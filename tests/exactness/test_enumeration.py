@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from outrider.prove.drafters import Kind, chain, drafter
-from outrider.prove.enumerate import Dice, Experiment, Model, Tokens, distribution_of, mean_emitted
+from outrider.prove.enumerate import Dice, Experiment, Model, Tokens, distribution_of
 from outrider.prove.reference import RULES, Distribution, Draft, coupled, token
 from outrider.prove.toys import fixed, greedy, hashed, only, top_k, top_p
 
@@ -175,6 +175,12 @@ def test_sample_match_survives_any_pruning() -> None:
         return Draft(drawn.tokens[:n], drawn.parents[:n], drawn.dists[:n])
 
     assert_exact(Experiment(target=P3, drafter=picky, rule=coupled, horizon=3, num_steps=3))
+
+
+def mean_emitted(experiment: Experiment) -> Fraction:
+    """Expected tokens of the steps themselves: the acceptance length, extra token included."""
+    dist = distribution_of(lambda dice: len(experiment.run(dice)))
+    return sum((n * mass for n, mass in dist.items()), Fraction(0))
 
 
 def test_block_keeps_at_least_as_much_as_token_and_equals_the_tree_rule() -> None:

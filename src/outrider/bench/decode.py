@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from outrider.bench.contenders import PLAIN, Contender, Job, Ours, make_jobs, plain
 from outrider.bench.formula import BareCosts
 from outrider.bench.measure import Record, Tell, measure, row
 from outrider.bench.report import Result, Row
+from outrider.bench.settings import Settings
 from outrider.bench.synthetic import NAME, add_synthetic
 from outrider.bench.workloads import Workload
 from outrider.config import NumDraftTokens
@@ -50,16 +51,6 @@ NOTES = (
     "token. "
     "`identical`: outputs equal to plain decoding's, token by token, in all repeats."
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    max_tokens: int = 128
-    batch: int = 1
-    repeats: int = 5
-    num_prompts: int = 8
-    seed: int = 0
-    context: int | None = None  # tokens of every prompt; None: as they are
 
 
 def ours(

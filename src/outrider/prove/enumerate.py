@@ -188,9 +188,3 @@ class Experiment:
 def total_variation(a: dict[T, Fraction], b: dict[T, Fraction]) -> Fraction:
     """Half the L1 distance of two distributions."""
     return sum((abs(a.get(k, ZERO) - b.get(k, ZERO)) for k in a.keys() | b.keys()), ZERO) / 2
-
-
-def mean_emitted(experiment: Experiment) -> Fraction:
-    """Expected tokens of the steps themselves: the acceptance length, extra token included."""
-    dist = distribution_of(lambda dice: len(experiment.run(dice)))
-    return sum((n * mass for n, mass in dist.items()), ZERO)

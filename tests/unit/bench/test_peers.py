@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bench.decode import Settings
 from outrider.bench.peers import find_peers
 from outrider.bench.peers.base import Way
 from outrider.bench.peers.process import ProcessPeer
+from outrider.bench.settings import Peers, Settings
 from outrider.bench.workloads import Prompt, Workload
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
@@ -47,7 +47,7 @@ def engine(pair: tuple[str, str]) -> Engine:
 
 
 def test_transformers_decodes_what_we_decode(engine: Engine, pair: tuple[str, str]) -> None:
-    [peer] = find_peers(*pair, transformers=True, vllm_python=None, llama_python=None, gguf=None)
+    [peer] = find_peers(*pair, Peers(transformers=True))
     rows = peer.rows(engine, WORK, SETTINGS, lambda what: None)
     found = {(row["workload"], row["contender"]): row for row in rows}
     for way in ("plain", "prompt lookup", "assisted"):
@@ -73,13 +73,9 @@ def test_a_program_in_another_environment(engine: Engine, tmp_path: Path) -> Non
 
 def test_what_cannot_run_is_refused(engine: Engine, pair: tuple[str, str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such interpreter"):
-        find_peers(
-            *pair, transformers=False, vllm_python=tmp_path / "x", llama_python=None, gguf=None
-        )
+        find_peers(*pair, Peers(vllm_python=tmp_path / "x"))
     with pytest.raises(ConfigError, match="--gguf"):
-        find_peers(
-            *pair, transformers=False, vllm_python=None, llama_python=Path("python"), gguf=None
-        )
+        find_peers(*pair, Peers(llama_python=Path("python")))
     broken = tmp_path / "broken.py"
     broken.write_text("raise SystemExit(1)")
     peer = ProcessPeer("broken", Path(sys.executable), broken, [Way("plain")])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from outrider.bench.peers.base import Peer, Way
 from outrider.bench.peers.process import ProcessPeer
+from outrider.bench.settings import Peers
 from outrider.errors import ConfigError
 
 WORKERS = Path(__file__).parent / "workers"
@@ -18,36 +19,26 @@ NUM_DRAFTS = 4
 LOOKUP = 10  # what prompt lookup copies at once
 
 
-def find_peers(
-    model: str,
-    draft_model: str | None,
-    *,
-    transformers: bool,
-    vllm_python: Path | None,
-    llama_python: Path | None,
-    gguf: Path | None,
-) -> list[Peer]:
-    """Those asked for, not started yet; raises ConfigError for what cannot work."""
+def find_peers(model: str, draft_model: str | None, wanted: Peers) -> list[Peer]:
+    """The wanted programs, not started yet; raises ConfigError for what cannot work."""
     from outrider.model.bundled import find_folder
 
     drafter = draft_model or ("bundled:draft" if model == "bundled" else None)
     target = str(find_folder(model))
     draft = None if drafter is None else str(find_folder(drafter))
     found: list[Peer] = []
-    if transformers:
+    if wanted.transformers:
         from outrider.bench.peers.with_transformers import TransformersPeer
 
         found.append(TransformersPeer(target, draft))
-    if vllm_python is not None:
-        found.append(
-            ProcessPeer("vllm", vllm_python, WORKERS / "vllm_worker.py", vllm_ways(target, draft))
-        )
-    if llama_python is not None:
-        if gguf is None:
+    if wanted.vllm_python is not None:
+        ways = vllm_ways(target, draft)
+        found.append(ProcessPeer("vllm", wanted.vllm_python, WORKERS / "vllm_worker.py", ways))
+    if wanted.llama_python is not None:
+        if wanted.gguf is None:
             raise ConfigError("llama.cpp reads GGUF files: pass the target's with --gguf FILE")
-        found.append(
-            ProcessPeer("llama.cpp", llama_python, WORKERS / "llama_worker.py", llama_ways(gguf))
-        )
+        worker, ways = WORKERS / "llama_worker.py", llama_ways(wanted.gguf)
+        found.append(ProcessPeer("llama.cpp", wanted.llama_python, worker, ways))
     return found
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from outrider.bench.contenders import Job, Run, make_jobs, plain
-from outrider.bench.decode import Settings
 from outrider.bench.measure import Tell
 from outrider.bench.report import Row
+from outrider.bench.settings import Settings
 from outrider.bench.statistics import estimate
 from outrider.bench.workloads import Workload
 from outrider.engine.engine import Engine

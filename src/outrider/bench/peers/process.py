@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from outrider.bench.contenders import Job, Run
-from outrider.bench.decode import Settings
 from outrider.bench.measure import Tell
 from outrider.bench.peers.base import Way, jobs_by_workload, peer_rows, time_way
 from outrider.bench.report import Row
+from outrider.bench.settings import Settings
 from outrider.bench.workloads import Workload
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
