@@ -97,5 +97,7 @@ def leave(code: int) -> None:
 
 
 def model_name(model: str) -> str:
-    """What clients call a model: a hub name as it is, a folder by its last part."""
-    return Path(model).resolve().name if Path(model).exists() else model
+    """What clients call a model: a hub name as it is, a folder or file by its last part."""
+    from outrider.model.gguf.files import model_name as name_of
+
+    return name_of(Path(model).resolve()) if Path(model).exists() else model

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.errors import ModelError
 from outrider.model.families import UnsupportedByDecoder, read_decoder_config
-from outrider.model.weights import Checkpoint, read_config
+from outrider.model.weights import open_checkpoint, read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def borrow(folder: Path, device: torch.device, dtype: torch.dtype) -> Borrowed:
         config = read_decoder_config(raw)
     except UnsupportedByDecoder as error:
         raise ModelError(f"drafting heads need a Llama-shaped target: {error}") from None
-    checkpoint = Checkpoint(folder)
+    checkpoint = open_checkpoint(folder)
     shape = (config.vocab_size, config.hidden_size)
 
     def read(name: str, size: tuple[int, ...]) -> Tensor:

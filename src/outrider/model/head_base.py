@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from outrider.errors import ModelError
+from outrider.model.gguf.files import is_gguf
 from outrider.model.weights import read_json
 
 ARCHITECTURES = {  # of a head's config.json -> kind
@@ -31,6 +32,8 @@ def head_kind(folder: Path) -> str | None:
 
     Raises ModelError for heads of a kind that is not supported.
     """
+    if is_gguf(folder):
+        return None
     name = (read_json(folder / "config.json").get("architectures") or [""])[0]
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]

@@ -13,6 +13,7 @@ from outrider.contracts import Model
 from outrider.errors import ConfigError, ModelError, UnknownName
 from outrider.model.bundled import bundled_path, find_folder
 from outrider.model.families import DecoderConfig, UnsupportedByDecoder, read_decoder_config
+from outrider.model.gguf.files import is_gguf
 from outrider.model.weights import read_config
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def load_model(
     backend: Backend = "auto",
     tensor_parallel_size: int = 1,
 ) -> Model:
-    """Loads a causal language model from a folder, a hub name or `bundled[:NAME]`.
+    """Loads a causal language model: a folder, a GGUF file, a hub name or `bundled[:NAME]`.
 
     backend "auto" takes the first of these that can run the model: the native CPU step, the compact
     torch decoder, transformers. dtype "auto" is the stored type; torch on a CPU computes in
@@ -85,12 +86,17 @@ def _check_options(device: str, dtype: str, backend: str) -> None:
 def _decoder_config(folder: Path, backend: str) -> DecoderConfig | None:
     """The config for the compact decoders, or None if transformers runs the model."""
     config = read_config(folder)
+    only_ours = is_gguf(folder)
     if backend == "transformers":
+        if only_ours:
+            raise ConfigError(
+                "backend 'transformers' does not run GGUF files; leave the backend out"
+            )
         return None
     try:
         return read_decoder_config(config)
     except UnsupportedByDecoder:
-        if backend == "auto":
+        if backend == "auto" and not only_ours:
             return None
         raise
 

@@ -35,13 +35,21 @@ from outrider.contracts import (
 )
 from outrider.errors import UnknownName
 from outrider.model.families import DecoderConfig, read_decoder_config
+from outrider.model.gguf.files import model_name
 from outrider.model.native_model import SOURCE_TYPES, WEIGHT_TYPES, NativeModel, Stops
-from outrider.model.weights import Checkpoint, count_tokens, read_config, read_eos_ids
+from outrider.model.weights import (
+    Checkpoint,
+    count_tokens,
+    open_checkpoint,
+    read_config,
+    read_eos_ids,
+)
 from outrider.native.lookup import NativeLookup
 from outrider.sampling import RowParams
 
 if TYPE_CHECKING:
     from outrider.model.borrowed import Borrowed
+    from outrider.model.gguf.checkpoint import GgufCheckpoint
     from outrider.model.heads import FastHead, Head
 
 log = logging.getLogger(__name__)
@@ -172,7 +180,7 @@ class NativeDecoder(NativeModel):
             dtype = _LOSSLESS.get(config.dtype, "float32")
         if dtype not in WEIGHT_TYPES:
             raise UnknownName("dtype", dtype, ["auto", *WEIGHT_TYPES])
-        checkpoint = Checkpoint(folder)
+        checkpoint = open_checkpoint(folder)
         kept = dtype
         if dtype == "float32" and checkpoint.is_bfloat16:
             kept = "bfloat16"  # the same bits from half the memory
@@ -181,7 +189,7 @@ class NativeDecoder(NativeModel):
         model.load_s = time.perf_counter() - started
         log.info(
             "loaded %s as %s (%s) in %.2f s, %.0f MB of weights",
-            folder.name,
+            model.spec.name,
             dtype,
             native.isa(),
             model.load_s,
@@ -189,7 +197,7 @@ class NativeDecoder(NativeModel):
         )
         return model
 
-    def _read(self, checkpoint: Checkpoint) -> None:
+    def _read(self, checkpoint: Checkpoint | GgufCheckpoint) -> None:
         config = self.config
         vocab, hidden = config.vocab_size, config.hidden_size
         embedding = checkpoint.tensor("model.embed_tokens.weight", (vocab, hidden)).contiguous()
@@ -424,7 +432,7 @@ def _spec(folder: Path, raw: dict[str, Any], config: DecoderConfig) -> ModelSpec
     vocabulary = config.vocab_size * config.hidden_size
     slot = -(-config.head_dim // 16) * 16
     return ModelSpec(
-        name=folder.name,
+        name=model_name(folder),
         vocab_size=config.vocab_size,
         num_tokens=count_tokens(folder, config.vocab_size),
         num_layers=config.num_layers,

@@ -8,6 +8,7 @@
               between them
     yarn      the same idea with the ramp over the dimension, and cos/sin scaled
               (Peng et al. 2023, eq. 17-25)
+    factors   f_i / factors_i, one number per pair, as GGUF files store it
 
 All arithmetic is float32 in torch, in the same order as in transformers: at position 10^5 an angle
 depends on the last bit of its frequency.
@@ -24,7 +25,7 @@ import torch
 
 from outrider.errors import ModelError
 
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +42,15 @@ class RopeConfig:
     beta_slow: float = 1.0
     attention_factor: float = 1.0  # multiplies cos and sin
     truncate: bool = True
+    factors: tuple[float, ...] = ()  # one per pair
 
     def frequencies(self, head_dim: int) -> torch.Tensor:
         """[head_dim / 2] float32: the radians per position of each pair."""
         freqs = 1.0 / (self.theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
         if self.kind == "linear":
             return freqs / self.factor
+        if self.kind == "factors":
+            return freqs / torch.tensor(self.factors)
         if self.kind == "llama3":
             return self._llama3(freqs)
         if self.kind == "yarn":
@@ -96,10 +100,12 @@ def read_rope(config: Mapping[str, Any], max_positions: int) -> RopeConfig:
             or params.get("original_max_position_embeddings")
             or max_positions
         )
-        factor = 1.0 if kind == "default" else float(params["factor"])
+        factor = 1.0 if kind in ("default", "factors") else float(params["factor"])
         chosen: dict[str, Any] = {}
         if kind == "llama3":
             chosen = {key: float(params[key]) for key in ("low_freq_factor", "high_freq_factor")}
+        if kind == "factors":
+            chosen = {"factors": tuple(float(value) for value in params["factors"])}
         if kind == "yarn":
             chosen = {
                 "beta_fast": float(params.get("beta_fast") or 32),

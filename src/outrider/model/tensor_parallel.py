@@ -32,8 +32,9 @@ import torch.nn.functional as F
 from outrider.contracts import IntArray, StepBatch, StepOutput
 from outrider.errors import ConfigError, EngineError
 from outrider.model.families import DecoderConfig, read_decoder_config
+from outrider.model.gguf.files import model_name
 from outrider.model.torch_decoder import Tensors, TorchDecoder
-from outrider.model.weights import Checkpoint, count_tokens, read_config, read_eos_ids
+from outrider.model.weights import count_tokens, open_checkpoint, read_config, read_eos_ids
 
 _BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _BY_COLUMNS = ("o_proj", "down_proj")
@@ -96,9 +97,9 @@ class _RankDecoder(TorchDecoder):
             intermediate_size=whole.intermediate_size // size,
         )
         model = cls.read(
-            _Share(Checkpoint(folder), rank, size),
+            _Share(open_checkpoint(folder), rank, size),
             config,
-            name=folder.name,
+            name=model_name(folder),
             num_tokens=count_tokens(folder, whole.vocab_size),
             eos_ids=read_eos_ids(folder, raw),
             device=torch.device(device),

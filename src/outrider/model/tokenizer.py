@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import tokenizers
 
 from outrider.errors import ModelError, VocabularyMismatch
 from outrider.model.bundled import find_folder
-from outrider.model.weights import read_eos_ids, read_json
+from outrider.model.gguf.files import is_gguf
+from outrider.model.weights import read_config, read_eos_ids, read_json
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
@@ -39,28 +40,38 @@ def load_tokenizer(path_or_name: str | Path) -> Tokenizer:
     return Tokenizer(find_folder(path_or_name))
 
 
+def _read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(
+            f"{folder} has no tokenizer.json; load it once with transformers' AutoTokenizer "
+            "and save_pretrained into the folder"
+        )
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        line = " ".join(str(error).split())
+        raise ModelError(f"{path} is not a tokenizer ({line}); download it again") from error
+
+
 class Tokenizer:
     """`encode`, `decode` and the properties of ids that generation needs. Immutable."""
 
     def __init__(self, folder: Path) -> None:
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise ModelError(
-                f"{folder} has no tokenizer.json; load it once with transformers' AutoTokenizer "
-                "and save_pretrained into the folder"
-            )
-        try:
-            self._inner = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            line = " ".join(str(error).split())
-            raise ModelError(f"{path} is not a tokenizer ({line}); download it again") from error
-        self._inner.no_truncation()
-        self._inner.no_padding()
         self.folder = folder
         self._bytes: dict[int, bytes] = {}
         self.config: dict[str, Any] = {}
-        if (folder / "tokenizer_config.json").is_file():
-            self.config = read_json(folder / "tokenizer_config.json")
+        if is_gguf(folder):
+            from outrider.model.gguf.container import open_gguf
+            from outrider.model.gguf.tokenizer import build_tokenizer
+
+            self._inner, self.config = build_tokenizer(open_gguf(folder))
+        else:
+            self._inner = _read_tokenizer(folder)
+            if (folder / "tokenizer_config.json").is_file():
+                self.config = read_json(folder / "tokenizer_config.json")
+        self._inner.no_truncation()
+        self._inner.no_padding()
         self.bos_id = self._special("bos_token")
         self.eos_ids = self._eos_ids()
 
@@ -136,8 +147,11 @@ class Tokenizer:
         return self._inner.token_to_id(token) if isinstance(token, str) else None
 
     def _eos_ids(self) -> tuple[int, ...]:
-        config_path = self.folder / "config.json"
-        config = read_json(config_path) if config_path.is_file() else {}
+        config: Mapping[str, Any] = {}
+        if is_gguf(self.folder):
+            config = read_config(self.folder)
+        elif (self.folder / "config.json").is_file():
+            config = read_json(self.folder / "config.json")
         ids = read_eos_ids(self.folder, config)
         own = self._special("eos_token")
         return ids or (() if own is None else (own,))

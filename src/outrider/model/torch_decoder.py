@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from outrider.contracts import IntArray, ModelSpec, StepBatch, StepOutput
 from outrider.model.attention import Plan
 from outrider.model.families import DecoderConfig, read_decoder_config
-from outrider.model.weights import Checkpoint, count_tokens, read_config, read_eos_ids
+from outrider.model.gguf.files import model_name
+from outrider.model.weights import count_tokens, open_checkpoint, read_config, read_eos_ids
 
 
 class Tensors(Protocol):
@@ -95,9 +96,9 @@ class TorchDecoder:
         raw = read_config(folder)
         config = read_decoder_config(raw)
         return cls.read(
-            Checkpoint(folder),
+            open_checkpoint(folder),
             config,
-            name=folder.name,
+            name=model_name(folder),
             num_tokens=count_tokens(folder, config.vocab_size),
             eos_ids=read_eos_ids(folder, raw),
             device=torch.device(device),

@@ -1,4 +1,6 @@
-"""Hugging Face folders: finds them and reads their JSON and safetensors files.
+"""Models on disk: finds them and reads their configs and tensors.
+
+A model is a Hugging Face folder or a GGUF file, which `outrider.model.gguf` reads.
 
 Only data is read: safetensors, never pickles, and never Python code inside a folder. Every problem
 with a folder is a `ModelError` of one line that says what to do.
@@ -9,28 +11,32 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from outrider.errors import ModelError
+from outrider.model.gguf.files import is_gguf
+
+if TYPE_CHECKING:
+    from outrider.model.gguf.checkpoint import GgufCheckpoint
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 
 
 def resolve_folder(path_or_name: str | Path) -> Path:
-    """The local folder of a model: the path itself, or the downloaded snapshot of a hub name.
+    """The local folder or GGUF file of a model: the path itself, or a hub name's snapshot.
 
     A hub name (`owner/name`) is looked up only when no such local folder exists; a snapshot that
     is already in the cache needs no network.
     """
     path = Path(path_or_name).expanduser()
-    if path.is_dir():
+    if path.is_dir() or is_gguf(path):
         return path
     name = str(path_or_name)
     if path.exists():
-        raise ModelError(f"{name} is a file; give the folder that holds config.json")
+        raise ModelError(f"{name} is neither a folder with a config.json nor a GGUF file; give one")
     parts = name.split("/")
     if path.is_absolute() or name.startswith((".", "~")) or len(parts) != 2 or not all(parts):
         raise ModelError(
@@ -72,7 +78,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json; `ModelError` if it names no model type."""
+    """config.json, or the metadata of a GGUF file in that form.
+
+    Raises `ModelError` if it names no model type.
+    """
+    if is_gguf(folder):
+        from outrider.model.gguf.config import read_gguf_config
+        from outrider.model.gguf.container import open_gguf
+
+        return read_gguf_config(open_gguf(folder))
     config = read_json(folder / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise ModelError(
@@ -96,7 +110,12 @@ def read_eos_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def count_tokens(folder: Path, vocab_size: int) -> int:
-    """All ids of the folder's tokenizer are below this number; at most `vocab_size`."""
+    """All ids of the model's tokenizer are below this number; at most `vocab_size`."""
+    if is_gguf(folder):
+        from outrider.model.gguf.config import num_used
+        from outrider.model.gguf.container import open_gguf
+
+        return min(num_used(open_gguf(folder)) or vocab_size, vocab_size)
     path = folder / "tokenizer.json"
     if not path.is_file():
         return vocab_size
@@ -111,6 +130,16 @@ def count_tokens(folder: Path, vocab_size: int) -> int:
         return vocab_size
     ids += [token["id"] for token in content.get("added_tokens") or []]
     return min(max(ids, default=vocab_size - 1) + 1, vocab_size)
+
+
+def open_checkpoint(folder: Path) -> Checkpoint | GgufCheckpoint:
+    """The tensors of a folder or of a GGUF file."""
+    if not is_gguf(folder):
+        return Checkpoint(folder)
+    from outrider.model.gguf.checkpoint import GgufCheckpoint
+    from outrider.model.gguf.container import open_gguf
+
+    return GgufCheckpoint(open_gguf(folder))
 
 
 class Checkpoint:

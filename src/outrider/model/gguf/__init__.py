@@ -1,0 +1,1 @@
+"""Models in one file: `.gguf` holds the config, the tokenizer and the weights."""
