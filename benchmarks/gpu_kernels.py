@@ -217,8 +217,8 @@ def tune_int8(bench: Bench) -> None:
 
 def pass_ms(bench: Bench, model: CudaDecoder, context: int, width: int) -> float:
     model.allocate(1024, 16)
-    assert model._store is not None
-    model._store.normal_()
+    assert model.store is not None
+    model.store.normal_()
     bench.prepare(model)
     batch = layout(context, width)
     model.forward(batch)
@@ -237,7 +237,7 @@ def parts(bench: Bench) -> None:
     model = bench.model("8B")
     for context in (512, 4096):
         pass_ms(bench, model, context, 1)
-        where, ops, store = model.inputs.at(1, 1), model.ops, model._store
+        where, ops, store = model.inputs.at(1, 1), model.ops, model.store
         assert store is not None
         heads = model._qkv[:1].view(1, -1, 128)
         one, x, normed = model._attended[:1], model._x[:1], model._normed[:1]

@@ -23,21 +23,21 @@ from outrider import LLM, AsyncEngine, OutriderError, SamplingParams
 )
 class Outrider:
     def __init__(self, model: str, draft_model: str | None = None) -> None:
-        self._engine = AsyncEngine(LLM(model, draft_model=draft_model).engine)
+        self.engine = AsyncEngine(LLM(model, draft_model=draft_model).engine)
 
     async def __call__(self, request: Request) -> dict[str, Any]:
         """`{"prompt": ..., "max_tokens": ..., "temperature": ..., "seed": ...}`"""
         body = await request.json()
         try:
             prompt = body.pop("prompt")
-            result = await self._engine.generate(prompt, params=SamplingParams(**body))
+            result = await self.engine.generate(prompt, params=SamplingParams(**body))
         except (KeyError, TypeError, OutriderError) as error:
             return {"error": str(error)}
         return {"text": result.text, "acceptance_length": result.stats.acceptance_length}
 
     async def check_health(self) -> None:
         """Ray restarts a replica for which this raises."""
-        if self._engine.stalled_s > 120:
+        if self.engine.stalled_s > 120:
             raise RuntimeError("the engine does not answer")
 
 

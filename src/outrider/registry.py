@@ -85,7 +85,7 @@ _PROPOSERS = {
     "quantized": Entry("quantized:QuantizedProposer", "", Vllm("", TWICE)),
 }
 # fmt: on
-_registered: dict[str, ProposerClass] = {}
+registered: dict[str, ProposerClass] = {}
 
 
 class ProposerClass(Protocol):
@@ -101,11 +101,11 @@ def register(name: str, proposer: type) -> None:
     """
     if name in _PROPOSERS:
         raise ConfigError(f"proposer {name!r} is one of Outrider's: register another name")
-    _registered[name] = _complete(name, proposer)
+    registered[name] = _complete(name, proposer)
 
 
 @cache
-def _plugins() -> dict[str, EntryPoint]:
+def plugins() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
@@ -115,7 +115,7 @@ def own_entries() -> Mapping[str, Entry]:
 
 
 def proposer_names() -> list[str]:
-    return sorted({*_PROPOSERS, *_registered, *_plugins()})
+    return sorted({*_PROPOSERS, *registered, *plugins()})
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -137,9 +137,9 @@ def proposer_class(name: str) -> ProposerClass:
     if name in _PROPOSERS:
         module, _, attribute = _PROPOSERS[name].place.partition(":")
         return _complete(name, getattr(import_module(f"{GROUP}.{module}"), attribute))
-    if name in _registered:
-        return _registered[name]
-    entry = _plugins()[name]
+    if name in registered:
+        return registered[name]
+    entry = plugins()[name]
     try:
         kind = entry.load()
     except Exception as error:
@@ -213,8 +213,8 @@ def _complete(name: str, kind: type) -> ProposerClass:
 
 def _origin(name: str) -> str:
     """Where a proposer that is not ours comes from."""
-    entry = _plugins().get(name)
-    if entry is None or name in _registered:
+    entry = plugins().get(name)
+    if entry is None or name in registered:
         return ""
     package = "an installed package" if entry.dist is None else f"package {entry.dist.name!r}"
     return f" of {package} (entry point {entry.value})"

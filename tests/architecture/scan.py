@@ -226,7 +226,7 @@ def _names(node: ast.AST) -> list[str]:
         return [alias.name for alias in node.names]
     if isinstance(node, ast.Attribute):
         is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-        return [] if is_own else [node.attr]
+        return [] if is_own or ast.unparse(node) == "os._exit" else [node.attr]
     if isinstance(node, ast.Call) and _called(node) in ("setattr", "getattr", "delattr"):
         words = [a.value for a in node.args if isinstance(a, ast.Constant)]
         return [str(word).split(".")[-1] for word in words]

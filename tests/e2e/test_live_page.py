@@ -202,7 +202,7 @@ def test_leaving_cancels_the_request_and_forgets_the_notes(live: Live) -> None:
                 break
     wait_for(live.is_settled)
     notebook = live.core.observers[-1]
-    wait_for(lambda: not notebook._watched and not notebook._notes)  # type: ignore[attr-defined]
+    wait_for(lambda: notebook.is_empty)  # type: ignore[attr-defined]
 
 
 def test_a_paced_server_shows_no_steps(engine_config: EngineConfig) -> None:

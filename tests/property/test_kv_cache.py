@@ -178,11 +178,11 @@ class KVCacheMachine(RuleBasedStateMachine):
     def _reserve(self, sequence_id: int, shadow: Shadow, num_slots: int) -> bool:
         held = -(-shadow.num_slots // self.cache.block_size)
         missing = -(-num_slots // self.cache.block_size) - held
-        before = self._snapshot()
+        before = self.cache.snapshot()
         enough = missing <= self.cache.num_free_blocks
         assert self.cache.reserve(sequence_id, num_slots) is enough
         if not enough:
-            assert self._snapshot() == before
+            assert self.cache.snapshot() == before
         return enough
 
     def _commit(self, sequence_id: int, shadow: Shadow, num_slots: int) -> None:
@@ -198,18 +198,7 @@ class KVCacheMachine(RuleBasedStateMachine):
 
     def _check_writable(self, block: int) -> None:
         """Copy-on-write is not needed: what is written is in one table and in no index."""
-        assert self.cache._pool.refs(block) == 1
-        assert block not in self.cache._prefixes
-
-    def _snapshot(self) -> object:
-        cache = self.cache
-        return (
-            list(cache._pool._free),
-            list(cache._pool._cached),
-            list(cache._pool._refs),
-            {digest: list(blocks) for digest, blocks in cache._prefixes._blocks.items()},
-            {i: (list(s.blocks), s.view.tolist(), s.digest) for i, s in cache._sequences.items()},
-        )
+        assert not self.cache.is_shared(block)
 
 
 def _common(a: list[int], b: list[int]) -> int:

@@ -167,7 +167,7 @@ def test_sequences_do_not_mix_and_release_forgets() -> None:
     assert [draft.tokens for draft in drafts] == [[3], [6]]
     for sequence_id in (0, 1, 2):
         proposer.release(sequence_id)
-    assert not proposer._readers
+    assert proposer.num_sequences == 0
 
 
 @pytest.mark.parametrize("config", [NgramConfig, PredictionConfig])

@@ -270,7 +270,7 @@ def test_outputs_are_shared_within_a_tenant_only() -> None:
     assert draft(proposer, view_of([9, 3, 4], sequence_id=3, salt="b")).tokens == []
     for sequence_id in range(5):
         proposer.release(sequence_id)
-    assert not proposer._readers
+    assert proposer.num_sequences == 0
 
 
 def test_a_branch_in_the_past_becomes_a_tree() -> None:

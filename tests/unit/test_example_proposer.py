@@ -34,9 +34,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
     monkeypatch.syspath_prepend(str(EXAMPLE))
     monkeypatch.syspath_prepend(str(tmp_path))
-    registry._plugins.cache_clear()
+    registry.plugins.cache_clear()
     yield
-    registry._plugins.cache_clear()
+    registry.plugins.cache_clear()
 
 
 @pytest.mark.usefixtures("installed")

@@ -39,7 +39,7 @@ def test_a_misspelt_name_gets_a_suggestion() -> None:
 
 def test_entry_points_are_proposers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("mine", "outrider.proposers.ngram:NgramProposer", "outrider.proposers")
-    monkeypatch.setattr(registry, "_plugins", lambda: {"mine": entry})
+    monkeypatch.setattr(registry, "plugins", lambda: {"mine": entry})
     assert "mine" in proposer_names()
     assert proposer_class("mine") is NgramProposer
 
@@ -85,7 +85,7 @@ class Broken(Repeat):
 
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry, "registered", {})
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str) -> None:
     (metadata / "entry_points.txt").write_text(f"[outrider.proposers]\nhello = {place}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     entries = {entry.name: entry for entry in entry_points(group="outrider.proposers")}
-    monkeypatch.setattr(registry, "_plugins", lambda: entries)
+    monkeypatch.setattr(registry, "plugins", lambda: entries)
 
 
 def llm(target: str, name: str, **options: object) -> LLM:

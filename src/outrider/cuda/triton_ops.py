@@ -41,8 +41,8 @@ class TritonOps(TorchOps):
         self.device = device
         self._sums = torch.empty(0, device=device)
         self._tops = torch.empty(0, device=device)
-        self._parts = torch.empty(0, device=device)
-        self._best = torch.empty(0, device=device)
+        self.partial_sums = torch.empty(0, device=device)
+        self.best_scores = torch.empty(0, device=device)
         self._found = torch.empty(0, dtype=torch.int32, device=device)
         self._arrived = torch.zeros(4096, dtype=torch.int32, device=device)
 
@@ -55,8 +55,10 @@ class TritonOps(TorchOps):
         draws = num_tokens * MAX_RANKS * -(-vocabulary // PARTS_OF_DRAW)
         self._sums = _grown(self._sums, parts * (dim + 1))
         self._tops = _grown(self._tops, parts)
-        self._parts = _grown(self._parts, 4 * max(16, power_of_two(num_tokens)) * (outputs + 128))
-        self._best = _grown(self._best, draws)
+        self.partial_sums = _grown(
+            self.partial_sums, 4 * max(16, power_of_two(num_tokens)) * (outputs + 128)
+        )
+        self.best_scores = _grown(self.best_scores, draws)
         self._found = _grown(self._found, draws)
 
     def _options(self, **more: int) -> dict[str, Any]:
@@ -83,7 +85,7 @@ class TritonOps(TorchOps):
         split = 1 if gated else tiles.split
         num_tiles = -(-num_outputs // tiles.rows)
         block = max(16, 1 << (num_tokens - 1).bit_length())
-        assert split == 1 or split * num_tiles * tiles.rows * block <= len(self._parts), (
+        assert split == 1 or split * num_tiles * tiles.rows * block <= len(self.partial_sums), (
             "reserve first"
         )
         inputs, stages = fitting(
@@ -96,7 +98,7 @@ class TritonOps(TorchOps):
             scale_N if scale_N is not None else x_TK,
             bias_N if bias_N is not None else x_TK,
             out_TN,
-            self._parts,
+            self.partial_sums,
             self._arrived,
             num_tokens,
             num_outputs,
@@ -222,12 +224,12 @@ class TritonOps(TorchOps):
         assert ranks <= MAX_RANKS
         block = min(PARTS_OF_DRAW, power_of_two(num_tokens))
         parts = -(-num_tokens // block)
-        assert num_draws * parts * ranks <= len(self._best), "reserve first"
+        assert num_draws * parts * ranks <= len(self.best_scores), "reserve first"
         self._cycle_kernels.draw_kernel[(num_draws, parts)](
             logits_TV,
             temperature_R,
             keys_T,
-            self._best,
+            self.best_scores,
             self._found,
             num_tokens,
             logits_TV.stride(0),
@@ -238,7 +240,7 @@ class TritonOps(TorchOps):
             **self._options(num_warps=8),
         )
         self._cycle_kernels.pick_kernel[(num_draws,)](
-            self._best,
+            self.best_scores,
             self._found,
             out,
             out if others is None else others,

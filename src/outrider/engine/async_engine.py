@@ -141,6 +141,11 @@ class AsyncEngine:
         self._engine.interrupt()
 
     @property
+    def has_commands(self) -> bool:
+        """Whether the engine's thread has not yet run all commands."""
+        return not self._commands.empty()
+
+    @property
     def stalled_s(self) -> float:
         """How long the engine, having work, has shown no sign of life; 0 while it is idle."""
         alive_at = self._alive_at

@@ -79,6 +79,10 @@ class BlockPool:
         else:
             self._free[block] = None
 
+    def snapshot(self) -> object:
+        """The state of every block, as values to compare. For tests."""
+        return list(self._free), list(self._cached), list(self._refs)
+
     def check(self) -> None:
         """Asserts that every block is in exactly one state. For tests: O(num_blocks)."""
         held = {block for block, count in enumerate(self._refs) if count}

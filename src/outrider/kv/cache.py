@@ -192,6 +192,17 @@ class KVCache:
                 self._prefixes.forget(block)
             self._pool.release(block, keep=block in self._prefixes)
 
+    def is_shared(self, block: int) -> bool:
+        """Whether another sequence may read it: several hold it, or a cached prefix names it."""
+        return self._pool.refs(block) != 1 or block in self._prefixes
+
+    def snapshot(self) -> object:
+        """All bookkeeping as values to compare. For tests: O(number of blocks)."""
+        sequences = {
+            i: (list(s.blocks), s.view.tolist(), s.digest) for i, s in self._sequences.items()
+        }
+        return self._pool.snapshot(), self._prefixes.snapshot(), sequences
+
     def check(self) -> None:
         """Asserts every invariant. For tests: O(number of blocks)."""
         self._pool.check()

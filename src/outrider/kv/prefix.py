@@ -51,6 +51,10 @@ class PrefixIndex:
         """Whether another block holds the same. It must be in the index."""
         return len(self._blocks[self._digests[block]]) > 1
 
+    def snapshot(self) -> object:
+        """The blocks of every digest, as values to compare. For tests."""
+        return {digest: list(blocks) for digest, blocks in self._blocks.items()}
+
     def insert(self, digest: bytes, block: int) -> None:
         self._blocks.setdefault(digest, []).append(block)
         self._digests[block] = digest

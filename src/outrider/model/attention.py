@@ -24,7 +24,7 @@ from outrider.contracts import IntArray, StepBatch
 Index = slice | torch.Tensor  # a slice where the rows are contiguous: a view, not a gather
 BoolArray = npt.NDArray[np.bool_]
 
-_MAX_FOLDED_ROWS = 256  # beyond this (prefill) the mask is shared by the group instead of copied
+MAX_FOLDED_ROWS = 256  # beyond this (prefill) the mask is shared by the group instead of copied
 _MAX_GATHER_CPU = 1 << 15  # numbers per sequence: gathering more costs more than a separate call
 
 
@@ -112,7 +112,7 @@ class Plan:
         for members in buckets.values():
             num_keys = max(self._num_keys(s) for s in members)
             width = max(self._num_new(s) for s in members)
-            together = width * self.group_size <= _MAX_FOLDED_ROWS and (
+            together = width * self.group_size <= MAX_FOLDED_ROWS and (
                 self.device.type != "cpu" or num_keys * self._kv_width <= _MAX_GATHER_CPU
             )
             yield from [members] if together else ([s] for s in members)
@@ -211,7 +211,7 @@ class Plan:
         return mask
 
     def _folds(self, group: Group) -> bool:
-        return group.num_new * self.group_size <= _MAX_FOLDED_ROWS
+        return group.num_new * self.group_size <= MAX_FOLDED_ROWS
 
     def _tensor(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)

@@ -247,7 +247,7 @@ class CudaDecoder(TorchDecoder):
 
         The hidden states at `taps` stay valid until the next pass.
         """
-        assert self._store is not None, "allocate first"
+        assert self.store is not None, "allocate first"
         config, ops, page = self.config, self.ops, self._block_size
         num_tokens = where.num_sequences * where.width
         x, qkv, inner = (b[:num_tokens] for b in (self._x, self._qkv, self._inner))
@@ -257,7 +257,7 @@ class CudaDecoder(TorchDecoder):
         torch.index_select(self.embedding_VH, 0, where.tokens_T, out=x)
         layers = self.layers[:exit_layer]
         kept = dict(zip(taps, self.tapped(taps).unbind(1), strict=True)) if taps else {}
-        for i, (layer, store) in enumerate(zip(layers, self._store, strict=False)):
+        for i, (layer, store) in enumerate(zip(layers, self.store, strict=False)):
             if i in kept:
                 kept[i][:num_tokens].copy_(x)
             scales = layer.scales if isinstance(layer, RoundedLayer) else _UNSCALED
@@ -311,8 +311,8 @@ class CudaDecoder(TorchDecoder):
 
     def move(self, moves_S2: torch.Tensor) -> None:
         """Copies keys and values from slot to slot; a slot of -1: nothing."""
-        assert self._store is not None, "allocate first"
-        self.ops.move(self._store, moves_S2)
+        assert self.store is not None, "allocate first"
+        self.ops.move(self.store, moves_S2)
 
     def draft(
         self,

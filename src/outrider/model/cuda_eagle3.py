@@ -218,7 +218,7 @@ class CudaEagle3(CudaDecoder):
         self, where: Pass, *, exit_layer: int | None = None, taps: tuple[int, ...] = ()
     ) -> None:
         """Continues from the states of the previous pass."""
-        assert self._store is not None, "allocate first"
+        assert self.store is not None, "allocate first"
         config, ops = self.config, self.ops
         num_tokens = len(where.tokens_T)
         x, inner, attended, normed = (
@@ -229,7 +229,7 @@ class CudaEagle3(CudaDecoder):
             x.copy_(newest.clone())
             self._width = where.width
         heads = self._project(x, where)
-        ops.attend(heads, self._store[0], where, self._block_size, attended)
+        ops.attend(heads, self.store[0], where, self._block_size, attended)
         self._linear(attended.flatten(1), self._o, x, add=True)
         ops.norm(x, self._mlp_norm_H, config.norm_eps, normed)
         self._linear(normed, self._gate_up, inner, gated=True)
@@ -241,7 +241,7 @@ class CudaEagle3(CudaDecoder):
 
     def _project(self, x_TH: torch.Tensor, where: Pass) -> torch.Tensor:
         """Computes queries, keys and values of a pass, and stores keys and values."""
-        assert self._store is not None, "allocate first"
+        assert self.store is not None, "allocate first"
         eps, num_tokens = self.config.norm_eps, len(x_TH)
         embedded, normed, qkv = (b[:num_tokens] for b in (self._embedded, self._normed, self._qkv))
         torch.index_select(self.embedding_VH, 0, where.tokens_T, out=embedded)
@@ -250,7 +250,7 @@ class CudaEagle3(CudaDecoder):
         self.ops.norm(x_TH, self._state_norm_H, eps, normed)
         self._linear(normed, self._by_state, qkv, add=True)
         heads = qkv.view(num_tokens, -1, self.config.head_dim)
-        self.ops.rope(heads, None, None, eps, self._turns, where, self._store[0])
+        self.ops.rope(heads, None, None, eps, self._turns, where, self.store[0])
         return heads
 
     def _read(self, batch: StepBatch, rows_n: npt.NDArray[np.int64]) -> None:

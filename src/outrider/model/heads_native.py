@@ -77,13 +77,13 @@ class NativeHead(NativeModel):
         }
         for kind, part in tensors.items():
             if part is not None:
-                self._set(kind, layer, part.weight)
+                self.set_tensor(kind, layer, part.weight)
 
     def _set_ends(self, borrowed: Borrowed, norm_H: torch.Tensor, head_VH: torch.Tensor) -> None:
         self._embedding = borrowed.embedding_VH
-        self._set(_EMBED, 0, borrowed.embedding_VH)
-        self._set(_FINAL_NORM, 0, norm_H)
-        self._set(_HEAD, 0, head_VH)
+        self.set_tensor(_EMBED, 0, borrowed.embedding_VH)
+        self.set_tensor(_FINAL_NORM, 0, norm_H)
+        self.set_tensor(_HEAD, 0, head_VH)
 
 
 def _layer_fields(config: Any) -> dict[str, Any]:
@@ -130,9 +130,9 @@ class NativeEagle3(NativeHead):
             **_layer_fields(config),
         )
         self._set_ends(borrowed, head.norm.weight, head.lm_head.weight)
-        self._set(_FC, 0, head.fc.weight)
+        self.set_tensor(_FC, 0, head.fc.weight)
         layer: Any = head.midlayer
-        self._set(_HIDDEN_NORM, 0, layer["hidden_norm"].weight)
+        self.set_tensor(_HIDDEN_NORM, 0, layer["hidden_norm"].weight)
         self._set_layer(0, layer)
         ids = head.target_ids.to(torch.int32).contiguous()
         native.check(self._lib.outrider_set_ids(self._handle, ids.data_ptr(), len(ids)))
@@ -161,13 +161,13 @@ class NativeDFlash(NativeHead):
         self.num_places = config.block_size - 1
         self._mask_token = config.mask_token_id
         self._set_ends(borrowed, head.norm.weight, borrowed.head_VH)
-        self._set(_FC, 0, head.fc.weight)
-        self._set(_HIDDEN_NORM, 0, head.hidden_norm.weight)
+        self.set_tensor(_FC, 0, head.fc.weight)
+        self.set_tensor(_HIDDEN_NORM, 0, head.hidden_norm.weight)
         for number, layer in enumerate(head.layers):
             self._set_layer(number, layer)
         if config.markov_rank:
-            self._set(_MARKOV_EMBED, 0, head.markov_embed.weight)
-            self._set(_MARKOV_HEAD, 0, head.markov_head.weight)
+            self.set_tensor(_MARKOV_EMBED, 0, head.markov_embed.weight)
+            self.set_tensor(_MARKOV_HEAD, 0, head.markov_head.weight)
         self._check_ready()
         self._extend_rope(min(2048, target.max_positions))
 
@@ -210,12 +210,12 @@ class NativeMedusa(NativeHead):
             feature_width=config.hidden_size,
             eps=borrowed.norm_eps,
         )
-        self._set(_FINAL_NORM, 0, borrowed.norm_H)
-        self._set(_HEAD, 0, borrowed.head_VH)
+        self.set_tensor(_FINAL_NORM, 0, borrowed.norm_H)
+        self.set_tensor(_HEAD, 0, borrowed.head_VH)
         blocks: Any = head.blocks
         linears = [linear for block in blocks for linear in block["layers"]]
         for number, linear in enumerate(linears):
-            self._set(_O, number, linear.weight)
+            self.set_tensor(_O, number, linear.weight)
         self._check_ready()
 
     def guess(self, hidden_SH: torch.Tensor, depth: int) -> torch.Tensor:

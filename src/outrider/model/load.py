@@ -54,7 +54,7 @@ def load_model(
             model: Model = native.NativeDecoder.load(folder, dtype=dtype)
             return model
     if decoder_config is not None and dtype == "int8" and backend != "native":
-        kernels = _kernels(device)
+        kernels = gpu_decoder(device)
         if kernels is not None:
             return kernels.load(folder, device=device).round_weights()
     if backend == "native" or dtype in INTEGER:
@@ -119,10 +119,10 @@ def _compact(device: str) -> type[TorchDecoder]:
     """The compact decoder for a device: with our kernels if they run there."""
     from outrider.model.torch_decoder import TorchDecoder
 
-    return _kernels(device) or TorchDecoder
+    return gpu_decoder(device) or TorchDecoder
 
 
-def _kernels(device: str) -> type[CudaDecoder] | None:
+def gpu_decoder(device: str) -> type[CudaDecoder] | None:
     """The decoder with our GPU kernels; None without CUDA or Triton."""
     if torch.device(device).type != "cuda" or importlib.util.find_spec("triton") is None:
         return None

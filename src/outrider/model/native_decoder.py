@@ -204,15 +204,15 @@ class NativeDecoder(NativeModel):
         if embedding.dtype not in SOURCE_TYPES:
             embedding = embedding.float()
         self._embedding = embedding
-        self._set(0, 0, embedding)
-        self._set(1, 0, checkpoint.tensor("model.norm.weight", (hidden,)))
-        self._set(
+        self.set_tensor(0, 0, embedding)
+        self.set_tensor(1, 0, checkpoint.tensor("model.norm.weight", (hidden,)))
+        self.set_tensor(
             2, 0, embedding if config.tied else checkpoint.tensor("lm_head.weight", (vocab, hidden))
         )
         for layer in range(config.num_layers):
             for name, shape in _shapes(config).items():
                 tensor = checkpoint.tensor(f"model.layers.{layer}.{name}", shape)
-                self._set(_LAYER_TENSORS[name], layer, tensor)
+                self.set_tensor(_LAYER_TENSORS[name], layer, tensor)
             window = config.windows[layer]
             if window is not None:
                 native.check(self._lib.outrider_set_window(self._handle, layer, window))

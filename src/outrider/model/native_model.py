@@ -110,7 +110,7 @@ class NativeModel:
         if handle:
             self._lib.outrider_free(handle)
 
-    def _set(self, kind: int, layer: int, tensor: torch.Tensor) -> None:
+    def set_tensor(self, kind: int, layer: int, tensor: torch.Tensor) -> None:
         tensor = tensor.detach().contiguous()
         if tensor.dtype not in SOURCE_TYPES:
             tensor = tensor.float()

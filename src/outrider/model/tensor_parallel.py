@@ -145,7 +145,7 @@ class TensorParallelModel:
         self._meeting = tempfile.TemporaryDirectory(prefix="outrider-ranks-")
         meeting = str(Path(self._meeting.name) / "meeting")
         kept = "" if dtype is None else str(dtype).removeprefix("torch.")
-        self._workers = [
+        self.workers = [
             subprocess.Popen(
                 [sys.executable, "-m", __name__, meeting, f"{rank}", f"{size}", folder, kind, kept],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -179,7 +179,7 @@ class TensorParallelModel:
     def close(self) -> None:
         """Ends the other processes; the model cannot compute after that. Can be called twice."""
         atexit.unregister(self.close)
-        if self._workers and dist.is_initialized():
+        if self.workers and dist.is_initialized():
             with suppress(RuntimeError):  # it has ended already
                 _send("stop")
         self._end()
@@ -187,25 +187,25 @@ class TensorParallelModel:
     def _together(self, name: str, *arguments: object) -> Any:
         """Calls a method on every rank. If it fails on one rank, the others wait for its numbers
         forever, so the group ends."""
-        if not self._workers:
+        if not self.workers:
             raise EngineError("the tensor-parallel processes have ended; load the model again")
         try:
             _send(name, *arguments)
             return getattr(self._model, name)(*arguments)
         except Exception as error:
-            for worker in self._workers:
+            for worker in self.workers:
                 worker.kill()
             self._end()
             raise EngineError(f"a tensor-parallel process failed: {error}") from error
 
     def _end(self) -> None:
-        for worker in self._workers:
+        for worker in self.workers:
             try:
                 worker.wait(timeout=5)
             except subprocess.TimeoutExpired:
                 worker.kill()
                 worker.wait()
-        self._workers = []
+        self.workers = []
         if dist.is_initialized():
             dist.destroy_process_group()
         self._meeting.cleanup()

@@ -80,7 +80,7 @@ class TorchDecoder:
         self._frequencies = config.rope.frequencies(config.head_dim).to(self.device)
         self._rope_scale = torch.tensor(config.rope.attention_factor, device=self.device)
         self._min_window = min((w for w in config.windows if w is not None), default=None)
-        self._store: torch.Tensor | None = None
+        self.store: torch.Tensor | None = None
         self._block_size = 0
 
     @classmethod
@@ -147,13 +147,13 @@ class TorchDecoder:
         config = self.config
         num_slots = num_blocks * block_size
         shape = (config.num_layers, 2, num_slots, config.num_kv_heads, config.head_dim)
-        self._store = None  # frees the old store before the new one is allocated
-        self._store = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.store = None  # frees the old store before the new one is allocated
+        self.store = torch.zeros(shape, dtype=self.dtype, device=self.device)
         self._block_size = block_size
 
     @torch.no_grad()
     def forward(self, batch: StepBatch) -> StepOutput:
-        assert self._store is not None, "allocate first"
+        assert self.store is not None, "allocate first"
         plan = Plan(
             batch,
             block_size=self._block_size,
@@ -175,7 +175,7 @@ class TorchDecoder:
         for i in range(first, depth):
             if i in batch.taps:
                 taps[i] = x_TH.clone()
-            self._layer(self.layers[i], self._store[i], x_TH, turns, plan)
+            self._layer(self.layers[i], self.store[i], x_TH, turns, plan)
         if depth in batch.taps:
             taps[depth] = x_TH
         rows = torch.from_numpy(batch.logit_rows_R).to(self.device)
@@ -185,9 +185,9 @@ class TorchDecoder:
 
     def copy_slots(self, source: IntArray, target: IntArray) -> None:
         """Copies the K/V of physical slots; all sources are read before any target is written."""
-        assert self._store is not None, "allocate first"
+        assert self.store is not None, "allocate first"
         from_, to = (torch.from_numpy(a).to(self.device, torch.int64) for a in (source, target))
-        self._store.index_copy_(2, to, self._store.index_select(2, from_))
+        self.store.index_copy_(2, to, self.store.index_select(2, from_))
 
     def _layer(
         self,

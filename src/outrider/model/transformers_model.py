@@ -30,7 +30,7 @@ from outrider.model.driver import one_token
 from outrider.model.selfcheck import self_check
 from outrider.model.weights import Checkpoint, count_tokens, read_config, read_eos_ids
 
-_NAME = "outrider_paged"
+ATTENTION_NAME = "outrider_paged"
 _ACTIVE: ContextVar[TransformersModel] = ContextVar("outrider_active_model")
 
 
@@ -144,7 +144,7 @@ class TransformersModel:
         logits: torch.Tensor = output.logits[0]
         return logits if self._selects_rows else logits[rows_R]
 
-    def _attend(
+    def attend(
         self,
         module: torch.nn.Module,
         q_ATD: torch.Tensor,
@@ -309,7 +309,7 @@ def _paged_attention(
     """The function that transformers calls: [1, heads, T, D] in, [1, T, heads, D] out."""
     if position_bias is not None or attention_mask is not None:
         raise ModelError(f"{type(module).__name__} needs its own attention mask; use another model")
-    attended = _ACTIVE.get()._attend(
+    attended = _ACTIVE.get().attend(
         module,
         query[0],
         key[0],
@@ -322,7 +322,7 @@ def _paged_attention(
     return attended[None], None
 
 
-transformers.AttentionInterface.register(_NAME, _paged_attention)
+transformers.AttentionInterface.register(ATTENTION_NAME, _paged_attention)
 
 
 def _from_pretrained(folder: Path, config: Any, dtype: torch.dtype | None) -> Any:
@@ -332,7 +332,7 @@ def _from_pretrained(folder: Path, config: Any, dtype: torch.dtype | None) -> An
             folder,
             config=config,
             dtype=dtype or "auto",
-            attn_implementation=_NAME,
+            attn_implementation=ATTENTION_NAME,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,

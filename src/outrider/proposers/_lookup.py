@@ -96,6 +96,11 @@ class TextProposer(LookupProposer):
     def __init__(self) -> None:
         self._readers: dict[int, _Reader] = {}
 
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences have an index."""
+        return len(self._readers)
+
     def index_of(self, view: SequenceView) -> Index:
         """It may not have read the newest tokens yet."""
         reader = self._readers.get(view.id)

@@ -142,7 +142,7 @@ class CascadeProposer:
     ) -> None:
         """`memory` is the middle model's; `num_tokens` the target's true vocabulary."""
         self.config = config
-        self._memory = memory
+        self.memory = memory
         self._inner = inner
         self._inner_draw = exact_pairing(inner.draws, inner.trees, make_verifier("coupled"))
         self._num_tokens = num_tokens
@@ -187,9 +187,9 @@ class CascadeProposer:
         lengths: dict[int, int] = {}
         slices: dict[int, Slice] = {}
         for view, budget in zip(views, budgets, strict=True):
-            length = min(budget, self._memory.room(view))
+            length = min(budget, self.memory.room(view))
             room = length + self.config.num_draft_tokens
-            slice_ = self._memory.catch_up(view, room) if length > 0 else None
+            slice_ = self.memory.catch_up(view, room) if length > 0 else None
             if slice_ is not None:
                 lengths[view.id] = length
                 slices[view.id] = slice_
@@ -221,9 +221,9 @@ class CascadeProposer:
         proposals = self._inner_drafts(sequences, lengths)
         for s, proposal in zip(sequences, proposals, strict=True):
             slice_ = slices[s.id]
-            slice_.table = self._memory.kv.table(s.id)
+            slice_.table = self.memory.kv.table(s.id)
             slice_.proposal = proposal
-        logits_RV = self._memory.model.forward(pack([slices[s.id] for s in sequences])).logits_RV
+        logits_RV = self.memory.model.forward(pack([slices[s.id] for s in sequences])).logits_RV
         laws = RowLaws(
             logits_RV,
             sequences,
@@ -272,20 +272,20 @@ class CascadeProposer:
 
     def _keep(self, sequence_id: int, first_slot: int, path: list[int]) -> None:
         """Makes the accepted drafts' K/V contiguous."""
-        source, target = self._memory.kv.compact(sequence_id, first_slot, path)
+        source, target = self.memory.kv.compact(sequence_id, first_slot, path)
         if len(source):
-            self._memory.model.copy_slots(source, target)
+            self.memory.model.copy_slots(source, target)
 
     def _proposal(self, view: SequenceView) -> Proposal:
         s = self._sequences[view.id]
         drawn = s.drawn
-        self._memory.drafted(view, drawn[:-1])
+        self.memory.drafted(view, drawn[:-1])
         q = torch.stack(s.laws) if view.draw is Draw.SAMPLED else None
         return Proposal(drawn, draw=view.draw, q=q, source=self.name)
 
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
         for view in views:
-            self._memory.settle(view)
+            self.memory.settle(view)
             self._follow(view)
 
     def _follow(self, view: SequenceView) -> None:
@@ -300,6 +300,6 @@ class CascadeProposer:
             self._tell(s)
 
     def release(self, sequence_id: int) -> None:
-        self._memory.release(sequence_id)
+        self.memory.release(sequence_id)
         self._inner.release(sequence_id)
         self._sequences.pop(sequence_id, None)

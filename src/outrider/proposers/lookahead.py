@@ -113,7 +113,7 @@ class LookaheadProposer:
 
     def __init__(self, config: LookaheadConfig | None = None) -> None:
         self.config = config or LookaheadConfig()
-        self._states: dict[int, _State] = {}
+        self.states: dict[int, _State] = {}
 
     @classmethod
     def build(cls, context: ProposerContext) -> LookaheadProposer:
@@ -124,7 +124,7 @@ class LookaheadProposer:
 
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
         for view, observation in zip(views, seen, strict=True):
-            state = self._states.get(view.id)
+            state = self.states.get(view.id)
             if state is None or not state.last_level:
                 continue
             if observation.verdict is not None and observation.proposal.source == self.name:
@@ -132,12 +132,12 @@ class LookaheadProposer:
             state.last_level = []
 
     def release(self, sequence_id: int) -> None:
-        self._states.pop(sequence_id, None)
+        self.states.pop(sequence_id, None)
 
     def _draft(self, view: SequenceView, budget: int) -> Proposal:
-        state = self._states.get(view.id)
+        state = self.states.get(view.id)
         if state is None:
-            state = self._states[view.id] = self._open(view, budget)
+            state = self.states[view.id] = self._open(view, budget)
         if self.config.from_text:
             self._read(state, view.tokens)
         num_window = sum(map(len, state.window))

@@ -88,7 +88,7 @@ def joint_distribution(target: Model, horizon: int) -> dict[Tokens, float]:
 
 
 @dataclass(slots=True)
-class _View:
+class View:
     """The part of contracts.SequenceView that sampling and verifiers read."""
 
     sample_index: int
@@ -109,7 +109,7 @@ class RuleSampler:
         self._num_done = 0
 
     def next(self, count: int) -> Counter[Tokens]:
-        views = [_View(self._num_done + i) for i in range(count)]
+        views = [View(self._num_done + i) for i in range(count)]
         self._num_done += count
         active = views
         while active:
@@ -117,8 +117,8 @@ class RuleSampler:
             active = [view for view in active if len(view.tokens) < HORIZON]
         return Counter(tuple(view.tokens[:HORIZON]) for view in views)
 
-    def _step(self, views: list[_View]) -> None:
-        proposals = self._propose(views)
+    def _step(self, views: list[View]) -> None:
+        proposals = self.propose(views)
         contexts = [
             (*view.tokens, *before)
             for view, proposal in zip(views, proposals, strict=True)
@@ -141,7 +141,7 @@ class RuleSampler:
             paths.append((*paths[self._parents[node] + 1], token))
         return iter(paths)
 
-    def _propose(self, views: list[_View]) -> list[Proposal]:
+    def propose(self, views: list[View]) -> list[Proposal]:
         """Drafts every node for all sequences at once; each draw has noise of its own."""
         drafted: list[list[int]] = [[] for _ in views]
         dists: list[torch.Tensor] = []
@@ -171,7 +171,7 @@ class RuleSampler:
             for i, tokens in enumerate(drafted)
         ]
 
-    def _key(self, view: _View, node: int) -> int:
+    def _key(self, view: View, node: int) -> int:
         if self._draw is Draw.COUPLED:  # chains: the target's own noise at that position
             position = len(view.tokens) + node
             return draw_key(view.seed, view.sample_index, position, Stream.TARGET)

@@ -33,7 +33,7 @@ class Grammars:
         self._vocabulary: GrammarVocabulary | None = None  # built with the first grammar
         self._kept: OrderedDict[Wanted, Grammar] = OrderedDict()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="outrider-grammar")
-        self._num_pending = 0
+        self.num_pending = 0
 
     async def compile(self, wanted: Wanted | None) -> Grammar | None:
         """The grammar; None for None. Raises RequestError or ApiError if it cannot be compiled."""
@@ -42,10 +42,10 @@ class Grammars:
         if wanted in self._kept:
             self._kept.move_to_end(wanted)
             return self._kept[wanted]
-        if self._num_pending >= MAX_PENDING:
+        if self.num_pending >= MAX_PENDING:
             raise ApiError(429, "too many grammars are waiting to be compiled", retry_after_s=2)
-        self._num_pending += 1
-        work = asyncio.get_running_loop().run_in_executor(self._worker, self._compile, wanted)
+        self.num_pending += 1
+        work = asyncio.get_running_loop().run_in_executor(self._worker, self.build, wanted)
         work.add_done_callback(self._compiled)
         try:
             grammar = await asyncio.wait_for(asyncio.shield(work), TIMEOUT_S)
@@ -59,11 +59,11 @@ class Grammars:
         return grammar
 
     def _compiled(self, work: asyncio.Future[Grammar]) -> None:
-        self._num_pending -= 1
+        self.num_pending -= 1
         if not work.cancelled():
             work.exception()  # marks the exception as retrieved if the client has left
 
-    def _compile(self, wanted: Wanted) -> Grammar:
+    def build(self, wanted: Wanted) -> Grammar:
         if self._vocabulary is None:
             spec = self._engine.target.spec
             self._vocabulary = GrammarVocabulary(

@@ -36,13 +36,13 @@ class Populating:
         self._is_idle = is_idle
         self._stopped = threading.Event()
         self._models = [model for model in models if isinstance(model, Populates)]
-        self._thread = threading.Thread(target=self._run, name="outrider-memory", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name="outrider-memory", daemon=True)
+        self.thread.start()
 
     def stop(self) -> None:
         """Call it before a model is freed."""
         self._stopped.set()
-        self._thread.join()
+        self.thread.join()
 
     def _run(self) -> None:
         for model in self._models:

@@ -98,11 +98,11 @@ class Server(uvicorn.Server):
         self.service = service
         self.interrupted = False
         self._ending: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
         service.on_end = self.stop
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         await super().serve(sockets)
         await self.service.close()
 
@@ -113,11 +113,11 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.interrupted = self.interrupted or sig == signal.SIGINT
         loading = self.service.state is State.LOADING
-        if loading or self._ending is not None or self._loop is None or self.should_exit:
+        if loading or self._ending is not None or self.loop is None or self.should_exit:
             self.should_exit = True  # nothing to wait for, or a second signal
             self.force_exit = self._ending is not None
             return
-        self._loop.call_soon_threadsafe(self._begin_to_end)
+        self.loop.call_soon_threadsafe(self._begin_to_end)
 
     def _begin_to_end(self) -> None:
         if self._ending is None:

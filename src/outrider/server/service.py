@@ -48,7 +48,7 @@ class Lifecycle:
         self.was_ready = False
         self.failure: BaseException | None = None
         self.on_end: Callable[[], None] = lambda: None  # the server can serve no more
-        self._num_in_flight = 0
+        self.num_in_flight = 0
         self._idle = asyncio.Event()
 
     def check_ready(self) -> None:
@@ -58,17 +58,17 @@ class Lifecycle:
 
     def enter(self, num: int, limit: int) -> None:
         """Counts `num` sequences as in flight until they `leave`; ApiError (503) beyond `limit`."""
-        if self._num_in_flight + num > limit:
+        if self.num_in_flight + num > limit:
             raise overloaded("the queue is full: try again later", code="queue_full")
-        self._num_in_flight += num
+        self.num_in_flight += num
 
     @property
     def is_idle(self) -> bool:
-        return self._num_in_flight == 0
+        return self.num_in_flight == 0
 
     def leave(self, num: int) -> None:
-        self._num_in_flight -= num
-        if self._num_in_flight == 0:
+        self.num_in_flight -= num
+        if self.num_in_flight == 0:
             self._idle.set()
 
     def fail(self, error: BaseException) -> None:
@@ -79,7 +79,7 @@ class Lifecycle:
     async def drain(self) -> bool:
         """Takes no more requests and waits for those in flight; True if all have ended."""
         self.state = State.DRAINING
-        if self._num_in_flight == 0:
+        if self.num_in_flight == 0:
             return True
         self._idle.clear()
         try:

@@ -109,7 +109,7 @@ def decide_trials(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     kept_S = torch.zeros(num, dtype=torch.int64, device=device)
     open_S = torch.ones(num, dtype=torch.bool, device=device)
     sequence = torch.arange(num, device=device)
-    walks = [_walk(parents) for parents in batch.parents]
+    walks = [walk(parents) for parents in batch.parents]
     for i in range(max(map(len, walks))):
         step = [walk[i] if i < len(walk) else None for walk in walks]
         # A sequence without further steps repeats its first node without effect.
@@ -146,7 +146,7 @@ def decide_trials(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     return kept_S, dist_SMV[sequence, kept_S]
 
 
-def _walk(parents: list[int]) -> list[tuple[int, bool]]:
+def walk(parents: list[int]) -> list[tuple[int, bool]]:
     """(node, whether it is left): every node is entered, then its trials, then it is left."""
     children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
     for node, parent in enumerate(parents):

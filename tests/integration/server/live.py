@@ -57,8 +57,8 @@ class Live:
         self.url = f"http://127.0.0.1:{self.port}"
         self.service = Service(self.config, load)
         self.server = Server(self.service, make_app(self.service))
-        self._thread = threading.Thread(target=self.server.run, args=([listener],), name="live")
-        self._thread.start()
+        self.thread = threading.Thread(target=self.server.run, args=([listener],), name="live")
+        self.thread.start()
         wait_for(lambda: self.service.state is not State.LOADING)
         auth = {} if self.key is None else {"authorization": f"Bearer {self.key}"}
         self.client = httpx.Client(base_url=self.url, timeout=120, headers=auth)
@@ -68,13 +68,13 @@ class Live:
     def __exit__(self, *exception: object) -> None:
         self.client.close()
         self.server.should_exit = True
-        self._thread.join(60)
-        assert not self._thread.is_alive()
+        self.thread.join(60)
+        assert not self.thread.is_alive()
 
     @property
     def has_orders(self) -> bool:
         """Whether the engine's thread has been told something that it has not seen to yet."""
-        return not self.service.served.engine._commands.empty()
+        return self.service.served.engine.has_commands
 
     @property
     def core(self) -> Engine:
@@ -97,7 +97,7 @@ class Live:
     def direct(self, prompt: list[int], **request: Any) -> Result:
         """The engine's own answer, past all HTTP. Arguments are Engine.add's."""
         work = self.service.served.engine.generate(prompt, **request)
-        loop = self.server._loop
+        loop = self.server.loop
         assert loop is not None
         return asyncio.run_coroutine_threadsafe(work, loop).result(30)
 
@@ -128,7 +128,7 @@ class Live:
         """What must be true after every row of the fault matrix."""
         wait_for(self.is_settled, what="requests or KV blocks are left over")
         assert self.client.get("/health").status_code == 200
-        assert self.service._num_in_flight == 0
+        assert self.service.num_in_flight == 0
         self.core.kv.check()
         assert self.probe() == self.expected_probe
 

@@ -130,7 +130,7 @@ def test_row_5_a_reader_that_stops_reading_is_dropped(engine_config: EngineConfi
         with slow_reader(live, **BULKY) as connection:
             wait_for(lambda: live.figure("num_requests_running") > 0)
             wait_for(live.is_settled, 240)
-            wait_for(lambda: live.service._num_in_flight == 0)
+            wait_for(lambda: live.service.num_in_flight == 0)
             assert not read_all(connection).endswith(b"0\r\n\r\n")
         live.check()
 

@@ -97,8 +97,8 @@ def test_row_14_a_target_that_raises_ends_everything_cleanly(
                 assert '"error"' in events[-3]
                 assert "secret" not in response.text
                 assert events[-2] == "data: [DONE]"
-        live._thread.join(10)
-        assert not live._thread.is_alive()  # the process would exit now, with code 1
+        live.thread.join(10)
+        assert not live.thread.is_alive()  # the process would exit now, with code 1
         assert live.service.failure is not None
 
 

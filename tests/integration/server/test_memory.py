@@ -32,8 +32,8 @@ def model() -> NativeDecoder:
 
 
 def finish(populating: Populating) -> None:
-    populating._thread.join(60)
-    assert not populating._thread.is_alive()
+    populating.thread.join(60)
+    assert not populating.thread.is_alive()
 
 
 def test_all_of_it_is_there_before_the_first_request(model: NativeDecoder) -> None:

@@ -35,7 +35,7 @@ def test_rows_6_and_7_a_full_queue_and_a_long_wait(
                 wait_for(lambda: live.figure("num_requests_waiting") == 1)
                 refused(live.post("/v1/completions", LONG), "queue_full")  # row 6
                 refused(live.post("/v1/completions", LONG | {"stream": True}), "queue_full")
-            wait_for(lambda: live.service._num_in_flight == 1)
+            wait_for(lambda: live.service.num_in_flight == 1)
             impatient = replace(live.config, queue_timeout_s=0.2)
             monkeypatch.setattr(live.service, "config", impatient)
             response = live.post("/v1/completions", LONG)  # row 7

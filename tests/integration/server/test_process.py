@@ -66,8 +66,8 @@ class Process:
             env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
         )
         self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
 
     def _read(self) -> None:
         assert self.inner.stderr is not None
@@ -87,7 +87,7 @@ class Process:
 
     def end(self, timeout_s: float = 30) -> int:
         code = self.inner.wait(timeout_s)
-        self._reader.join(5)
+        self.reader.join(5)
         return code
 
     def kill(self) -> None:
@@ -233,7 +233,7 @@ atexit.register(lambda: print("frozen", gc.get_freeze_count(), file=sys.stderr))
     wait_for(lambda: health(url) == 200, 60, "it did not get ready")
     process.inner.send_signal(signal.SIGTERM)
     assert process.inner.wait(20) == 0
-    process._reader.join(5)
+    process.reader.join(5)
     (line,) = [line for line in process.lines if line.startswith("frozen")]
     assert int(line.split()[1]) > 10_000
 

@@ -120,20 +120,20 @@ def test_a_grammar_that_takes_too_long_delays_only_grammars(
     from outrider.server import grammars
 
     monkeypatch.setattr(grammars, "TIMEOUT_S", 0.2)
-    compile = live.service.served.grammars._compile
+    build = live.service.served.grammars.build
 
     answered = threading.Event()
 
     def slow(self: object, wanted: grammars.Wanted) -> Any:
         answered.wait(60)
-        return compile(wanted)
+        return build(wanted)
 
     with monkeypatch.context() as patch:
-        patch.setattr(grammars.Grammars, "_compile", slow)
+        patch.setattr(grammars.Grammars, "build", slow)
         body = {"prompt": "a", "structured_outputs": {"regex": "never seen before"}}
         response = live.post("/v1/completions", body)
     assert response.status_code == 400
     assert "too long" in response.json()["error"]["message"]
     assert live.probe() == live.expected_probe
     answered.set()
-    wait_for(lambda: live.service.served.grammars._num_pending == 0)
+    wait_for(lambda: live.service.served.grammars.num_pending == 0)

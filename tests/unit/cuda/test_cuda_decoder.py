@@ -148,7 +148,7 @@ def test_int8_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
         with pytest.raises(ModelError, match="choose backend 'torch' and dtype 'auto'"):
             load_model(folder, dtype="int8", backend="torch")
-        monkeypatch.setattr("outrider.model.load._kernels", lambda _: CudaDecoder)
+        monkeypatch.setattr("outrider.model.load.gpu_decoder", lambda _: CudaDecoder)
     model = load_model(folder, device=DEVICE, dtype="int8", backend="torch")
     assert isinstance(model, CudaDecoder)
     assert model.head_VH.dtype == torch.int8

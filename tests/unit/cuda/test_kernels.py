@@ -302,7 +302,7 @@ def test_noise_has_the_same_bits() -> None:
     drawn = torch.empty(1, dtype=torch.int32, device=DEVICE)
     ops.draw(-noise, size, ones, as_signed([key], DEVICE), drawn)
     # Had one of them another uniform, it would stand out by far more than rounding.
-    assert float(ops._best[0]) < 4e-6
+    assert float(ops.best_scores[0]) < 4e-6
     smallest = int(uniforms_numpy(key, size).argmin())
     ops.draw(torch.zeros(1, size, device=DEVICE), size, ones, as_signed([key], DEVICE), drawn)
     assert drawn.item() == smallest
@@ -415,4 +415,4 @@ def test_there_is_room_for_the_parts_of_every_product(
         for inputs in (hidden, 3 * hidden):
             tiles = usual_tiles(Shape(outputs, inputs, rounded=rounded))
             need = tiles.split * -(-outputs // tiles.rows) * tiles.rows * num_tokens
-            assert tiles.split == 1 or need <= len(ops._parts)
+            assert tiles.split == 1 or need <= len(ops.partial_sums)

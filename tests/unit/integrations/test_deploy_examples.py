@@ -235,7 +235,7 @@ def test_the_ray_example_runs_but_for_ray(monkeypatch: pytest.MonkeyPatch) -> No
             await replica(Asked(max_tokens=4)),
             await replica(Asked(prompt="x", max_tokens=-1)),
         ]
-        await replica._engine.close()
+        await replica.engine.close()
         return answers
 
     good, *bad = asyncio.run(go())

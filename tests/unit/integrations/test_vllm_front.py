@@ -200,9 +200,9 @@ def test_nobody_outlives_a_stopped_child() -> None:
         child = Child(["sh", "-c", "trap '' TERM; sleep 60 & wait; sleep 60"])
         await child.start()
         await asyncio.sleep(0.2)
-        assert child._process is not None
+        assert child.process is not None
         await child.stop(grace_s=0.2)
-        return child.is_running, child._process.pid
+        return child.is_running, child.process.pid
 
     running, group = asyncio.run(go())
     assert not running

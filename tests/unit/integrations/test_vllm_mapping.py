@@ -101,11 +101,11 @@ class Started:
 
     @property
     def line(self) -> str:
-        return " ".join(self.front._make_child()._command)
+        return " ".join(self.front.make_child().command)
 
     @property
     def environment(self) -> dict[str, str]:
-        found: dict[str, str] = self.front._make_child()._environment
+        found: dict[str, str] = self.front.make_child().environment
         return found
 
 
@@ -199,10 +199,10 @@ def test_what_is_ours_reaches_the_front(started: Started, target: str, tmp_path:
     assert serve_with(*flags, "--max-num-seqs", "8", model=target) == 0
     config = started.front.config
     assert (config.host, config.port, config.api_keys) == ("localhost", port, ("secret",))
-    assert (config.max_queue, started.front._max_requests) == (7, 15)
+    assert (config.max_queue, started.front.max_requests) == (7, 15)
     assert (config.drain_timeout_s, config.stall_timeout_s) == (3.0, 4.0)
     assert started.logs == ("json", "info")
-    assert started.front._restarts_left == 5
+    assert started.front.restarts_left == 5
     assert "secret" not in started.line + str(started.environment)
 
 

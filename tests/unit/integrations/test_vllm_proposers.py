@@ -65,11 +65,11 @@ def test_a_sequence_is_known_again_when_its_row_moves() -> None:
     batch.put(0, [1, 2, 3])
     batch.put(1, [5, 6, 7, 8, 5])
     batch.step([4], [6])
-    known = proposer._rows[1]
+    known = proposer.rows[1]
     batch.put(0, [5, 6, 7, 8, 5, 6])  # row 0 has ended and row 1 took its place
     batch.lengths[1] = 0
     assert batch.step([7])[0][:2] == [8, 5]
-    assert proposer._rows == {0: known}
+    assert proposer.rows == {0: known}
     assert known.tokens == [5, 6, 7, 8, 5, 6, 7]
     assert known.num_prompt_tokens == 5
 
@@ -81,9 +81,9 @@ def test_who_left_is_forgotten() -> None:
     batch.step([4])
     batch.put(0, [9, 9])
     batch.step([9])
-    inner: Any = proposer._proposer
-    assert len(inner._readers) == 1
-    assert proposer._rows[0].tokens == [9, 9, 9]
+    inner: Any = proposer.proposer
+    assert inner.num_sequences == 1
+    assert proposer.rows[0].tokens == [9, 9, 9]
 
 
 def test_equal_texts_stay_two_sequences() -> None:
@@ -93,8 +93,8 @@ def test_equal_texts_stay_two_sequences() -> None:
         batch.put(row, [1, 2, 3])
     batch.step([4], [4])
     batch.step([5], [6])
-    assert [s.tokens[-1] for s in proposer._rows.values()] == [5, 6]
-    assert proposer._rows[0] is not proposer._rows[1]
+    assert [s.tokens[-1] for s in proposer.rows.values()] == [5, 6]
+    assert proposer.rows[0] is not proposer.rows[1]
 
 
 def test_nothing_is_drafted_past_the_context() -> None:

@@ -91,7 +91,7 @@ def test_a_lost_process_is_an_error_and_not_a_hang(shared: TensorParallelModel) 
     """The last one to use the shared model."""
     driver = Driver(shared)
     driver.forward({"a": PROMPT})
-    shared._workers[0].kill()
+    shared.workers[0].kill()
     with pytest.raises(EngineError, match="a tensor-parallel process failed"):
         driver.forward({"b": PROMPT})
     with pytest.raises(EngineError, match="load the model again"):

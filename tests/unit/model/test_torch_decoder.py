@@ -202,14 +202,14 @@ def test_rolled_back_tokens_leave_no_trace(llama: TorchDecoder) -> None:
 def test_forward_touches_no_other_slot(llama: TorchDecoder) -> None:
     driver = Driver(llama, num_blocks=8, block_size=4, seed=7)
     batch = driver.batch({"a": TOKENS[:6]})
-    assert llama._store is not None
-    llama._store.fill_(7.0)
+    assert llama.store is not None
+    llama.store.fill_(7.0)
     llama.forward(batch)
     blocks = batch.tables_SW[0]
     mine = [int(blocks[i // 4]) * 4 + i % 4 for i in range(6)]
     others = [i for i in range(32) if i not in mine]
-    assert bool((llama._store[:, :, others] == 7.0).all())
-    assert not bool((llama._store[:, :, mine] == 7.0).any())
+    assert bool((llama.store[:, :, others] == 7.0).all())
+    assert not bool((llama.store[:, :, mine] == 7.0).any())
 
 
 def test_taps_are_the_hidden_states(tmp_path: Path) -> None:
@@ -263,12 +263,12 @@ def test_long_prefill_takes_the_wide_path(llama: TorchDecoder) -> None:
     driver.keep("a", range(2))
     from outrider.model import attention
 
-    narrow = attention._MAX_FOLDED_ROWS
-    attention._MAX_FOLDED_ROWS = 16
+    narrow = attention.MAX_FOLDED_ROWS
+    attention.MAX_FOLDED_ROWS = 16
     try:
         rest = driver.forward({"a": tokens[2:]})
     finally:
-        attention._MAX_FOLDED_ROWS = narrow
+        attention.MAX_FOLDED_ROWS = narrow
     got = torch.cat([first.logits["a"], rest.logits["a"]])
     assert worst(got, plain(llama, tokens)) < 1e-4
 

@@ -131,7 +131,7 @@ def test_refuses_what_it_cannot_serve(name: str, tmp_path: Path) -> None:
 def test_self_check_notices_a_dropped_option(
     name: str, dropped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attend = TransformersModel._attend
+    attend = TransformersModel.attend
 
     @functools.wraps(attend)
     def careless(self: TransformersModel, *args: Any, **options: Any) -> torch.Tensor:
@@ -139,7 +139,7 @@ def test_self_check_notices_a_dropped_option(
 
     mistral = transformers.MistralConfig(**SMALL, sliding_window=6)
     folder = write(tmp_path, CONFIGS.get(name, mistral))
-    monkeypatch.setattr(TransformersModel, "_attend", careless)
+    monkeypatch.setattr(TransformersModel, "attend", careless)
     with pytest.raises(ModelError, match="failed the self-check"):
         TransformersModel.load(folder)
 
@@ -207,12 +207,12 @@ def test_length_limits_of_changing_ropes(tmp_path: Path) -> None:
 def test_length_limit_of_a_window_that_does_not_reach_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attend = TransformersModel._attend
+    attend = TransformersModel.attend
 
     def deaf(self: TransformersModel, *args: Any, **options: Any) -> torch.Tensor:
         return attend(self, *args, **options | {"window": None})
 
-    monkeypatch.setattr(TransformersModel, "_attend", deaf)
+    monkeypatch.setattr(TransformersModel, "attend", deaf)
     wide = write(tmp_path / "wide", transformers.Gemma3TextConfig(**GEMMA | {"sliding_window": 32}))
     assert load_model(wide).spec.max_positions == 32
     narrow = write(tmp_path / "narrow", CONFIGS["gemma3"])
@@ -221,4 +221,4 @@ def test_length_limit_of_a_window_that_does_not_reach_us(
 
 
 def test_attention_is_registered_once() -> None:
-    assert transformers_model._NAME in transformers.AttentionInterface._global_mapping
+    assert transformers_model.ATTENTION_NAME in transformers.AttentionInterface()

@@ -178,7 +178,7 @@ def test_what_is_not_finite_stays_so(odd: Path, monkeypatch: pytest.MonkeyPatch)
         for pattern in (0x7FFFFFFF, 0x7F800001, -1):
             embedding = checkpoint["model.embed_tokens.weight"].float().clone()
             embedding.view(torch.int32)[3] = pattern
-            model._set(0, 0, embedding)
+            model.set_tensor(0, 0, embedding)
             logits_TV = Driver(model).forward({"a": [1, 3]}).logits["a"]
             assert torch.isfinite(logits_TV[0]).all()
             assert torch.isnan(logits_TV[1]).all()

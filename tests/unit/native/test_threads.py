@@ -74,9 +74,10 @@ assert codes == [0, 0, 0], codes
     assert done.returncode == 0, done.stderr
 
 
-def test_set_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_threads", None)  # what other tests asked for comes back
+def test_set_threads(folder: Path) -> None:
     before = native.num_threads()
+    native.set_threads(None)
+    num_cores = native.num_threads()
     try:
         native.set_threads(3)
         assert native.num_threads() == 3
@@ -85,6 +86,7 @@ def test_set_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(run(model, 1), expected)
         with pytest.raises(ConfigError, match="threads"):
             native.set_threads(0)
-    finally:
         native.set_threads(None)
-    assert native.num_threads() == before
+        assert native.num_threads() == num_cores
+    finally:
+        native.set_threads(before)

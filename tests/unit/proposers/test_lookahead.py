@@ -67,7 +67,7 @@ def test_the_window_alone_learns_what_the_target_does(ngram: int) -> None:
 def test_every_ngram_of_the_window_is_the_targets_own() -> None:
     proposer = LookaheadProposer(LookaheadConfig(ngram=4, window=3, from_text=False))
     accepted(proposer, cycle, repeat(18), 12)
-    pool = proposer._states[0].pool
+    pool = proposer.states[0].pool
     known = [(first, rest) for first in range(47) for rest in pool.after(first)]
     assert len(known) > 10
     for first, rest in known:
@@ -114,14 +114,14 @@ def test_a_step_that_somebody_else_drafted_teaches_nothing() -> None:
     proposer = LookaheadProposer(LookaheadConfig(from_text=False))
     view = view_of([1, 2, 3])
     proposer.propose([view], [12])
-    before = [list(level) for level in proposer._states[0].window]
+    before = [list(level) for level in proposer.states[0].window]
     other = Observation(Proposal([5], source="other"), Verdict([], 8, [8, 8]))
     proposer.observe([view], [other])
-    assert proposer._states[0].window == before
+    assert proposer.states[0].window == before
     proposer.observe([view], [Observation(Proposal(), None)])
     proposer.release(0)
     proposer.release(0)
-    assert not proposer._states
+    assert not proposer.states
 
 
 def test_the_pool_keeps_the_latest() -> None:

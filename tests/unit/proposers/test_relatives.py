@@ -154,7 +154,7 @@ def test_what_a_cascade_passes_on_is_the_middle_models_own_output(folder: Path) 
         assert stats.num_accepted == stats.num_drafted > 20
     cascade = engine.proposers["cascade"]
     assert isinstance(cascade, CascadeProposer)
-    assert cascade._memory.kv.usage == 0
+    assert cascade.memory.kv.usage == 0
 
 
 def test_a_draft_model_of_another_vocabulary_is_asked_for_by_name(folder: Path) -> None:

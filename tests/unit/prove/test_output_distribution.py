@@ -11,7 +11,7 @@ from outrider.prove.output_distribution import (
     HORIZON,
     ExperimentSampler,
     RuleSampler,
-    _View,
+    View,
     examine_output,
     in_floats,
     joint_distribution,
@@ -92,12 +92,12 @@ def test_joint_laws() -> None:
 
 def test_drafts_have_the_law_they_claim() -> None:
     sampler = RuleSampler(P, Q, make_verifier("token"), Draw.SAMPLED)
-    views = [_View(i) for i in range(4000)]
-    proposals = sampler._propose(views)
+    views = [View(i) for i in range(4000)]
+    proposals = sampler.propose(views)
     for token in range(3):
         share = sum(p.tokens[0] == token for p in proposals) / len(proposals)
         assert share == pytest.approx(float(Q(())[token]), abs=0.03)
-    again = sampler._propose(views)
+    again = sampler.propose(views)
     assert [p.tokens for p in again] == [p.tokens for p in proposals]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider.contracts import Draw, Proposal, SequenceView
-from outrider.verifiers._batched import Batch, _walk
+from outrider.verifiers._batched import Batch, walk
 from outrider.verifiers._ratio import RatioVerifier, accept_uniforms, draw_next
 from outrider.verifiers.block import BlockVerifier
 from outrider.verifiers.token import TokenVerifier
@@ -91,10 +91,10 @@ def test_same_verdicts(verifier: RatioVerifier, seed: int) -> None:
 
 
 def test_a_walk_leaves_every_node_after_its_trials() -> None:
-    assert _walk([-1, 0, 0, -1]) == [
+    assert walk([-1, 0, 0, -1]) == [
         (0, False), (1, False), (1, True), (2, False), (2, True), (0, True), (3, False), (3, True),
     ]  # fmt: skip
-    assert _walk([]) == []
+    assert walk([]) == []
 
 
 @pytest.mark.parametrize("verifier", [TokenVerifier(), BlockVerifier(), TreeVerifier()])

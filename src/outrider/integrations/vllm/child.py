@@ -56,16 +56,16 @@ class Child:
     """One run of a program. `start`, then `wait`; `stop` at any time, any number of times."""
 
     def __init__(self, command: Seq[str], environment: Mapping[str, str] | None = None) -> None:
-        self._command = list(command)
-        self._environment = {**os.environ, **(environment or {})}
-        self._process: asyncio.subprocess.Process | None = None
+        self.command = list(command)
+        self.environment = {**os.environ, **(environment or {})}
+        self.process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
 
     async def start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            env=self._environment,
+        self.process = await asyncio.create_subprocess_exec(
+            *self.command,
+            env=self.environment,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -77,12 +77,12 @@ class Child:
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and self._process.returncode is None
+        return self.process is not None and self.process.returncode is None
 
     async def wait(self) -> int:
         """The exit code; negative: the signal that ended it."""
-        assert self._process is not None
-        code = await self._process.wait()
+        assert self.process is not None
+        code = await self.process.wait()
         self._kill_group()  # workers that outlived it
         if self._reader is not None:
             await asyncio.wait({self._reader}, timeout=2)
@@ -90,15 +90,15 @@ class Child:
 
     async def stop(self, grace_s: float = 10.0) -> None:
         """SIGTERM, then SIGKILL for whatever of the group is left."""
-        if self._process is None:
+        if self.process is None:
             return
         if self.is_running:
             with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
+                self.process.terminate()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), grace_s)
+                await asyncio.wait_for(self.process.wait(), grace_s)
         self._kill_group()
-        await self._process.wait()
+        await self.process.wait()
 
     def reason(self) -> str:
         """The last error that it printed, in one line."""
@@ -110,17 +110,17 @@ class Child:
         return self._lines[-1] if self._lines else "it printed nothing"
 
     def _kill_group(self) -> None:
-        assert self._process is not None
+        assert self.process is not None
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     async def _read(self) -> None:
         """Its log goes on to ours."""
-        assert self._process is not None
-        assert self._process.stdout is not None
+        assert self.process is not None
+        assert self.process.stdout is not None
         while True:
             try:
-                raw = await self._process.stdout.readline()
+                raw = await self.process.stdout.readline()
             except ValueError:  # a line beyond all measure: dropped
                 continue
             if not raw:

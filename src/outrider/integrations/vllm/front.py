@@ -68,10 +68,10 @@ class Front(Lifecycle):
         `no_sampling` says why requests that sample are refused.
         """
         super().__init__(config)
-        self._make_child = make_child
+        self.make_child = make_child
         self._child: Child | None = None
-        self._max_requests = max_requests
-        self._restarts_left = restarts
+        self.max_requests = max_requests
+        self.restarts_left = restarts
         self._mailbox = mailbox
         self._no_sampling = no_sampling
         self._client = httpx.AsyncClient(base_url=url, timeout=None, trust_env=False)
@@ -85,7 +85,7 @@ class Front(Lifecycle):
 
     async def _supervise(self) -> None:
         while True:
-            child = self._child = self._make_child()
+            child = self._child = self.make_child()
             try:
                 await child.start()
             except OSError as error:
@@ -103,10 +103,10 @@ class Front(Lifecycle):
                 return
             how = f"signal {-code}" if code < 0 else f"code {code}"
             logger.error("vLLM ended", extra={"how": how, "reason": child.reason()})
-            if not self.was_ready or self._restarts_left == 0:
+            if not self.was_ready or self.restarts_left == 0:
                 self.fail(EngineError(f"vLLM ended with {how}: {child.reason()}"))
                 return
-            self._restarts_left -= 1
+            self.restarts_left -= 1
             self.state = State.LOADING
 
     async def _prepare(self) -> None:
@@ -159,7 +159,7 @@ class Front(Lifecycle):
             raise ApiError(404, "there is no such route", code="not_found")
         if path not in GENERATING or request.method != "POST":
             return await self._pass_on(request)
-        self.enter(1, self._max_requests)
+        self.enter(1, self.max_requests)
         letters: list[Path] = []
 
         async def leave() -> None:

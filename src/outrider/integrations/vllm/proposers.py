@@ -69,10 +69,10 @@ class LookUp(ABC):
         self._num_draft_tokens: int = vllm_config.speculative_config.num_speculative_tokens
         self._max_length: int = model.max_model_len
         self._finish_ids = finish_ids(model.hf_config)
-        self._proposer = self.build(given.get("options", {}))
+        self.proposer = self.build(given.get("options", {}))
         folder = given.get("predictions")
         self._mailbox = Mailbox(Path(folder)) if folder else None
-        self._rows: dict[int, Sequence] = {}  # of the last call
+        self.rows: dict[int, Sequence] = {}  # of the last call
         self._num_seen = 0
 
     @classmethod
@@ -90,15 +90,15 @@ class LookUp(ABC):
         slot_mappings: object = None,
     ) -> list[list[int]]:
         """A draft for each row. Rows without a sampled token are still in their prompt."""
-        old = self._rows
+        old = self.rows
         waiting = {id(sequence): sequence for sequence in old.values()}
-        self._rows = {}
+        self.rows = {}
         for row, sampled in enumerate(sampled_token_ids):
             if sampled:
                 text = token_ids_cpu[row, : num_tokens_no_spec[row]]
-                self._rows[row] = self._recognise(text, len(sampled), old.get(row), waiting)
+                self.rows[row] = self._recognise(text, len(sampled), old.get(row), waiting)
         for sequence in waiting.values():
-            self._proposer.release(sequence.id)
+            self.proposer.release(sequence.id)
         return self._draft(len(sampled_token_ids))
 
     def _recognise(
@@ -128,16 +128,16 @@ class LookUp(ABC):
     def _draft(self, num_rows: int) -> list[list[int]]:
         rows, views, budgets = [], [], []
         drafts: list[list[int]] = [[] for _ in range(num_rows)]
-        everyone: Seq[SequenceView] = list(self._rows.values())
-        self._proposer.observe(everyone, [Observation(Proposal(), None) for _ in everyone])
-        for row, sequence in self._rows.items():
+        everyone: Seq[SequenceView] = list(self.rows.values())
+        self.proposer.observe(everyone, [Observation(Proposal(), None) for _ in everyone])
+        for row, sequence in self.rows.items():
             budget = min(self._num_draft_tokens, self._max_length - len(sequence.tokens) - 1)
             if budget > 0:
                 rows.append(row)
                 views.append(sequence)
                 budgets.append(budget)
         if views:
-            for row, proposal in zip(rows, self._proposer.propose(views, budgets), strict=True):
+            for row, proposal in zip(rows, self.proposer.propose(views, budgets), strict=True):
                 drafts[row] = proposal.tokens
         return drafts
 

@@ -49,6 +49,10 @@ class Notebook:
         for key in [key for key in list(self._notes) if key[0] not in self._watched]:
             self._notes.pop(key, None)
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._watched and not self._notes
+
     def take(self, event: StepEvent) -> Note:
         return self._notes.pop((event.request_id, event.step))
 
