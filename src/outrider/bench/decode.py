@@ -114,9 +114,11 @@ def decode(
             repeats=settings.repeats,
             tell=lambda what, name=workload.name: tell(f"{name}: {what}"),  # type: ignore[misc]
         )
-        heats = {job.params.temperature for job in jobs}
-        heat = heats.pop() if len(heats) == 1 else "mixed"
-        rows += rows_of(records, workload=workload.name, temperature=heat, batch=settings.batch)
+        temperatures = {job.params.temperature for job in jobs}
+        temperature = temperatures.pop() if len(temperatures) == 1 else "mixed"
+        rows += rows_of(
+            records, workload=workload.name, temperature=temperature, batch=settings.batch
+        )
     return rows
 
 
@@ -182,7 +184,7 @@ def sweep(
         elif axis == "context":
             here = replace(settings, context=int(value))
         elif axis == "temperature":
-            work = workload.heated(value)
+            work = workload.at_temperature(value)
         found = decode(engine, contenders, [work], here, tell)
         yield [{**entry, "workload": workload.name, axis: value} for entry in found]
 

@@ -37,7 +37,7 @@ class Workload:
     name: str
     prompts: list[Prompt]
 
-    def heated(self, temperature: float | None) -> Workload:
+    def at_temperature(self, temperature: float | None) -> Workload:
         """The same at another temperature; None: as it is."""
         if temperature is None:
             return self

@@ -58,8 +58,8 @@ def decode(
     how = Settings(**settings)
     wanted = [load_workload(name, how.num_prompts) for name in read_names(work["workloads"])]
     if "temperatures" in work:
-        heats = read_numbers(work["temperatures"], "--temperatures")
-        wanted = [workload.heated(heat) for workload in wanted for heat in heats]
+        values = read_numbers(work["temperatures"], "--temperatures")
+        wanted = [workload.at_temperature(value) for workload in wanted for value in values]
     core = _load(engine, how.batch)
     contenders = _ours(core, work)
     others = find_peers(engine["model"], engine.get("draft_model"), Peers(**peers))
@@ -136,7 +136,7 @@ def serve(
     from outrider.bench.workloads import load_workload
 
     how = Settings(**settings)
-    texts = load_workload(work["workload"], how.num_prompts).heated(work.get("temperature"))
+    texts = load_workload(work["workload"], how.num_prompts).at_temperature(work.get("temperature"))
     counts = [int(n) for n in read_numbers(server["clients"], "--clients")]
     if min(counts, default=0) < 1:
         raise ConfigError("--clients must be numbers from 1 on")

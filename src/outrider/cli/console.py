@@ -29,7 +29,7 @@ def stderr() -> Console:
 
 @contextmanager
 def busy(what: str) -> Iterator[None]:
-    """A spinner on stderr while something takes its time; silent where nobody would see it."""
+    """A spinner on stderr during slow work; nothing if stderr is not a terminal."""
     console = stderr()
     if not console.is_terminal:
         yield

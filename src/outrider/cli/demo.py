@@ -119,8 +119,8 @@ def demo(
 def plan(prompt: str | None, temperature: float | None) -> list[Round]:
     """Greedy rounds and one sampled round; or only what the user asked for."""
     if prompt is not None:
-        heats = [0.0, SAMPLED] if temperature is None else [temperature]
-        return [("your prompt", prompt, heat) for heat in heats]
+        values = [0.0, SAMPLED] if temperature is None else [temperature]
+        return [("your prompt", prompt, value) for value in values]
     if temperature is not None:
         return [(title, text, temperature) for title, text in PROMPTS]
     rounds = [(title, text, 0.0) for title, text in PROMPTS[:-1]]
@@ -130,7 +130,7 @@ def plan(prompt: str | None, temperature: float | None) -> list[Round]:
 def show(
     engine: Engine, rounds: Sequence[Round], params: SamplingParams, console: Console
 ) -> tuple[list[Outcome], Totals]:
-    """Races every round before the user's eyes: live on a terminal, else in lines."""
+    """Shows every round: live on a terminal, else in lines."""
     from outrider.cli.demo_view import LiveView, PlainView
     from outrider.origins import spelling
 
@@ -143,7 +143,7 @@ def show(
 def race_rounds(
     engine: Engine, rounds: Sequence[Round], params: SamplingParams, view: View
 ) -> tuple[list[Outcome], Totals]:
-    """All rounds, after a short one that counts for nothing; the view is always closed."""
+    """All rounds, after a short one to warm up; the view is always closed."""
     from outrider.cli.race import lanes, race, totals
 
     with busy("warming up"):
@@ -152,9 +152,9 @@ def race_rounds(
     total: Totals | None = None
     try:
         for title, text, temperature in rounds:
-            heat = f"T={temperature:g}" if temperature else "greedy"
+            setting = f"T={temperature:g}" if temperature else "greedy"
             pair = lanes(engine)
-            view.begin(f"{title}, {heat}", text, pair)
+            view.begin(f"{title}, {setting}", text, pair)
             asked = replace(params, temperature=temperature)
             outcomes.append(race(pair, title, text, asked, view.watch))
             view.finished(outcomes[-1])

@@ -86,7 +86,7 @@ def doctor(
 
         check_file(plot)
     work = load_workload(str(prompts) if prompts else "code", MOST_PROMPTS)
-    work = work.heated(sampling["temperature"])
+    work = work.at_temperature(sampling["temperature"])
     with busy(f"loading {engine['model']}"):
         from outrider.bench.contenders import make_jobs
         from outrider.doctor.advice import advise, conclusion

@@ -61,7 +61,7 @@ def serve(
 
 
 def serve_native(config: ServerConfig, engine_config: EngineConfig) -> int:
-    """Serves until told to stop and returns the exit code."""
+    """Serves until a signal to stop and returns the exit code."""
     from outrider.server.logs import set_up
     from outrider.server.run import PortTaken, bind
     from outrider.server.run import serve as run

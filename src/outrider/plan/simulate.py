@@ -1,4 +1,4 @@
-"""One replica as discrete events: requests arrive at random, passes batch whoever is there.
+"""One replica as discrete events: requests arrive at random, and passes batch those present.
 
 The unit of time is a pass. Between two passes arrived requests are admitted; a pass carries a
 chunk of the oldest unread prompt and, for every sequence that decodes, its root and K drafts. K is

@@ -60,7 +60,7 @@ def test_shipped_workloads_have_prompts_and_temperatures() -> None:
     assert {p.temperature for p in load_workload("mixed").prompts} == {0.0, HOT}
     assert all(p.prediction for p in load_workload("edit").prompts)
     assert len(load_workload("code", 3).prompts) == 3
-    assert {p.temperature for p in load_workload("code").heated(0.7).prompts} == {0.7}
+    assert {p.temperature for p in load_workload("code").at_temperature(0.7).prompts} == {0.7}
 
 
 def test_prompts_of_the_users_own(tmp_path: Path) -> None:

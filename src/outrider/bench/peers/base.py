@@ -66,8 +66,9 @@ def peer_rows(
     """`found[way][workload]`. Sampled outputs of others cannot be compared: noise is their own."""
     rows: list[Row] = []
     for name, jobs in work.items():
-        heats = {job.params.temperature for job in jobs}
-        greedy = heats == {0.0}
+        temperatures = {job.params.temperature for job in jobs}
+        greedy = temperatures == {0.0}
+        temperature = temperatures.pop() if len(temperatures) == 1 else "mixed"
         ours = [plain(engine).run([job]).outputs[0] for job in jobs] if greedy else []
         base_rates, base_outputs = found["plain"][name]
         for way, results in found.items():
@@ -76,7 +77,7 @@ def peer_rows(
             rows.append(
                 {
                     "workload": name,
-                    "temperature": heats.pop() if len(heats) == 1 else "mixed",
+                    "temperature": temperature,
                     "batch": 1,
                     "contender": f"{peer}: {way}",
                     **estimate(rates).to_dict("tokens_per_s"),
@@ -86,7 +87,6 @@ def peer_rows(
                     "num_repeats": len(rates),
                 }
             )
-            heats = {job.params.temperature for job in jobs}
     return rows
 
 

@@ -26,7 +26,7 @@ class FirstToken:
     def __init__(self) -> None:
         self.num_puts = 0
         self.started = 0.0
-        self.num_before = 0  # tokens that came with the first put behind the prompt
+        self.num_before = 0  # tokens of the first put after the prompt
 
     def put(self, value: Any) -> None:
         self.num_puts += 1
@@ -72,8 +72,9 @@ class TransformersPeer:
         return peer_rows(self.name, engine, work, found)
 
     def _decode(self, model: Any, job: Job, options: dict[str, Any]) -> Run:
-        heat = job.params.temperature
-        sampling = {"do_sample": False} if heat == 0 else {"do_sample": True, "temperature": heat}
+        sampling: dict[str, Any] = {"do_sample": False}
+        if job.params.temperature > 0:
+            sampling = {"do_sample": True, "temperature": job.params.temperature}
         clock = FirstToken()
         torch.manual_seed(job.params.seed or 0)
         ids = torch.tensor([job.prompt])

@@ -47,7 +47,7 @@ class Build:
 
 
 def examine(program: Path) -> Build | None:
-    """The build behind vLLM's executable; None where that does not lead to a Python with vLLM."""
+    """The build of vLLM's executable; None if no Python with vLLM can be found from it."""
     interpreter = _interpreter(program.resolve())
     if interpreter is None:
         return None
@@ -82,7 +82,7 @@ def no_sampling(build: Build | None) -> str | None:
 def refuse_rule(build: Build | None, verifier: str | None) -> None:
     """ConfigError for a rule that the build cannot run."""
     if verifier == "block" and build is not None and build.has_cpu_kernels:
-        raise ConfigError("vLLM's CPU build has no block rule: --verifier token has the same law")
+        raise ConfigError("vLLM's CPU build has no block rule: use --verifier token")
 
 
 def _interpreter(program: Path) -> Path | None:

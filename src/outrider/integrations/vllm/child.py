@@ -45,7 +45,7 @@ def find_vllm() -> Path:
 
 
 def free_port() -> int:
-    """A local port that nobody listens on right now."""
+    """A free local port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -132,5 +132,5 @@ class Child:
 
 
 def _die_with_parent() -> None:
-    """In the child, before the program: nobody should keep a GPU because its owner was killed."""
+    """In the child, before the program: it ends, and frees its GPU, if its parent is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

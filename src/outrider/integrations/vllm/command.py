@@ -23,7 +23,7 @@ def serve_vllm(
     given: Collection[str],
     template: Path | None,
 ) -> int:
-    """Serves until told to stop and returns the exit code.
+    """Serves until a signal to stop and returns the exit code.
 
     `options` are fields of EngineConfig and VllmConfig, `given` the names of those that the user
     wrote, `template` is the file of the chat template.

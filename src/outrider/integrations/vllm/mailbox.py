@@ -1,8 +1,8 @@
-"""Predictions on their way from the front to the proposer in vLLM's worker.
+"""Passes predictions from the front to the proposer in vLLM's worker.
 
-vLLM shows its proposers the tokens of a batch and nothing of the requests behind them. So the
-prompt itself is the address: whoever sees these tokens for the first time finds the guess that
-was left for them. On another host there is nothing to find, and nothing is drafted.
+vLLM shows its proposers the tokens of a batch but not their requests. So the prompt itself is the
+address: a proposer that sees these tokens for the first time finds the prediction in a file named
+after them. On another host there is no file, and nothing is drafted.
 """
 
 from __future__ import annotations

@@ -281,7 +281,7 @@ def _rule(verifier: str | None, name: str, theirs: Vllm) -> dict[str, Any]:
     """The output's distribution is the target's under each rule; the acceptance rates differ."""
     if verifier in ("coupled", "tree"):
         raise ConfigError(
-            f"vLLM has no {verifier} rule: --verifier token has the same law "
+            f"vLLM has no {verifier} rule: --verifier token has the same distribution "
             "(the same seed gives the same tokens with the native backend only)"
         )
     if verifier not in (None, "token", "block"):

@@ -151,10 +151,10 @@ class Ngram(LookUp):
 
 
 class Suffix(LookUp):
-    """Chains, since vLLM verifies nothing else.
+    """Chains, since vLLM verifies chains only.
 
-    It shows no tenants either, so one request's output is kept for others only on demand
-    (`shared_tokens`): what others asked could be told from how fast an answer comes.
+    vLLM shows no tenants, so requests share outputs only if `shared_tokens` is set: the speed of an
+    answer would reveal the requests of others.
     """
 
     kind = SuffixProposer.name
