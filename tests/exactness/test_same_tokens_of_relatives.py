@@ -134,6 +134,16 @@ def test_speculation_is_invisible(
     assert num_cached > 0, "prompts seen before were meant to be found in the prefix cache"
 
 
+def test_tokens_without_text_stop_no_drafter(family: Family, backend: str) -> None:
+    """The end of a text goes into no other vocabulary: the drafter has read everything before."""
+    params = ALL_PARAMS["ignore-eos"]
+    engine = engine_for(family, backend, proposer="cross-vocab", inner="intersection")
+    expected = run(engine, prompts(), params, Speculation(proposer=None))
+    assert any(0 in result.tokens for result in expected)
+    results = run(engine, prompts(), params)
+    assert_same(engine, results, expected, params, "ignore-eos", bitwise=backend == "native")
+
+
 def test_they_share_a_batch(family: Family, plain: dict[str, list[Result]], backend: str) -> None:
     engine = engine_for(
         family, backend, proposer="cascade", inner="draft-model", max_step_tokens=40

@@ -119,14 +119,15 @@ class DraftMemory:
         if state is None or state.is_settled:
             return
         path: list[int] = []
-        last, end = -1, state.num_fed
         # The last committed token is always fed again: the next draft starts from its logits.
         stop = len(view.tokens) - 1
+        start = min(state.num_fed, stop)
+        last, end = -1, start
         for node, (token, parent) in enumerate(zip(state.drafted, state.parents, strict=True)):
             if parent == last and end < stop and token == view.tokens[end]:
                 path.append(node)
                 last, end = node, end + 1
-        source, target = self.kv.compact(view.id, state.num_fed, path)
+        source, target = self.kv.compact(view.id, start, path)
         if len(source):
             self.model.copy_slots(source, target)
         state.num_fed = end
