@@ -300,7 +300,7 @@ def test_the_block_rule_forces_the_runner_that_has_it(target: str, draft: str) -
 @pytest.mark.parametrize(
     ("wish", "message"),
     [
-        ({"verifier": "coupled"}, "same law"),
+        ({"verifier": "coupled"}, "same distribution"),
         ({"verifier": "tree"}, "no tree rule"),
         ({"proposer": "suffix", "verifier": "block"}, "block rule does not run with suffix"),
         ({"proposer": "lookahead"}, "refused"),
