@@ -16,6 +16,7 @@ from typing import Any, Literal, Never, overload
 from outrider.config import EngineConfig, NumDraftTokens, SamplingParams, Speculation
 from outrider.engine.build import build
 from outrider.engine.engine import Engine, Result
+from outrider.engine.lane import Group
 from outrider.errors import ConfigError, UnknownName
 from outrider.events import StepEvent
 
@@ -134,19 +135,12 @@ class LLM:
         single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
         batch: list[Any] = [prompts] if single else list(prompts)
         params = _params(params, sampling)
-        ids: list[str] = []
-        try:
+        with Group(self.engine) as group:
             for prompt in batch:
-                ids.append(
-                    self.engine.add(prompt, params, speculation=speculation, prediction=prediction)
-                )
-            for _ in self.engine.run(ids):
+                group.add(prompt, params, speculation=speculation, prediction=prediction)
+            for _ in group:
                 pass
-        finally:
-            for request_id in ids:
-                self.engine.cancel(request_id)
-            results = [self.engine.collect(request_id) for request_id in ids]
-        return results[0] if single else results
+        return group.results[0] if single else group.results
 
     def stream(
         self,
@@ -184,15 +178,12 @@ class LLM:
     def _stream(
         self, prompt: Prompt, params: SamplingParams, speculation: Speculation | None, guess: str
     ) -> Iterator[StepEvent]:
-        request_id = self.engine.add(prompt, params, speculation=speculation, prediction=guess)
-        try:
-            for report in self.engine.run([request_id]):
+        with Group(self.engine) as group:
+            request_id = group.add(prompt, params, speculation=speculation, prediction=guess)
+            for report in group:
                 for event in report.events:
                     if event.request_id == request_id:
                         yield event
-        finally:
-            self.engine.cancel(request_id)
-            self.engine.collect(request_id)
 
 
 def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
