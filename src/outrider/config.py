@@ -37,6 +37,7 @@ from outrider.parameters import (
     passed,
     refused,
 )
+from outrider.registry import served_names
 
 NumDraftTokens = int | Literal["auto"]
 
@@ -48,6 +49,7 @@ INT64 = (1 << 63) - 1
 _NUM_DRAFT_TOKENS: dict[str, Any] = {
     "help": "Tokens drafted per step; 0 is plain decoding, auto what pays.",
     "cli": "--num-draft-tokens -k K|auto",
+    "aliases": ("num-speculative-tokens",),
     "panel": SPECULATION,
     "low": 0,
     "http": "num_draft_tokens",
@@ -81,6 +83,7 @@ class EngineConfig:
     )
     draft_model: str | None = param(
         None, "Drafter: a folder, a hub name or bundled:NAME.", "--draft-model MODEL", SPECULATION,
+        aliases=("speculative-model",),
         none="the bundled target's own draft", suggestions=BUNDLED,
         vllm=passed("`model` of --speculative-config")
     )
@@ -174,8 +177,8 @@ class SamplingParams:
     """How to choose tokens and when to stop. Invalid values raise RequestError naming the field."""
 
     temperature: float = param(
-        0.0, "0 is greedy.", "--temperature -t T", SAMPLING, low=0, high=100, http="temperature",
-        http_default=1.0
+        0.0, "0 is greedy.", "--temperature -t T", SAMPLING, aliases=("temp",), low=0,
+        high=100, http="temperature", http_default=1.0
     )
     top_k: int = param(
         0, "Keep the K most probable; 0: all.", "--top-k K", SAMPLING, low=0, high=1 << 30,
@@ -216,8 +219,8 @@ class SamplingParams:
         1, "How many completions.", "--n N", SAMPLING, low=1, high=1 << 16, http="n", http_high=16
     )
     max_tokens: int = param(
-        128, "Most tokens.", "--max-tokens -m N", STOPPING, low=1, high=1 << 30, http="max_tokens",
-        http_low=0, http_high=INT32,
+        128, "Most tokens.", "--max-tokens -m N", STOPPING, aliases=("max-new-tokens",),
+        low=1, high=1 << 30, http="max_tokens", http_low=0, http_high=INT32,
         http_help="left out: 16, chat: the rest of the context; with `echo` also 0"
     )
     min_tokens: int = param(
@@ -292,7 +295,7 @@ class ServerConfig:
         none="the folder's name", vllm=passed("--served-model-name")
     )
     proposers: tuple[str, ...] = param(
-        ("ngram", "suffix", "prediction"),
+        served_names,
         "Proposers that requests may name besides the default one.", "--proposers NAMES",
         SPECULATION, vllm=refused("vLLM has one drafter for all requests")
     )

@@ -28,11 +28,15 @@ PRIVACY = "Privacy"
 MACHINE = "Machine"
 VLLM = "With --backend vllm"
 PEERS = "Peers"
+LOAD = "Load and goal"
+MODELS = "Models"
+HARDWARE = "Hardware"
+MONEY = "Money"
 OUTPUT = "Output"
 ENDPOINT = "A server instead of a model"
 PANELS = (
     *(DATA, RECIPE, RUN, INPUT, NETWORK, WORK, SPECULATION, SAMPLING, STOPPING, LIMITS, PRIVACY),
-    *(MACHINE, VLLM, PEERS, OUTPUT, ENDPOINT),
+    *(MACHINE, VLLM, PEERS, LOAD, MODELS, HARDWARE, MONEY, OUTPUT, ENDPOINT),
 )
 
 
@@ -50,6 +54,7 @@ class Param:
 
     help: str
     cli: str = ""  # "--name -n METAVAR" for an option, "METAVAR" for an argument, "": neither
+    aliases: tuple[str, ...] = ()  # names of other tools for the option, without "--"
     panel: str = ""  # group of `--help`
     none: str = ""  # what None means; `--help` shows it as the default
     choices: tuple[str, ...] = ()

@@ -46,6 +46,7 @@ class Entry:
     place: str  # module of outrider.proposers, and class
     drafter: Drafter
     vllm: Vllm
+    is_served: bool = False  # a server offers it by default: it needs no model
 
 
 NGRAM = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
@@ -69,11 +70,11 @@ _PROPOSERS = {
     "dflash": Entry("dflash:DFlashProposer", "head",
                     Vllm("dflash", DSPARK, samples=True, cpu_note=FEWER)),
     "ngram": Entry("ngram:NgramProposer", "",
-                   Vllm("ngram", "with windows of 2 to 4 tokens", more=NGRAM)),
+                   Vllm("ngram", "with windows of 2 to 4 tokens", more=NGRAM), is_served=True),
     "suffix": Entry("suffix:SuffixProposer", "",
-                    Vllm(OURS, "ours, chains, nothing shared between requests")),
+                    Vllm(OURS, "ours, chains, nothing shared between requests"), is_served=True),
     "prediction": Entry("prediction:PredictionProposer", "",
-                        Vllm(OURS, "ours", reads_prediction=True)),
+                        Vllm(OURS, "ours", reads_prediction=True), is_served=True),
     "hybrid": Entry("hybrid:HybridProposer", "model",
                     Vllm(OURS, BETTER, reads_prediction=True)),
     "cascade": Entry("cascade:CascadeProposer", "model", Vllm("", "vLLM has one drafter")),
@@ -112,6 +113,11 @@ def plugins() -> dict[str, EntryPoint]:
 def own_entries() -> Mapping[str, Entry]:
     """The proposers that come with Outrider."""
     return _PROPOSERS
+
+
+def served_names() -> tuple[str, ...]:
+    """The proposers that a server offers besides its default one, unless told otherwise."""
+    return tuple(name for name, entry in _PROPOSERS.items() if entry.is_served)
 
 
 def proposer_names() -> list[str]:

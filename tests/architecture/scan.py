@@ -33,20 +33,23 @@ OTHER_MEANINGS = {
     "cli/train.py": HEADS | {"early-exit"},
     "testing.py": HEADS,
     "export/": HEADS,
-    "config.py": {"prediction", "suffix"},  # fields of requests
+    "cli/generate.py": {"prediction"},  # fields of requests
     "llm.py": {"prediction"},
     "server/": {"prediction", "suffix"},
     "bench/workloads.py": {"prediction"},
     "integrations/vllm/front.py": {"prediction"},
+    "integrations/vllm/mapping.py": HEADS,  # methods of vLLM
+    "bench/peers/": {"ngram"},
 }
 KERNELS = {"cuda/kernels.py", "cuda/cycle_kernels.py"}  # Triton: one program is one function
 
 # A package or module may import those of its own line and of the lines above.
 ORDER = (
-    "errors config parameters events __version__",
-    "contracts options",
+    "errors parameters events __version__",
+    "contracts registry",
+    "config options",
     "native",
-    "noise sampling layout statistics origins registry",
+    "noise sampling layout statistics origins",
     "cuda kv verifiers theory",
     "model grammar",
     "policy control",

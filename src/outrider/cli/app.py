@@ -27,13 +27,15 @@ from outrider.cli import (
     theory,
 )
 from outrider.cli.errors import DEBUG_VARIABLE
+from outrider.config import EngineConfig, SamplingParams
+from outrider.parameters import params
 
-# What people's fingers know from vLLM, transformers and mlx-lm.
+# Names of vLLM, transformers and mlx-lm for options of ours.
 ALIASES = {
-    "num-speculative-tokens": "num-draft-tokens",
-    "speculative-model": "draft-model",
-    "max-new-tokens": "max-tokens",
-    "temp": "temperature",
+    alias: declared.flag.removeprefix("--")
+    for config in (EngineConfig, SamplingParams)
+    for declared in params(config).values()
+    for alias in declared.aliases
 }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from outrider.bench.settings import Output, Peers, Places, Server, Settings, Work
-from outrider.cli.console import Json, busy, print_json, stderr, stdout
+from outrider.cli.console import Json, busy, print_json, stderr, stdout, telling
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.options import Options, expanded, of, read_count, read_names, read_numbers
@@ -189,8 +189,6 @@ def _collect(found: Result, measured: Iterable[list[Row]], output: Options) -> N
 
 
 def _telling() -> Any:
-    from outrider.cli.prove import telling
-
     return telling("measuring")
 
 

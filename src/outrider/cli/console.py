@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -36,6 +36,17 @@ def busy(what: str) -> Iterator[None]:
         return
     with console.status(f"[dim]{what} …[/dim]"):
         yield
+
+
+@contextmanager
+def telling(name: str) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what is running now; nothing without a terminal."""
+    console = stderr()
+    if not console.is_terminal:
+        yield lambda what: None
+        return
+    with console.status(f"[dim]{name} …[/dim]") as status:
+        yield lambda what: status.update(f"[dim]{name}: {what} …[/dim]")
 
 
 def print_json(record: Mapping[str, object]) -> None:

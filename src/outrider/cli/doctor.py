@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli.console import Json, busy, print_json, stderr, stdout
-from outrider.cli.prove import telling
+from outrider.cli.console import Json, busy, print_json, stderr, stdout, telling
 from outrider.config import EngineConfig, SamplingParams
 from outrider.errors import VocabularyMismatch
 from outrider.options import Options, expanded, of, option, read_names

@@ -3,144 +3,143 @@
 from __future__ import annotations
 
 import json
-from math import isfinite
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from outrider.cli.console import Json, print_json, stderr, stdout
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
-from outrider.options import option
+from outrider.options import Options, expanded, of
+from outrider.parameters import HARDWARE, LOAD, MODELS, MONEY, check, param, params
+from outrider.registry import WITH_MODEL
 
 if TYPE_CHECKING:
+    from outrider.plan.costs import Roofline
     from outrider.plan.fleet import Fleet, Replica
 
 EXAMPLE = "Example: outrider plan --parameters 8e9 --rate 50 --alpha 0.7 --price 2.5"
-LOAD, MODELS, HARDWARE, MONEY = "Load and goal", "Models", "Hardware", "Money"
 
 
-def number(panel: str, help: str, name: str, **more: Any) -> Any:
-    return option(panel, help, name, metavar="X", **more)
+def number(default: Any, panel: str, help: str, name: str, **limits: Any) -> Any:
+    return param(default, help, f"{name} X", panel, **limits)
 
 
-def plan(
-    rate: Annotated[float, number(LOAD, "Requests per second.", "--rate")] = 10.0,
-    prompt_tokens: Annotated[int, number(LOAD, "Of a prompt.", "--prompt-tokens")] = 512,
-    output_tokens: Annotated[int, number(LOAD, "Of an output.", "--output-tokens")] = 256,
-    ttft: Annotated[float, number(LOAD, "Seconds to the first token, p95.", "--ttft")] = 1.0,
-    tpot: Annotated[float, number(LOAD, "Seconds per token after it, p95.", "--tpot")] = 0.05,
-    alpha: Annotated[float, number(LOAD, "Acceptance of a draft.", "--alpha")] = 0.7,
-    parameters: Annotated[float, number(MODELS, "Of the target.", "--parameters")] = 8e9,
-    draft_parameters: Annotated[
-        float, number(MODELS, "Of the draft model; 0: look-ups.", "--draft-parameters")
-    ] = 5e8,
-    bytes_per_parameter: Annotated[
-        float, number(MODELS, "2 is bfloat16.", "--bytes-per-parameter")
-    ] = 2.0,
-    kv_bytes: Annotated[
-        float, number(MODELS, "Of the target's KV, per token.", "--kv-bytes-per-token")
-    ] = 131072.0,
-    bandwidth: Annotated[float, number(HARDWARE, "Bytes per second.", "--bandwidth")] = 3.35e12,
-    flops: Annotated[float, number(HARDWARE, "Per second.", "--flops")] = 9.9e14,
-    memory: Annotated[float, number(HARDWARE, "Bytes of one device.", "--memory")] = 8e10,
-    efficiency: Annotated[
-        float, number(HARDWARE, "What real kernels reach of it.", "--efficiency")
-    ] = 0.7,
-    max_sequences: Annotated[
-        int, number(HARDWARE, "Of one replica.", "--max-num-seqs")
-    ] = EngineConfig.max_sequences,
-    curves: Annotated[
-        Path | None,
-        option(
-            HARDWARE,
-            "Measured costs instead: what outrider doctor --json printed.",
-            "--curves",
-            metavar="FILE",
-        ),
-    ] = None,
-    proposer: Annotated[
-        str, option(HARDWARE, "Proposer whose curves are used.", "--proposer", metavar="NAME")
-    ] = "draft-model",
-    price: Annotated[
-        float | None, number(MONEY, "Of a device and hour.", "--price", show_default="not counted")
-    ] = None,
-    as_json: Json = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig:
+    """The options of `outrider plan`."""
+
+    rate: float = number(10.0, LOAD, "Requests per second.", "--rate", above=0)
+    prompt_tokens: int = number(512, LOAD, "Of a prompt.", "--prompt-tokens", above=0)
+    output_tokens: int = number(256, LOAD, "Of an output.", "--output-tokens", above=0)
+    ttft: float = number(1.0, LOAD, "Seconds to the first token, p95.", "--ttft", above=0)
+    tpot: float = number(0.05, LOAD, "Seconds per token after it, p95.", "--tpot", above=0)
+    alpha: float = number(0.7, LOAD, "Acceptance of a draft.", "--alpha", low=0, high=1)
+    parameters: float = number(8e9, MODELS, "Of the target.", "--parameters", above=0)
+    draft_parameters: float = number(
+        5e8, MODELS, "Of the draft model; 0: look-ups.", "--draft-parameters", low=0
+    )
+    bytes_per_parameter: float = number(
+        2.0, MODELS, "2 is bfloat16.", "--bytes-per-parameter", above=0
+    )
+    kv_bytes: float = number(
+        131072.0, MODELS, "Of the target's KV, per token.", "--kv-bytes-per-token", low=0
+    )
+    bandwidth: float = number(3.35e12, HARDWARE, "Bytes per second.", "--bandwidth", above=0)
+    flops: float = number(9.9e14, HARDWARE, "Per second.", "--flops", above=0)
+    memory: float = number(8e10, HARDWARE, "Bytes of one device.", "--memory", above=0)
+    efficiency: float = number(0.7, HARDWARE, "What real kernels reach of it.", "--efficiency")
+    max_sequences: int = number(
+        EngineConfig.max_sequences, HARDWARE, "Of one replica.", "--max-num-seqs", above=0
+    )
+    curves: Path | None = param(  # noqa: RUF009
+        None,
+        "Measured costs instead: what outrider doctor --json printed.",
+        "--curves FILE",
+        HARDWARE,
+    )
+    proposer: str = param(
+        WITH_MODEL, "Proposer whose curves are used.", "--proposer NAME", HARDWARE
+    )
+    price: float | None = number(
+        None, MONEY, "Of a device and hour.", "--price", above=0, none="not counted"
+    )
+
+    def __post_init__(self) -> None:
+        def error(message: str, name: str) -> ConfigError:
+            return ConfigError(message.replace(name, params(PlanConfig)[name].flag, 1))
+
+        check(self, error)
+
+    def replica(self, degree: int) -> Replica | None:
+        """A replica of `degree` devices; None if the load does not fit into it."""
+        from outrider.plan.costs import Curves
+        from outrider.plan.fleet import Replica
+
+        if self.curves is not None:
+            measured = Curves.read(read_record(self.curves), self.proposer)
+            if degree > 1:
+                return None
+            return Replica(costs=measured, max_sequences=self.max_sequences)
+        costs = self.roofline(degree)
+        room = costs.capacity()
+        if room < self.prompt_tokens + self.output_tokens:
+            return None
+        return Replica(costs=costs, degree=degree, capacity=room, max_sequences=self.max_sequences)
+
+    def roofline(self, degree: int) -> Roofline:
+        from outrider.plan.costs import Hardware, ModelSize, Roofline
+
+        draft = ModelSize(
+            num_parameters=self.draft_parameters,
+            bytes_per_parameter=self.bytes_per_parameter,
+            kv_bytes_per_token=self.kv_bytes * self.draft_parameters / self.parameters,
+            num_layers=8,
+        )
+        return Roofline(
+            hardware=Hardware(
+                bandwidth=self.bandwidth,
+                flops=self.flops,
+                memory=self.memory,
+                efficiency=self.efficiency,
+            ),
+            target=ModelSize(
+                num_parameters=self.parameters,
+                bytes_per_parameter=self.bytes_per_parameter,
+                kv_bytes_per_token=self.kv_bytes,
+            ),
+            draft=draft if self.draft_parameters else None,
+            degree=degree,
+        )
+
+
+@expanded
+def plan(*, options: Annotated[Options, of(PlanConfig)], as_json: Json = False) -> None:
     """Plan a fleet: replicas, tensor parallelism and K by load, simulated request by request."""
-    from outrider.plan.costs import Curves, Hardware, ModelSize, Roofline
-    from outrider.plan.fleet import Goal, Replica
+    from outrider.plan.fleet import Goal
     from outrider.plan.fleet import plan as find
     from outrider.plan.simulate import Load
 
-    if not 0 <= alpha <= 1:
-        raise ConfigError(f"--alpha must be in [0, 1], not {alpha}")
-    check_positive(
-        {
-            "rate": rate,
-            "prompt-tokens": prompt_tokens,
-            "output-tokens": output_tokens,
-            "ttft": ttft,
-            "tpot": tpot,
-            "parameters": parameters,
-            "bytes-per-parameter": bytes_per_parameter,
-            "bandwidth": bandwidth,
-            "flops": flops,
-            "memory": memory,
-            "max-num-seqs": max_sequences,
-            "price": price,
-        }
+    config = PlanConfig(**options)
+    load = Load(
+        rate=config.rate, prompt_tokens=config.prompt_tokens, output_tokens=config.output_tokens
     )
-    check_positive(
-        {"draft-parameters": draft_parameters, "kv-bytes-per-token": kv_bytes}, zero=True
-    )
-    load = Load(rate=rate, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
-
-    def make(degree: int) -> Replica | None:
-        if curves is not None:
-            measured = Curves.read(read_record(curves), proposer)
-            return Replica(costs=measured, max_sequences=max_sequences) if degree == 1 else None
-        hardware = Hardware(bandwidth=bandwidth, flops=flops, memory=memory, efficiency=efficiency)
-        target = ModelSize(
-            num_parameters=parameters,
-            bytes_per_parameter=bytes_per_parameter,
-            kv_bytes_per_token=kv_bytes,
-        )
-        share = draft_parameters / parameters
-        draft = ModelSize(
-            num_parameters=draft_parameters,
-            bytes_per_parameter=bytes_per_parameter,
-            kv_bytes_per_token=kv_bytes * share,
-            num_layers=8,
-        )
-        costs = Roofline(
-            hardware=hardware,
-            target=target,
-            draft=draft if draft_parameters else None,
-            degree=degree,
-        )
-        room = costs.capacity()
-        if room < prompt_tokens + output_tokens:
-            return None
-        return Replica(costs=costs, degree=degree, capacity=room, max_sequences=max_sequences)
-
-    goal = Goal(ttft_s=ttft, tpot_s=tpot)
+    goal = Goal(ttft_s=config.ttft, tpot_s=config.tpot)
     fleets = {
-        name: find(make, load, goal, alpha=alpha, speculate=speculate, price=price)
+        name: find(
+            config.replica,
+            load,
+            goal,
+            alpha=config.alpha,
+            speculate=speculate,
+            price=config.price,
+        )
         for name, speculate in (("without", False), ("with", True))
     }
     console = stderr() if as_json else stdout()
     console.print(page(fleets))
     if as_json:
         print_json({name: fleet.figures() for name, fleet in fleets.items()})
-
-
-def check_positive(given: dict[str, float | None], *, zero: bool = False) -> None:
-    """ConfigError for the first that is no positive finite number; None is left out."""
-    for name, value in given.items():
-        if value is None or (isfinite(value) and (value > 0 or (zero and value == 0))):
-            continue
-        what = "0 or a positive number" if zero else "a positive number"
-        raise ConfigError(f"--{name} must be {what}, not {value}")
 
 
 def read_record(file: Path) -> dict[str, Any]:

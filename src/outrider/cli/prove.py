@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outrider.bench.workloads import parse_prompts
+from outrider.cli.checks import MARKS, records, show_checks, timed
 from outrider.cli.console import Json, busy, print_json, stderr, stdout
 from outrider.cli.demo import PROMPTS
 from outrider.cli.generate import read_text, refuse_unused
@@ -20,18 +19,15 @@ from outrider.options import Options, expanded, of, option
 from outrider.parameters import ENDPOINT, INPUT, OUTPUT, SPECULATION, STOPPING
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from outrider.engine.engine import Engine
     from outrider.llm import LLM
     from outrider.prove.biased import Injection
-    from outrider.prove.checks import Check, Tell
+    from outrider.prove.checks import Check
 
 EXAMPLE = "Example: outrider prove my/target --draft-model my/draft --prompts prompts.txt"
 MOST_PROMPTS = 16
 NUM_DRAFT_TOKENS = 4  # auto may find that drafts do not pay, and then there is nothing to prove
 LEAST_ROOM = 4  # tokens of context behind a prompt: the law of the output looks that far
-MARKS = {True: "[bold green]proven[/]", False: "[bold red]NOT PROVEN[/]", None: "[dim]not run[/]"}
 
 Prompts = Annotated[
     Path | None,
@@ -169,10 +165,7 @@ def _prove(
     results = list(run_checks(engine, encoded, max_tokens, injection))
     proven = all(check.passed is not False for check, _ in results)
     console = stderr() if as_json else stdout()
-    console.print(page(results), soft_wrap=False)
-    for check, _ in results:
-        for trouble in check.troubles[:10]:
-            console.print(f"  {check.name}: {trouble}", style="red", markup=False)
+    show_checks(console, results)
     console.print(conclusion(proven, engine, len(texts), injection))
     if as_json:
         print_json(record(results, proven, llm, injection))
@@ -195,12 +188,6 @@ def run_checks(
     rule = engine.verifiers[default.verifier]
     draw = exact_pairing(drafter.draws, drafter.trees, rule)
     pair = small_pair(engine, prompts)
-
-    def timed(name: str, check: Callable[[Tell], Check]) -> tuple[Check, float]:
-        started = perf_counter()
-        with telling(name) as tell:
-            found = check(tell)
-        return found, perf_counter() - started
 
     if injection is not None:
         mistake = injection
@@ -254,39 +241,12 @@ def find_injection(name: str | None) -> Injection | None:
     return BIASED[name]
 
 
-@contextmanager
-def telling(name: str) -> Iterator[Tell]:
-    """A line on stderr that says what is being checked right now; nothing without a terminal."""
-    console = stderr()
-    if not console.is_terminal:
-        yield lambda what: None
-        return
-    with console.status(f"[dim]{name} …[/dim]") as status:
-        yield lambda what: status.update(f"[dim]{name}: {what} …[/dim]")
-
-
-def page(results: list[tuple[Check, float]]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("check", no_wrap=True)
-    table.add_column("found", overflow="fold")
-    table.add_column("result", no_wrap=True)
-    table.add_column("s", justify="right")
-    for check, seconds in results:
-        table.add_row(check.name, Text(check.found), MARKS[check.passed], f"{seconds:.1f}")
-    return table
-
-
 def conclusion(proven: bool, engine: Engine, num_prompts: int, injection: Injection | None) -> str:
     default = engine.default
     what = f"{default.proposer} drafts under the {default.verifier} rule"
     if injection is not None:
         what = f"{injection.name} in place of the {default.verifier} rule"
-    verdict = "[bold green]proven[/]" if proven else "[bold red]NOT PROVEN[/]"
-    return f"{verdict}: {what}, {num_prompts} prompts"
+    return f"{MARKS[proven]}: {what}, {num_prompts} prompts"
 
 
 def record(
@@ -305,15 +265,5 @@ def record(
         "num_draft_tokens": engine.default.num_draft_tokens,
         "verifier": engine.default.verifier,
         "inject": None if injection is None else injection.name,
-        "checks": [
-            {
-                "name": check.name,
-                "passed": check.passed,
-                "found": check.found,
-                "seconds": seconds,
-                **check.figures,
-                "troubles": check.troubles,
-            }
-            for check, seconds in results
-        ],
+        "checks": records(results),
     }

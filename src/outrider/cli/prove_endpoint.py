@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 
 import typer
 
+from outrider.cli.checks import MARKS, Timed, records, show_checks, timed
 from outrider.cli.console import print_json, stderr, stdout
 from outrider.errors import ConfigError
-from outrider.prove.checks import Check, Tell
+from outrider.prove.checks import Check
 from outrider.prove.endpoint import (
     PLAIN,
     Endpoint,
@@ -25,7 +25,6 @@ from outrider.prove.endpoint import (
 )
 
 KEY_VARIABLES = ("OUTRIDER_API_KEY", "OPENAI_API_KEY")
-Timed = tuple[Check, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,6 @@ def prove_endpoint(
     sides: Sides, prompts: list[str], max_tokens: int, num_sampled: int, *, as_json: bool
 ) -> None:
     """Prints the page or the object; exits with 1 where something is not proven."""
-    from outrider.cli.prove import page
-
     key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
     endpoint = Endpoint.find(sides.endpoint, sides.model, key)
     console = stderr() if as_json else stdout()
@@ -59,12 +56,8 @@ def prove_endpoint(
         return
     results = list(_checks(sides, endpoint, key, prompts, max_tokens, num_sampled))
     proven = all(check.passed is not False for check, _ in results)
-    console.print(page(results), soft_wrap=False)
-    for check, _ in results:
-        for trouble in check.troubles[:10]:
-            console.print(f"  {check.name}: {trouble}", style="red", markup=False)
-    verdict = "[bold green]proven[/]" if proven else "[bold red]NOT PROVEN[/]"
-    console.print(f"{verdict}: {endpoint.model} at {endpoint.url}, {len(prompts)} prompts")
+    show_checks(console, results)
+    console.print(f"{MARKS[proven]}: {endpoint.model} at {endpoint.url}, {len(prompts)} prompts")
     if as_json:
         print_json(_record(results, proven, endpoint, sides))
     if not proven:
@@ -79,9 +72,9 @@ def _checks(
     max_tokens: int,
     num_sampled: int,
 ) -> Iterator[Timed]:
-    yield _timed("greedy", lambda tell: _greedy(sides, endpoint, key, prompts, max_tokens))
+    yield timed("greedy", lambda tell: _greedy(sides, endpoint, key, prompts, max_tokens))
     if num_sampled > 0:
-        yield _timed("sampling", lambda tell: check_sampled(endpoint, prompts, num_sampled, tell))
+        yield timed("sampling", lambda tell: check_sampled(endpoint, prompts, num_sampled, tell))
 
 
 def _greedy(
@@ -109,15 +102,6 @@ def _plain(
     return None
 
 
-def _timed(name: str, check: Callable[[Tell], Check]) -> Timed:
-    from outrider.cli.prove import telling
-
-    started = perf_counter()
-    with telling(name) as tell:
-        found = check(tell)
-    return found, perf_counter() - started
-
-
 def _record(
     results: list[Timed], proven: bool, endpoint: Endpoint, sides: Sides
 ) -> dict[str, object]:
@@ -126,15 +110,5 @@ def _record(
         "endpoint": endpoint.url,
         "model": endpoint.model,
         "baseline": sides.baseline or (str(sides.against) if sides.against else None),
-        "checks": [
-            {
-                "name": check.name,
-                "passed": check.passed,
-                "found": check.found,
-                "seconds": seconds,
-                **check.figures,
-                "troubles": check.troubles,
-            }
-            for check, seconds in results
-        ],
+        "checks": records(results),
     }

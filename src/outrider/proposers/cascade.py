@@ -42,7 +42,7 @@ from outrider.noise import draw_key
 from outrider.proposers._draft_memory import DraftMemory
 from outrider.proposers._ngram_index import up_to_finish
 from outrider.proposers._options import read_options
-from outrider.registry import proposer_class
+from outrider.registry import WITH_MODEL, proposer_class
 from outrider.sampling import RowLaws
 from outrider.verifiers import exact_pairing, make_verifier
 from outrider.verifiers.coupled import match
@@ -59,7 +59,7 @@ class CascadeConfig:
     """
 
     mid: str | None = None
-    proposer: str = "draft-model"
+    proposer: str = WITH_MODEL
     options: Mapping[str, object] = field(default_factory=dict)
     num_draft_tokens: int = 3
     passes: int = 2

@@ -121,7 +121,7 @@ def speculative_config(wish: Wish) -> dict[str, Any] | None:
     theirs = own_entries()[name].vllm
     if not theirs.method:
         raise ConfigError(f"--proposer {name} is refused: {theirs.note}")
-    if theirs.method in (OURS, "ngram"):
+    if theirs.method == OURS or not own_entries()[name].drafter:
         config = _look_up(name, theirs)
     else:
         config = _drafter(name, theirs, target, folder)
