@@ -116,7 +116,7 @@ def own_entries() -> Mapping[str, Entry]:
 
 
 def served_names() -> tuple[str, ...]:
-    """The proposers that a server offers besides its default one, unless told otherwise."""
+    """The proposers that a server offers besides its default one."""
     return tuple(name for name, entry in _PROPOSERS.items() if entry.is_served)
 
 
