@@ -83,3 +83,16 @@ def test_wheels_fit_every_python(native: str, tag: str, tmp_path: Path) -> None:
         check=True,
     )
     assert re.fullmatch(tag, done.stdout.strip())
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs/decisions").glob("[0-9]*.md")), ids=lambda page: page.stem
+)
+def test_decision_records(page: Path) -> None:
+    """One page each, with the four headings, its number in the title, and in the index."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    headings = [line for line in lines if line.startswith("#")]
+    assert headings[0].startswith(f"# {page.name[:3]}. ")
+    assert headings[1:] == ["## Context", "## Decision", "## Evidence", "## Consequence"]
+    assert len(lines) <= 60
+    assert f"({page.name})" in (page.parent / "index.md").read_text(encoding="utf-8")
