@@ -114,6 +114,11 @@ def unit(module: str) -> str:
     return module.split(".")[0] or "outrider"
 
 
+def level(module: str) -> int:
+    assert unit(module) in LEVELS, f"give {unit(module)!r} a place in scan.ORDER"
+    return LEVELS[unit(module)]
+
+
 def edges_upwards() -> list[str]:
     """Imports against ORDER."""
     found = []
@@ -121,7 +126,7 @@ def edges_upwards() -> list[str]:
         if module == "":
             continue  # it imports its names on first use
         for other in imported(module):
-            if LEVELS[unit(other)] > LEVELS[unit(module)]:
+            if level(other) > level(module):
                 found.append(f"{module} -> {other or 'outrider'}")
     return sorted(found)
 

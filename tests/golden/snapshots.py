@@ -1,7 +1,8 @@
 """What scripts and clients rely on: options of commands, keys of `--json`, HTTP bodies, metrics.
 
-Prose is not recorded: help texts and error messages may be improved at any time, and
-docs/reference/cli.md shows each change of a help text. Of measured values only the type is.
+A change may add to them, but take nothing away. Prose is not recorded: help texts and error
+messages may be improved at any time, and docs/reference/cli.md shows each change of a help text.
+Of measured values only the type is recorded.
 """
 
 from __future__ import annotations
@@ -155,19 +156,22 @@ def merged(shapes: list[Any]) -> Any:
     return " or ".join(sorted({json.dumps(f) if not isinstance(f, str) else f for f in known}))
 
 
-def difference(golden: Any, found: Any, path: str = "") -> str | None:
-    """Where two shapes differ. "null" and an empty list, which have no type inside, fit all."""
-    if "null" in (golden, found):
+def difference(golden: Any, found: Any, path: str = "", *, exact: bool = False) -> str | None:
+    """What a change took away or altered; what it adds is fine.
+
+    Shapes know nothing of "null" and empty lists, so these fit all. `exact`: values, not shapes.
+    """
+    if not exact and ("null" in (golden, found) or [] in (golden, found)):
         return None
     if isinstance(golden, dict) and isinstance(found, dict):
         golden, found = ({k.rstrip("?"): v for k, v in d.items()} for d in (golden, found))
-        if golden.keys() != found.keys():
-            return f"{path}: keys {sorted(golden.keys() ^ found.keys())} on one side only"
-        inner = (difference(golden[key], found[key], f"{path}.{key}") for key in golden)
-        return next((text for text in inner if text), None)
-    if isinstance(golden, list) and isinstance(found, list):
-        return difference(golden[0], found[0], f"{path}[]") if golden and found else None
-    return None if golden == found else f"{path}: {golden!r}, now {found!r}"
+        pairs = [(f"{path}.{key}", golden[key], found.get(key, "nothing")) for key in golden]
+    elif isinstance(golden, list) and isinstance(found, list) and len(golden) == len(found):
+        pairs = [(f"{path}[{i}]", *both) for i, both in enumerate(zip(golden, found, strict=True))]
+    else:
+        return None if golden == found else f"{path}: {golden!r}, now {found!r}"
+    texts = (difference(old, new, inner, exact=exact) for inner, old, new in pairs)
+    return next((text for text in texts if text), None)
 
 
 # --- HTTP -----------------------------------------------------------------------------------------
