@@ -25,6 +25,60 @@ SMALL: dict[str, Any] = {
 }
 
 
+def _rope(**parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": 10000.0, **parameters}}
+
+
+# Every family of the compact decoders, with every switch on and off.
+CONFIGS: dict[str, Any] = {
+    "llama": transformers.LlamaConfig(**SMALL),
+    "llama tied": transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "llama biased": transformers.LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
+    "llama one key head": transformers.LlamaConfig(**SMALL | {"num_key_value_heads": 1}),
+    "llama all key heads": transformers.LlamaConfig(**SMALL | {"num_key_value_heads": 4}),
+    "llama wide heads": transformers.LlamaConfig(**SMALL, head_dim=16),
+    "llama theta": transformers.LlamaConfig(
+        **SMALL, rope_parameters={"rope_type": "default", "rope_theta": 500.0}
+    ),
+    "llama linear": transformers.LlamaConfig(**SMALL, **_rope(rope_type="linear", factor=2.0)),
+    "llama dynamic": transformers.LlamaConfig(**SMALL, **_rope(rope_type="dynamic", factor=2.0)),
+    "llama llama3": transformers.LlamaConfig(
+        **SMALL,
+        **_rope(
+            rope_type="llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=32,
+        ),
+    ),
+    "llama yarn": transformers.LlamaConfig(
+        **SMALL, **_rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)
+    ),
+    "llama yarn mscale": transformers.LlamaConfig(
+        **SMALL,
+        **_rope(
+            rope_type="yarn",
+            factor=4.0,
+            original_max_position_embeddings=32,
+            beta_fast=16.0,
+            beta_slow=2.0,
+            mscale=1.0,
+            mscale_all_dim=0.5,
+            truncate=False,
+        ),
+    ),
+    "mistral": transformers.MistralConfig(**SMALL, sliding_window=None),
+    "mistral window": transformers.MistralConfig(**SMALL, sliding_window=7),
+    "qwen2": transformers.Qwen2Config(**SMALL),
+    "qwen2 window": transformers.Qwen2Config(
+        **SMALL, use_sliding_window=True, sliding_window=5, max_window_layers=1
+    ),
+    "qwen3": transformers.Qwen3Config(**SMALL, head_dim=16),
+    "qwen3 biased": transformers.Qwen3Config(**SMALL, head_dim=8, attention_bias=True),
+}
+
+
 def write(folder: Path, config: Any, *, dtype: torch.dtype = torch.float32, **save: Any) -> Path:
     """Random weights for `config`, wide enough that biases, norms and windows all matter."""
     torch.manual_seed(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,62 +14,9 @@ import tiny_models
 from outrider.contracts import StepBatch
 from outrider.model.driver import Driver
 from outrider.model.torch_decoder import TorchDecoder
-from tiny_models import SMALL, logits, path_to, reference, worst, write
+from tiny_models import CONFIGS, SMALL, logits, path_to, reference, worst, write
 
 TOKENS = [int(t) for t in np.random.default_rng(0).integers(0, 64, size=48)]
-
-
-def rope(**parameters: Any) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_theta": 10000.0, **parameters}}
-
-
-CONFIGS: dict[str, Any] = {
-    "llama": transformers.LlamaConfig(**SMALL),
-    "llama tied": transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
-    "llama biased": transformers.LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
-    "llama one key head": transformers.LlamaConfig(**SMALL | {"num_key_value_heads": 1}),
-    "llama all key heads": transformers.LlamaConfig(**SMALL | {"num_key_value_heads": 4}),
-    "llama wide heads": transformers.LlamaConfig(**SMALL, head_dim=16),
-    "llama theta": transformers.LlamaConfig(
-        **SMALL, rope_parameters={"rope_type": "default", "rope_theta": 500.0}
-    ),
-    "llama linear": transformers.LlamaConfig(**SMALL, **rope(rope_type="linear", factor=2.0)),
-    "llama dynamic": transformers.LlamaConfig(**SMALL, **rope(rope_type="dynamic", factor=2.0)),
-    "llama llama3": transformers.LlamaConfig(
-        **SMALL,
-        **rope(
-            rope_type="llama3",
-            factor=8.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=32,
-        ),
-    ),
-    "llama yarn": transformers.LlamaConfig(
-        **SMALL, **rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)
-    ),
-    "llama yarn mscale": transformers.LlamaConfig(
-        **SMALL,
-        **rope(
-            rope_type="yarn",
-            factor=4.0,
-            original_max_position_embeddings=32,
-            beta_fast=16.0,
-            beta_slow=2.0,
-            mscale=1.0,
-            mscale_all_dim=0.5,
-            truncate=False,
-        ),
-    ),
-    "mistral": transformers.MistralConfig(**SMALL, sliding_window=None),
-    "mistral window": transformers.MistralConfig(**SMALL, sliding_window=7),
-    "qwen2": transformers.Qwen2Config(**SMALL),
-    "qwen2 window": transformers.Qwen2Config(
-        **SMALL, use_sliding_window=True, sliding_window=5, max_window_layers=1
-    ),
-    "qwen3": transformers.Qwen3Config(**SMALL, head_dim=16),
-    "qwen3 biased": transformers.Qwen3Config(**SMALL, head_dim=8, attention_bias=True),
-}
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import tiny_models
 from native_models import ISAS, ODD, batch_of, needs_native, random_tokens
 from outrider import native
 from outrider.contracts import DraftsInOneCall, Model, StepBatch
@@ -20,34 +21,12 @@ from outrider.model.native_decoder import NativeDecoder
 from outrider.model.torch_decoder import TorchDecoder
 from outrider.noise import mix
 from outrider.sampling import RowDraws, RowParams, SamplingParams, draw_tokens
-from tiny_models import SMALL, logits, reference, worst, write
+from tiny_models import logits, reference, worst, write
 
 pytestmark = needs_native
 TOKENS = random_tokens(48, 64)
 
-CONFIGS: dict[str, Any] = {
-    "llama": transformers.LlamaConfig(**SMALL),
-    "llama tied": transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
-    "llama biased": transformers.LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
-    "llama one key head": transformers.LlamaConfig(**SMALL | {"num_key_value_heads": 1}),
-    "llama odd sizes": transformers.LlamaConfig(**ODD),
-    "llama yarn": transformers.LlamaConfig(
-        **SMALL,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 32,
-        },
-    ),
-    "mistral window": transformers.MistralConfig(**SMALL, sliding_window=7),
-    "qwen2": transformers.Qwen2Config(**SMALL),
-    "qwen2 window": transformers.Qwen2Config(
-        **SMALL, use_sliding_window=True, sliding_window=5, max_window_layers=1
-    ),
-    "qwen3": transformers.Qwen3Config(**SMALL, head_dim=16),
-    "qwen3 biased": transformers.Qwen3Config(**SMALL, head_dim=8, attention_bias=True),
-}
+CONFIGS = tiny_models.CONFIGS | {"llama odd sizes": transformers.LlamaConfig(**ODD)}
 
 
 @pytest.fixture(scope="module")
