@@ -2,10 +2,10 @@
 
     python benchmarks/auto_duel.py [--rounds 12] [--workloads NAME,NAME] [--quick] [-o PATH]
 
-Which of several K is best is chance where they are close, and who is picked afterwards has been
-lucky. So the two best of `auto-by-workload` decode the same texts again, beside auto and nobody
-else: whoever is furthest behind moves next, and a slow moment of the machine falls on all three.
-About ten minutes. Some workloads alone, or a quick run, are printed; -o keeps them.
+Which of several close K comes first in one run is chance, and the winner's figure is too high. So
+the two best of `auto-by-workload` decode the same texts again, beside auto: the contender with the
+least progress steps next, and a slow moment of the machine falls on all three. About ten minutes.
+Some workloads alone, or a quick run, are printed; -o keeps them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def duel(engine: Engine, jobs: list[Job], counts: list[int], rounds: int) -> lis
         mine, *theirs = race([contender.start(jobs) for contender in (auto, *others)])
         for other, run in zip(others, theirs, strict=True):
             assert run.outputs == mine.outputs, f"{other.name} changed the output"
-            if round_:  # in the first one prices are learnt
+            if round_:  # the first one measures costs
                 rate = run.num_tokens / run.seconds
                 ratios[other.name].append(mine.num_tokens / mine.seconds / rate)
     return [

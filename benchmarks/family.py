@@ -2,9 +2,10 @@
 
     python family/fetch.py && python benchmarks/family.py
 
-Laws are compared position by position (teacher-forced), so a figure does not depend on the engine,
-the verifier or the machine: alpha is the mean of sum min(p, q) at the workload's temperature, and
-acceptance lengths count the correction or bonus token, for four drafts (a DFlash block: seven).
+Distributions are compared position by position (teacher-forced), so a figure does not depend on the
+engine, the verifier or the machine: alpha is the mean of sum min(p, q) at the workload's
+temperature, and acceptance lengths count the correction or bonus token, for four drafts (a DFlash
+block: seven).
 """
 
 from __future__ import annotations

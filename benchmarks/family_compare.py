@@ -6,8 +6,8 @@
 
 FOLDER holds a family's target, draft and mid; RECORDS the JSON records that family/build.py wrote,
 N the time that `build.py && card.py` took. Each drafter is compared with the target of its own
-family, law by law, on packages never trained on and on what the target itself writes after
-prompts from these.
+family, position by position, on packages never trained on and on what the target itself writes
+after prompts from these.
 """
 
 from __future__ import annotations

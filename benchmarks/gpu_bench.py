@@ -65,7 +65,7 @@ class Bench:
         self._models: dict[str, CudaDecoder] = {}
 
     def model(self, name: str) -> CudaDecoder:
-        """By size and, behind it, "int8" for weights of 8 bits."""
+        """By size, with ", int8" after it for weights of 8 bits."""
         if name not in self._models:
             if name.startswith("1B"):
                 made = make(RandomTensors(DEVICE, seed=1), LLAMA_1B, DEVICE)
@@ -77,7 +77,7 @@ class Bench:
         return self._models[name]
 
     def prepare(self, model: CudaDecoder) -> None:
-        """After an `allocate`: the tiles and options that were found best."""
+        """After an `allocate`: the best tiles and options that were found."""
         if isinstance(model.ops, TritonOps):
             model.ops.tiles.update(self.tiles)
             for name, value in self.options.items():

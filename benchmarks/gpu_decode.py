@@ -274,7 +274,7 @@ def eagle(bench: Bench) -> None:
 
 
 def auto(bench: Bench) -> None:
-    """The controller's own choice against plain decoding, in turns, in the same engine."""
+    """`auto` against plain decoding, in turns, in the same engine."""
     config = {"num_draft_tokens": "auto", "kv_tokens": 48 * 1024, "max_sequences": 64}
     prepared = bench.tables.setdefault("Prepared at the engine's start", [])
     for start in ("first", "later"):  # kernels are compiled once

@@ -1,5 +1,6 @@
-"""What the engine reaches on a GPU, with any pair of models: one stream, batches, and whether plain
-decoding would have written the same. Used by the other benchmarks for GPUs.
+"""Times the engine on a GPU with any pair of models: one stream and batches.
+
+Compares the outputs with plain decoding's. The other benchmarks for GPUs use it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def say(*words: object) -> None:
 
 @dataclass
 class Run:
-    """`rate`: tokens per second while everybody decoded, what drafters had to read included."""
+    """`rate`: tokens per second while all sequences decoded, drafters' prompt passes included."""
 
     outputs: list[list[int]]
     rate: float
@@ -88,13 +89,13 @@ def same_as_plain(
 
 
 def _margin(made: Engine, tokens: Prompt) -> float:
-    """How much likelier the first choice is than the second, in nats."""
+    """Log-probability of the first choice minus that of the second."""
     params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=2, ignore_eos=True)
     request = made.add(tokens, params, speculation=PLAIN)
     for _ in made.run([request]):
         pass
-    [told] = made.collect(request).completions[0].logprobs or []
-    first, second = sorted(told.top.values(), reverse=True)[:2]
+    [entry] = made.collect(request).completions[0].logprobs or []
+    first, second = sorted(entry.top.values(), reverse=True)[:2]
     return first - second
 
 
@@ -145,7 +146,7 @@ def auto_rows(
     max_tokens: int,
     rounds: int = 3,
 ) -> list[dict[str, Any]]:
-    """The controller's own choice against plain decoding, in turns, in the same engine."""
+    """`auto` against plain decoding, in turns, in the same engine."""
     rows = []
     kinds = {"plain": PLAIN, "auto": made.default}
     for size in BATCHES:

@@ -1,4 +1,4 @@
-"""Models of any size that nobody has to ship: random weights, and a draft that agrees as wanted.
+"""Models of any size without a checkpoint: random weights, and a draft of a chosen agreement.
 
 A random target's layers after the first E add only `epsilon` times what they would, and its head
 is sharpened: then its first E layers with the same norm and head are a draft model that agrees

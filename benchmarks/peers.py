@@ -3,10 +3,10 @@
     python benchmarks/peers.py [--llama PYTHON --gguf FOLDER] [--vllm PYTHON] [--rounds 3]
                                [--only WORD,... --result NAME]
 
-Every engine is a process of its own that answers one request at a time; requests go round in
-random order, so a busy moment falls on anybody. Decoding alone is timed: a request for 1 + N tokens
-minus the same for one. PYTHON is the interpreter of an environment that has the engine;
-GGUF files come from benchmarks/gguf_convert.py. transformers is the one installed here.
+Every engine is a process of its own that answers one request at a time; requests go round in random
+order, so a busy moment falls on any of them. Decoding alone is timed: a request for 1 + N tokens
+minus the same for one. PYTHON is the interpreter of an environment that has the engine; GGUF files
+come from benchmarks/gguf_convert.py. transformers is the one installed here.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Acceptance:
 
 
 def acceptance() -> Acceptance:
-    """From drafts that were judged: those behind a refused one say nothing."""
+    """Counts verified drafts only: drafts after a rejected one are not verified."""
     llm = LLM("bundled", draft_model="bundled:draft", num_draft_tokens=K, max_sequences=8)
     engine = llm.engine
     tokens = engine.tokenizer.encode((ROOT / "src/outrider/bench/texts/long.jsonl").read_text())

@@ -3,14 +3,14 @@
     make load                              our own server
     make load VLLM=~/vllm/bin/python       and vLLM, plain and with the draft model
 
-Contestants take turns, cell by cell (whoever waits is stopped); a stream that has got a completion
-asks for the next at once, over the same connection. In a round everybody has every cell twice, the
-second time in reverse order, so that a machine that slows down meanwhile does so for all; figures
-are medians over the rounds, ratios are taken inside a round. `auto` and `off` are the same server,
-told by the request's own `speculation` field. There are two of ours: as it comes (bfloat16, as the
-bundled models are stored), and with `--dtype float32`; each is compared with vLLM of the same
-arithmetic. Besides: what HTTP costs over the engine (`serve_overhead.py`). The result file is
-written again after every part: a run that is cut short was not in vain.
+Contestants take turns, cell by cell; the servers that wait are stopped. A stream asks for its next
+completion at once, over the same connection. In a round each contestant has every cell twice, the
+second time in reverse order, so that a machine that slows down does so for all. Figures are medians
+over the rounds, ratios are taken inside a round. `auto` and `off` are the same server; the
+request's `speculation` field chooses. We run two servers, one in bfloat16, as the bundled models
+are stored, and one with `--dtype float32`; each is compared with vLLM in the same arithmetic. The
+cost of HTTP over the engine is measured as well (`serve_overhead.py`). The result file is written
+after every part, so that a run that is cut short leaves its results.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stream_client import Load, ask_all
 
 Rows = list[dict[str, Any]]
 DTYPES = ("bfloat16", "float32")  # the first is what our server and vLLM take by themselves
-EACH = 4  # completions of every stream, one behind the other
+EACH = 4  # completions of every stream, one after the other
 VLLM_DRAFT = json.dumps(
     {"method": "draft_model", "model": str(TARGET.parent / "draft"), "num_speculative_tokens": 4}
 )
@@ -146,7 +146,7 @@ class Run:
         return time.monotonic() - self.started
 
     def play(self, streams: list[int]) -> None:
-        """One round of everybody, there and back; who begins changes from round to round."""
+        """One round of all contestants, there and back; the first one changes between rounds."""
         order = self.contestants if self._round % 2 else self.contestants[::-1]
         for n in streams:
             for contestant in [*order, *order[::-1]]:
@@ -168,11 +168,11 @@ class Run:
             print(*(f"{heading}: {table}" for heading, table in tables.items()), sep="\n")
             return
         notes = (
-            f"Greedy, {EACH} completions one behind the other in every stream, "
+            f"Greedy, {EACH} completions one after the other in every stream, "
             f"{length(0, self.asked.max_tokens)} to {self.asked.max_tokens * 4 // 3} tokens each, "
             "the bundled 25M target. bfloat16 is `outrider serve` as it comes, "
             "float32 with `--dtype float32`. Rounds with vLLM come after those without; in a round "
-            "everybody has every cell twice, in mirrored order, and "
+            "each contestant has every cell twice, in mirrored order, and "
             "ratios are taken inside rounds. The client runs on the same cores; `client CPU` is "
             "its share of one. TTFT: from sending a request to its "
             "first text; TPOT: time per token after the first. `HTTP over the engine`: the same "

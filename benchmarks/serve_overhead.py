@@ -2,7 +2,7 @@
 
     python benchmarks/serve_overhead.py [--write]
 
-bare     Engine.step in a loop, nobody listening
+bare     Engine.step in a loop, without clients
 async    AsyncEngine: every step's events delivered to coroutines of this process
 HTTP     server-sent events over a socket to a client in a process of its own
 
@@ -136,7 +136,7 @@ class Found:
 
 async def measure(num_streams: int, rounds: int, max_tokens: int) -> dict[str, Found]:
     """What a new server shows."""
-    # All ways get the same prompts: none may profit from what another one left behind.
+    # All ways get the same prompts, which no cache may keep for the next way.
     config = EngineConfig(num_draft_tokens=3, prefix_caching=False)
     service = Service(ServerConfig(port=0), lambda: build(config))
     service.on_ready = freeze_garbage  # as `outrider serve` does

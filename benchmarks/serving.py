@@ -103,10 +103,10 @@ def _server(
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryFile() as told:
+    with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [*command, "--port", str(port)],
-            stdout=told,
+            stdout=log,
             stderr=subprocess.STDOUT,
             env=os.environ | environment,
             start_new_session=True,
@@ -115,8 +115,8 @@ def _server(
             _wait_until_healthy(url, process)
             yield url, process
         except SystemExit:
-            told.seek(0)
-            print(told.read()[-4000:].decode(errors="replace"), file=sys.stderr)
+            log.seek(0)
+            print(log.read()[-4000:].decode(errors="replace"), file=sys.stderr)
             raise
         finally:
             with suppress(ProcessLookupError):
@@ -130,7 +130,7 @@ def _server(
 
 @contextmanager
 def awake(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """A server runs only inside the block: whoever is idle must not cost the others anything."""
+    """A server runs only inside the block: an idle one must not slow down the others."""
     os.killpg(process.pid, signal.SIGCONT)
     try:
         yield

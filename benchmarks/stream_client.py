@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-TIMEOUT_S = 120.0  # without a byte from anybody
+TIMEOUT_S = 120.0  # without a byte from any stream
 LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 

@@ -1,9 +1,9 @@
-"""How often drafts hold, by how sure the drafter was of them: `sureness`.
+"""How often drafts are accepted, by the confidence of the drafter: `sureness`.
 
     python benchmarks/sureness.py [--quick] [--out FOLDER]
 
-Every draft of the bundled draft model on the bench's workloads, none left out: its level (by how
-much its score beats the runner-up's, noise included) and what became of it.
+Counts every draft of the bundled draft model on the bench's workloads by its confidence level: by
+how much its score exceeds the runner-up's, noise included.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GROUP = 2  # levels of a row
 
 
 class Listening(FixedPolicy):
-    """Lets everybody draft all they may, and notes at which level."""
+    """Gives every sequence its whole limit, and counts drafts by confidence level."""
 
     def __init__(self) -> None:
         self.judged: Counter[tuple[bool, int]] = Counter()  # (sampled, level)

@@ -88,8 +88,8 @@ def works(llm: LLM) -> list[Figures]:
     return [
         *(work(llm, name, texts) for name, texts in greedy.items()),
         *(work(llm, f"{name} repaired", texts, repaired=True) for name, texts in greedy.items()),
-        work(llm, "law", code, **drawn),
-        work(llm, "law repaired", code, repaired=True, **drawn),
+        work(llm, "drawn", code, **drawn),
+        work(llm, "drawn repaired", code, repaired=True, **drawn),
         *(
             work(llm, name, code * num_seeds, repaired=True, seeds=num_seeds, **hot)
             for name, num_seeds in SAMPLED.items()
@@ -106,7 +106,7 @@ def engines(exported: dict[str, Figures], mailbox: Path) -> dict[str, Figures]:
         "plain": {"config": None, "works": GREEDY},
         "draft-model": {
             "config": {**draft, **sampled},
-            "works": [*GREEDY, "law", "law repaired", "sampled"],
+            "works": [*GREEDY, "drawn", "drawn repaired", "sampled"],
         },
         "medusa": {"config": exported["medusa"], "works": [*GREEDY, "sampled less"]},
         "eagle3": {"config": exported["eagle3"], "works": [*GREEDY, "sampled"]},

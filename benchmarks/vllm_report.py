@@ -107,7 +107,7 @@ def row(drafter: str, identical: str, got: Any = None, mine: Any = None) -> dict
 
 
 def sampled(engines: Figures, ours: Figures, works: Figures) -> Rows:
-    """Acceptance under the same law, with vLLM's kernels repaired."""
+    """Acceptance under the same distribution, with vLLM's kernels repaired."""
     rows = []
     for drafter, engine in engines.items():
         name = next((n for n in engine.get("works", {}) if n.startswith("sampled")), None)
@@ -132,10 +132,10 @@ def sampled(engines: Figures, ours: Figures, works: Figures) -> Rows:
     return rows
 
 
-def laws(works: Figures) -> Rows:
-    """Whether what vLLM draws with a draft model has the law of its logprobs."""
+def sampled_works(works: Figures) -> Rows:
+    """Whether vLLM's tokens with a draft model have the distribution of its logprobs."""
     rows = []
-    for name, kernels in (("law", "as they are"), ("law repaired", "repaired")):
+    for name, kernels in (("drawn", "as they are"), ("drawn repaired", "repaired")):
         got = works[name]
         outputs = [
             Output([str(token) for token in tokens], [], tops)
@@ -191,7 +191,7 @@ def write() -> None:
     tables = {f"greedy, {name}": greedy(name, engines, ours, works) for name in ("code", "edit")}
     tables["temperature 1, code, vLLM's CPU kernels repaired"] = sampled(engines, ours, works)
     if "works" in engines["draft-model"]:
-        tables["temperature 1, code, draft model"] = laws(engines["draft-model"]["works"])
+        tables["temperature 1, code, draft model"] = sampled_works(engines["draft-model"]["works"])
     tables["our look-ups and vLLM's n-gram, greedy, edit"] = look_ups(engines)
     tables["tensor parallel 2, greedy, edit"] = parallel(ours, works)
     served, proofs = load("served"), load("proven")
@@ -220,6 +220,6 @@ def write() -> None:
         "come from how much seeds of one prompt differ. vLLM's n-gram is another algorithm than "
         "ours. 'Repaired' replaces vLLM's two wrong CPU kernels (temperatures of "
         "draft positions, stacked RMSNorm weights); without the repair its samples have not the "
-        "law of its logprobs, and `outrider serve --backend vllm` refuses to sample."
+        "distribution of its logprobs, and `outrider serve --backend vllm` refuses to sample."
     )
     report.write("vllm", "Outrider and vLLM", {k: v for k, v in tables.items() if v}, notes)

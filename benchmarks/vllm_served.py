@@ -126,7 +126,7 @@ def are_alive(pids: list[int]) -> int:
 
 
 def kill_in_mid_stream(server: Server, body: Figures) -> list[str]:
-    """The events of a stream after the first, with vLLM's workers killed behind it."""
+    """The events of a stream after the first, with vLLM's workers killed after it."""
     process, client = server
     streamed = {**body, "stream": True, "max_tokens": LONG}
     with client.stream("POST", "/v1/completions", json=streamed) as stream:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """`predictions`: what a caller could guess of each output, where anybody could."""
+    """`predictions`: what a caller could guess of each output; empty where there is no guess."""
 
     name: str
     prompts: list[str]
