@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import report
 import torch
+from gpu_cycle import Cycle
 from gpu_engine import say
 from gpu_pair import LLAMA_1B, LLAMA_8B, RandomTensors, make
 
 from outrider.contracts import StepBatch
-from outrider.cuda.cycle import Cycle
 from outrider.cuda.tiles import Shape, Tiles
 from outrider.cuda.triton_ops import TritonOps
 from outrider.model.cuda_decoder import CudaDecoder

@@ -23,16 +23,18 @@ import gpu_engine
 import report
 import torch
 from gpu_bench import DEVICE, FULL_LAYERS, NUM_DRAFTS, Bench, graph_of, prompt, timed
+from gpu_cycle import Cycle
 from gpu_engine import STARTED, say
 from gpu_kernels import correct, parts, passes, passes_int8, tune, tune_int8
 from gpu_pair import LLAMA_8B, make_transformers
 
-from outrider.cuda.ahead import num_runners_up, prepared_cycles
-from outrider.cuda.cycle import Cycle
 from outrider.cuda.ops import Pass
 from outrider.engine import build
 from outrider.engine.build import EngineConfig
 from outrider.engine.engine import Engine
+from outrider.executors.cuda import CudaExecutor
+from outrider.executors.cuda_cycles import num_runners_up
+from outrider.kv.cache import KVCache
 from outrider.model.borrowed import Borrowed
 from outrider.model.cuda_decoder import CudaDecoder
 from outrider.model.cuda_eagle3 import CudaEagle3
@@ -251,8 +253,9 @@ def eagle(bench: Bench) -> None:
         head = CudaEagle3(module, borrowed, target, rounded=rounded)
         head.allocate(64, 16)
         for num_drafts in (2, 4):
-            took = target.cycle_s(head, 1, num_drafts, 512)
-            cycles = prepared_cycles(target, head, 1, num_drafts)
+            executor = CudaExecutor(target, KVCache(64, 16), {}, {})
+            took = executor.measure(head, 1, num_drafts, 512)
+            cycles = executor.prepared(head, 1, num_drafts)
             assert took is not None
             assert cycles is not None
             cycles.abandon()

@@ -27,11 +27,11 @@ from gpu_engine import say
 
 from outrider.bench.contenders import make_jobs
 from outrider.bench.workloads import Prompt
-from outrider.contracts import PrefersThinPasses
 from outrider.doctor.advice import advise, buckets
 from outrider.doctor.curves import SURVIVAL_TOKENS, measure_curves
 from outrider.engine.engine import Engine
 from outrider.llm import LLM
+from outrider.model.capabilities import PrefersThinPasses
 from outrider.train.config import DraftConfig, Eagle3RecipeConfig, OptimConfig, TargetConfig
 from outrider.train.data import Mixture, Rows, Windows, encode, read_documents, to_device
 from outrider.train.measure import cross_entropy, measure, model_logits

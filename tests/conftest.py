@@ -24,6 +24,7 @@ settings.register_profile(
 settings.load_profile("outrider")
 _cache = tempfile.TemporaryDirectory(prefix="outrider-tests-")
 os.environ["OUTRIDER_CACHE"] = _cache.name  # not the user's
+os.environ["OUTRIDER_STRICT"] = "1"  # a fault of a fast executor raises
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
 torch.set_num_threads(1)  # the tensors of the tests are tiny

@@ -15,4 +15,4 @@ OUTRIDER_NATIVE_LIBRARY="$library" LD_PRELOAD="$asan:$ubsan" \
     exec "$python" -m pytest tests/unit/native tests/property/test_native_layout.py tests/property/test_suffix.py \
     tests/property/test_lookup.py \
     tests/unit/proposers/test_heads.py tests/unit/proposers/test_draft_tree.py \
-    tests/unit/engine/test_ahead.py "$@"
+    tests/executors/test_native.py "$@"

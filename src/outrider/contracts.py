@@ -9,7 +9,6 @@ Everything that describes the pass is host data (NumPy, lists of int): models mo
 
 from __future__ import annotations
 
-import ctypes
 import enum
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -25,13 +24,13 @@ if TYPE_CHECKING:
 
     from outrider.kv.cache import KVCache
     from outrider.model.tokenizer import Tokenizer
-    from outrider.sampling import RowDraws, RowParams, SamplingParams
+    from outrider.sampling import RowDraws, SamplingParams
 
 IntArray = npt.NDArray[np.int32]
 
 
 class Draw(enum.Enum):
-    """The law a proposal's tokens were drawn from: what a verifier must know to be exact."""
+    """What a proposal's tokens were drawn from: a verifier must know it to be exact."""
 
     DETERMINISTIC = "deterministic"  # a function of the context: q is one-hot
     SAMPLED = "sampled"  # each token independently from its row of q
@@ -81,14 +80,34 @@ class StopRule:
 NUM_LEVELS, LEVEL_STEP = 25, 0.25  # the last level has all margins from its own on
 
 
+class Found(NamedTuple):
+    """What a look-up found, and whether the draft is this or its beginning."""
+
+    tokens: list[int]
+    parents: list[int] | None
+    is_taken: bool
+
+
+class Drafted(NamedTuple):
+    """What an executor that drafted by plan (see `draft_plans`) reports besides the proposal."""
+
+    draft_s: float  # of the step, all sequences together
+    pass_s: float
+    pass_tokens: int
+    num_fed: int | None = None  # drafts whose K/V the drafter's model holds; None: it was not asked
+    found: Found | None = None
+    # [n, F]: the target's hidden states of the step's last n tokens, for drafters that read them.
+    states_nF: torch.Tensor | None = None
+
+
 @dataclass(slots=True)
 class Proposal:
     """A tree of drafted tokens for one sequence; a chain is the tree with one child each.
 
     `parents[i] < i` is the node that node i continues, -1 the root (the last committed token);
-    `parents is None` means a chain. Siblings stand in the order they were drawn. `q` is the law
-    that was really drawn from, one row per node, and is None exactly where no rule needs it.
-    `levels` of a cautious drafter (see `StopRule`): one per node, and of one more token that was
+    `parents is None` means a chain. Siblings stand in the order they were drawn. `q` is the
+    distribution they were drawn from, one row per node; None exactly where no rule needs it.
+    `levels` of a draft under a `StopRule`: one per node, and of one more token that was
     left out.
     """
 
@@ -99,6 +118,7 @@ class Proposal:
     source: str = ""
     begun: Begun | None = None
     levels: list[int] | None = None
+    drafted: Drafted | None = None  # None: the proposer drafted it
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -139,14 +159,14 @@ class SequenceView(Protocol):
     params: SamplingParams
     seed: int  # resolved: never None
     sample_index: int  # which of the request's n samples
-    draw: Draw  # the law sampling proposers must use: COUPLED or SAMPLED
+    draw: Draw  # the distribution sampling proposers must use: COUPLED or SAMPLED
     finish_ids: frozenset[int]  # ids that end the sequence: nothing is drafted past them
     prediction: list[int]  # the caller's guess of the output, tokenised; often empty
     salt: str  # tenants with different salts share nothing
 
     @property
-    def caution(self) -> StopRule | None:
-        """In this step's draft, where its proposer heeds such a thing."""
+    def stop_rule(self) -> StopRule | None:
+        """For this step's draft, if its proposer follows stop rules."""
         ...
 
     @property
@@ -224,244 +244,6 @@ class Model(OwnsKV, Protocol):
         ...
 
 
-class TreeLimits(NamedTuple):
-    """Of a tree that grows best first: in each pass the `width` best nodes that have none get
-    `children` children."""
-
-    passes: int
-    width: int
-    children: int
-
-
-class TreeDraft(NamedTuple):
-    """A grown tree, and what growing it wrote behind the context, with parents among those."""
-
-    tokens: list[int]
-    parents: list[int]
-    fed_tokens: list[int]
-    fed_parents: list[int]
-
-
-@runtime_checkable
-class DraftsChains(Protocol):
-    """A model that can run a draft loop without coming back to Python."""
-
-    def draft_chain(
-        self,
-        batch: StepBatch,
-        num_tokens_S: IntArray,
-        rows: RowParams,
-        key_S: npt.NDArray[np.uint64],
-    ) -> list[list[int]] | None:
-        """See `DraftsInOneCall`; None: this one has to be drafted pass by pass."""
-        ...
-
-
-@runtime_checkable
-class DraftsInOneCall(Protocol):
-    """A model that can run every draft loop without coming back to Python.
-
-    Both methods forward `batch` (logits for each sequence's last token) and go on from there with
-    the noise of `outrider.noise` under the *sequence* keys `key_S`, at absolute positions
-    (temperature 0: none), and the filters of `rows`. The block tables already reach far enough.
-    """
-
-    def draft_chain(
-        self,
-        batch: StepBatch,
-        num_tokens_S: IntArray,
-        rows: RowParams,
-        key_S: npt.NDArray[np.uint64],
-    ) -> list[list[int]]:
-        """`num_tokens_S[s]` tokens for sequence s, drawn one by one and fed back."""
-        ...
-
-    def draft_tree(
-        self,
-        batch: StepBatch,
-        num_nodes_S: IntArray,
-        rows: RowParams,
-        key_S: npt.NDArray[np.uint64],
-        limits: TreeLimits,
-    ) -> list[TreeDraft]:
-        """At most `num_nodes_S[s]` nodes for sequence s: the likeliest to be the target's draws."""
-        ...
-
-
-@runtime_checkable
-class DraftsCautiously(Protocol):
-    """A model that can also stop where it is not sure."""
-
-    def draft_cautiously(
-        self,
-        batch: StepBatch,
-        num_tokens_S: IntArray,
-        rows: RowParams,
-        key_S: npt.NDArray[np.uint64],
-        cautions: Seq[StopRule | None],
-    ) -> tuple[list[list[int]], list[list[int]]]:
-        """`DraftsInOneCall.draft_chain` of at most so many tokens, and the levels of all that were
-        drawn. None: this sequence does not stop."""
-        ...
-
-
-@runtime_checkable
-class PrefersThinPasses(Protocol):
-    """A model that prepares every kind of pass when it first meets it, and only so wide ones."""
-
-    def most_drafts(self, num_sequences: int) -> int:
-        """Of each of so many decoding sequences; with more, a pass takes many times as long."""
-        ...
-
-    def cycle_s(
-        self, drafter: Model | None, num_sequences: int, num_drafts: int, length: int
-    ) -> tuple[float, float] | None:
-        """Prepares steps of so many sequences and drafts, and clocks one: seconds of drafting and
-        of the pass, for sequences of so many tokens. `drafter` None: somebody else drafts. None:
-        such steps cannot be prepared.
-        """
-        ...
-
-    def prepared(self) -> str:
-        """What has been prepared so far and at what cost, in words."""
-        ...
-
-
-@dataclass(slots=True)
-class AheadBatch:
-    """S sequences in the middle of decoding, to be taken several steps further in one call.
-
-    `num_drafts_S[s]` tokens are drafted for sequence s in every step (near its end fewer), by
-    `drafter`, which is fed `catch_up` first; 0 is plain decoding. The block tables reach as far as
-    it may go.
-    """
-
-    last_S: list[int]  # the newest token, which the target has not seen yet
-    before_S: list[int]  # the one before it; the same where there is none
-    context_S: list[int]  # tokens before the newest
-    tables_SW: IntArray  # padded with -1
-    num_drafts_S: list[int]
-    num_left_S: list[int]  # tokens that may still be emitted
-    finish_ids: list[frozenset[int]]
-    rows: RowParams  # one per sequence
-    key_S: list[int]  # sequence keys of the target's noise
-    drafter: OwnsKV | None = None
-    catch_up: StepBatch | None = None  # one slice per sequence, empty where nothing is drafted
-    # Drafts without a drafter: the text that is expected next, and how many drafts from each place
-    # on follow it. `copies`: to be left where the target does, or at its end.
-    script_S2L: IntArray | None = None
-    copies: bool = False
-    exit_layer: int | None = None  # so many of the target's own layers draft, without a drafter
-    heads: AheadHeads | None = None  # of a drafter that reads the target's states
-    # Asked first where given; not every model that runs ahead can.
-    lookups: list[AheadLookup | None] | None = None
-    cautions: list[StopRule | None] | None = None  # of the drafter; None for one that does not stop
-    stop: ctypes.c_int32 | None = None  # not 0 any more: another thread wants no further step
-
-
-@dataclass(slots=True)
-class AheadHeads:
-    """How Medusa drafts: see `proposers.medusa`."""
-
-    states_SH: torch.Tensor  # of each sequence's newest computed token; kept up to date
-    children: int
-    floor: float
-    ended_S: list[int] = field(default_factory=list)  # the contexts in the end
-
-
-class AheadLookup(NamedTuple):
-    """What the text of a sequence says itself about how it goes on."""
-
-    text: object  # native.lookup.NativeLookup, of the text up to now: it reads on
-    num_tokens: int  # how many to ask for at most
-    take: Seq[int]  # [n]: how many to take of n that were found; -k: ask the drafter for k instead
-
-
-class LookedUp(NamedTuple):
-    """What a look-up found in a step."""
-
-    tokens: list[int]
-    parents: list[int] | None
-    is_taken: bool  # what was drafted is this, or its beginning
-
-
-class AheadStep(NamedTuple):
-    """One of these steps: per sequence its drafts and the target's draws, root first.
-
-    K/V of a tree's accepted path are where they belong.
-    """
-
-    chains: list[list[int]]
-    draws: list[list[int]]
-    draft_s: float
-    verify_s: float
-    looked_up: list[LookedUp] | None = None  # per sequence, where there were look-ups
-    num_own: list[int] | None = None  # how many of each chain the drafter fed or drew; None: all
-    levels: list[list[int]] | None = None  # of each drafter's draws, where it was cautious
-
-
-@runtime_checkable
-class RunsAhead(Protocol):
-    """A model that can take whole steps (draft, pass, draws, verdict) one after another."""
-
-    num_spare_slots: int  # that its passes need of a sequence, beside those of the drafts
-
-    def run_ahead(self, batch: AheadBatch, most_steps: int, limit_s: float) -> list[AheadStep]:
-        """No step where it cannot or a draw is impossible; the last one is the first in which a
-        sequence finishes, runs out of slots for another, or `limit_s` ends."""
-        ...
-
-
-@runtime_checkable
-class DraftsAhead(Protocol):
-    """A proposer whose chains a model that `RunsAhead` can draft by itself."""
-
-    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
-        """Whether it would now; asked before anything is laid out."""
-        ...
-
-    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
-        """Holds KV of its own for all steps and fills in what the batch says of the drafts.
-
-        It may draft less than `num_drafts_S`. False: it cannot now. `end_ahead` is called in either
-        case.
-        """
-        ...
-
-    def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
-        """One of the steps begins; `view` is its sequence number `index`. Says who drafted."""
-        ...
-
-    def end_ahead(self, view: SequenceView) -> None:
-        """There are no more; called before the last one is observed."""
-        ...
-
-
-@runtime_checkable
-class Continues(Protocol):
-    """A model whose passes may start above some layers (`StepBatch.begun`), if it says so."""
-
-    continues: bool
-
-
-@runtime_checkable
-class DraftsAndKeeps(Protocol):
-    """A model that drafts in one call and keeps what later passes may continue from."""
-
-    def draft_and_keep(
-        self,
-        batch: StepBatch,
-        num_tokens_S: IntArray,
-        rows: RowParams,
-        key_S: npt.NDArray[np.uint64],
-    ) -> tuple[list[list[int]], list[torch.Tensor]]:
-        """`DraftsInOneCall.draft_chain`, and the states of `Begun` for each sequence.
-
-        All drafts are fed, the last one too: block tables reach a slot further.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a proposer asks of the engine beyond the tokens."""
@@ -472,7 +254,7 @@ class Needs:
     # the first token does not wait for that.
     early: bool = False
     every_step: bool = True  # False: of steps in which nobody drafted it hears nothing
-    caution: bool = False  # it heeds `SequenceView.caution`
+    stop_rules: bool = False  # it follows `SequenceView.stop_rule`
 
 
 @dataclass(slots=True)
@@ -490,7 +272,7 @@ class Proposer(Protocol):
     """Drafts. May be arbitrarily wrong: the verifier makes the output right."""
 
     name: str
-    draws: frozenset[Draw]  # the laws it can draw from; the engine checks the pairing
+    draws: frozenset[Draw]  # what it can draw from; the engine checks the pairing
     trees: bool  # whether it may return a tree
     needs: Needs
 
@@ -567,10 +349,10 @@ class ProposerContext:
     options: Mapping[str, object] = field(default_factory=dict)
 
 
-class Laws(Protocol):
-    """The target's law at every row of the step, after all request processing.
+class Distributions(Protocol):
+    """The target's distribution at every row of the step, after all request processing.
 
-    V is the number of *true* tokens: padding of the embedding never reaches a law.
+    V is the number of *true* tokens: padding of the embedding never reaches a distribution.
 
     Rows are grouped by sequence: `starts[i]` is the row of sequence i's root and the row of its
     node j is `starts[i] + 1 + j`. Row r predicts the token *after* the node it belongs to.
@@ -596,12 +378,12 @@ class Verifier(Protocol):
     """
 
     name: str
-    draws: frozenset[Draw]  # the draft laws it is exact for
+    draws: frozenset[Draw]  # the draft distributions it is exact for
     trees: bool
-    needs_draws_alone: bool  # looks at `Laws.draw()` only
+    needs_draws_alone: bool  # looks at `Distributions.draw()` only
 
     def verify(
-        self, views: Seq[SequenceView], proposals: Seq[Proposal], laws: Laws
+        self, views: Seq[SequenceView], proposals: Seq[Proposal], distributions: Distributions
     ) -> list[Verdict]: ...
 
 

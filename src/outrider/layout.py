@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -91,12 +90,3 @@ def stack_tables(tables: Seq[IntArray]) -> IntArray:
     for i, table in enumerate(tables):
         stacked[i, : len(table)] = table
     return stacked
-
-
-def lay_script(texts: Seq[Seq[int]], num_right: Callable[[int], int] = int) -> IntArray:
-    """[S, 2, L]: each text, and of how many that are left the drafts from there on are right."""
-    script_S2L = np.zeros((len(texts), 2, max(map(len, texts))), np.int32)
-    for i, text in enumerate(texts):
-        script_S2L[i, 0, : len(text)] = text
-        script_S2L[i, 1, : len(text)] = [num_right(left) for left in range(len(text), 0, -1)]
-    return script_S2L

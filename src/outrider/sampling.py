@@ -27,7 +27,7 @@ import torch
 
 from outrider import native
 from outrider.config import SamplingParams as SamplingParams
-from outrider.contracts import Edits, Laws, Proposal, SequenceView, Stream
+from outrider.contracts import Distributions, Edits, Proposal, SequenceView, Stream
 from outrider.errors import RequestError
 from outrider.noise import gumbel, mix, sequence_key
 
@@ -269,8 +269,8 @@ class RowDraws:
         return array("Q", self.keys_R).tobytes() + self.rows.packed()
 
 
-class RowLaws:
-    """contracts.Laws over the logits of one step. Owns and edits `logits_RV` in place."""
+class RowDistributions:
+    """contracts.Distributions over the logits of one step. Owns and edits `logits_RV` in place."""
 
     def __init__(
         self,
@@ -340,16 +340,16 @@ class RowLaws:
         best = scaled.topk(2).values[0]
         return float(best[0] - best[1])
 
-    def select(self, indices: Sequence[int]) -> Laws:
+    def select(self, indices: Sequence[int]) -> Distributions:
         """The same distributions for a subset of the sequences."""
         return _Selected(self, [self.starts[i] for i in indices])
 
 
 @dataclass(slots=True)
 class _Selected:
-    """contracts.Laws for some of the sequences of a step; rows keep their numbers."""
+    """contracts.Distributions for some of the sequences of a step; rows keep their numbers."""
 
-    whole: RowLaws
+    whole: RowDistributions
     starts: list[int]
 
     def draw(self) -> list[int]:

@@ -46,7 +46,7 @@ KERNELS = {"cuda/kernels.py", "cuda/cycle_kernels.py"}  # Triton: one program is
 # A package or module may import those of its own line and of the lines above.
 ORDER = (
     "errors parameters events __version__",
-    "contracts registry",
+    "contracts draft_plans registry",
     "config options",
     "native",
     "noise sampling layout statistics origins",

@@ -87,7 +87,7 @@ def test_what_waits_is_not_clean(entry: str) -> None:
     ("text", "num_faults"),
     [
         ("whoever drafts", 1),
-        ("RowLaws and law_V", 1),
+        ("RowDistributions and law_V", 1),
         ("a row behind the last", 1),
         ("a server behind a proxy", 0),
         ("lawn, heater, creditable, mistold", 0),

@@ -49,7 +49,7 @@ class View:
 
 @dataclass
 class Rows:
-    """contracts.Laws over rows that are known; the ratio rules never call draw()."""
+    """contracts.Distributions over rows that are known; the ratio rules never call draw()."""
 
     rows_RV: torch.Tensor
     starts: list[int]

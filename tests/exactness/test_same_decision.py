@@ -1,8 +1,8 @@
 """The tensor rules make the reference's decision, given the same laws, drafts and uniforms.
 
-Laws are sixteenths, which float32 holds exactly; quotients of them round. So a case in which some
-threshold lies within 1e-6 of its uniform, where rounding may decide, is set aside. Exact ties
-have their own test.
+Distributions are sixteenths, which float32 holds exactly; quotients of them round. So a case in
+which some threshold lies within 1e-6 of its uniform, where rounding may decide, is set aside.
+Exact ties have their own test.
 """
 
 from __future__ import annotations

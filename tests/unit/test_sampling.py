@@ -15,7 +15,7 @@ from outrider.errors import RequestError
 from outrider.noise import draw_key, gumbel
 from outrider.sampling import (
     LogitEdits,
-    RowLaws,
+    RowDistributions,
     RowParams,
     SamplingParams,
     depths,
@@ -42,7 +42,7 @@ class View:
     num_computed: int = 0
     finish_ids: frozenset[int] = frozenset({0})
     edits: LogitEdits | None = None
-    caution: None = None
+    stop_rule: None = None
 
     def __post_init__(self) -> None:
         if self.params.edits_logits:
@@ -167,7 +167,7 @@ def test_penalties_follow_every_path_of_a_draft(
     view = View(params, prompt + output, len(prompt))
     logits = torch.randn(len(drafted) + 1, V)
     raw = logits.tolist()
-    laws = RowLaws(logits, [view], [proposal], [view.edits], num_tokens=V)
+    laws = RowDistributions(logits, [view], [proposal], [view.edits], num_tokens=V)
     draws = laws.draw()
     for node in range(-1, len(drafted)):
         path = [drafted[i] for i in path_to(proposal, node)]
@@ -183,10 +183,10 @@ def test_rows_are_keyed_by_absolute_position() -> None:
     logits = torch.randn(1, V).repeat(4, 1)
     proposal = Proposal([1, 2, 3])
     early = View(params, [5, 6], 2)
-    draws = RowLaws(logits.clone(), [early], [proposal], [None], num_tokens=V).draw()
+    draws = RowDistributions(logits.clone(), [early], [proposal], [None], num_tokens=V).draw()
     for depth in range(4):
         late = View(params, [5, 6, *[1, 2, 3][:depth]], 2)
-        alone = RowLaws(logits[:1].clone(), [late], [Proposal()], [None], num_tokens=V)
+        alone = RowDistributions(logits[:1].clone(), [late], [Proposal()], [None], num_tokens=V)
         assert alone.draw() == [draws[depth]]
         key = draw_key(11, 0, 2 + depth, Stream.TARGET)
         assert draws[depth] == int((logits[0] + gumbel([key], V, logits.device)[0]).argmax())
@@ -196,7 +196,7 @@ def test_padding_ids_are_never_drawn_and_never_in_a_law() -> None:
     logits = torch.zeros(1, V)
     logits[0, V - 2 :] = 50.0
     view = View(SamplingParams(temperature=1.0), [1], 1)
-    laws = RowLaws(logits, [view], [Proposal()], [None], num_tokens=V - 2)
+    laws = RowDistributions(logits, [view], [Proposal()], [None], num_tokens=V - 2)
     assert laws.draw()[0] < V - 2
     assert laws.probs(0, 1).shape == (1, V - 2)
 

@@ -12,17 +12,12 @@ drafts for a text of its own, which contains as many of its tokens as were accep
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from random import Random
 from typing import Any, cast
 
 from outrider.contracts import (
-    AheadBatch,
-    AheadStep,
-    DraftsAhead,
     Draw,
-    IntArray,
     Needs,
     Observation,
     Proposal,
@@ -30,9 +25,9 @@ from outrider.contracts import (
     SequenceView,
     StopRule,
 )
+from outrider.draft_plans import DraftPlan, Lookup, Propose, Script, planner
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
-from outrider.layout import lay_script
 
 NAME = "synthetic"
 
@@ -81,52 +76,38 @@ class SyntheticProposer:
             return
         known = [(self._shadows[v.id], o) for v, o in zip(views, seen, strict=True)
                  if v.id in self._shadows]  # fmt: skip
+        for shadow, observation in known:
+            if observation.proposal.drafted is not None:
+                shadow.draft = observation.proposal
         shown = [Observation(shadow.follow(), o.verdict, start=o.start) for shadow, o in known]
         self._beneath.observe(cast("list[SequenceView]", [shadow for shadow, _ in known]), shown)
 
-    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
-        beneath = self._beneath
-        return beneath is None or (isinstance(beneath, DraftsAhead) and beneath.goes_ahead(views))
-
-    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
-        budgets = list(batch.num_drafts_S)
+    def plan(self, views: Seq[SequenceView], budgets: Seq[int], max_steps: int) -> DraftPlan:
+        clock: DraftPlan | None = None
         if self._beneath is not None:
-            assert isinstance(self._beneath, DraftsAhead)
-            shadows = [self._shadow(view) for view in views]
-            beneath = cast("list[SequenceView]", shadows)
-            if not self._beneath.begin_ahead(beneath, most_steps, batch):
-                return False
-        batch.num_drafts_S[:] = budgets
-        batch.lookups = None  # which takes no time worth counting
-        batch.script_S2L = self._script(views, most_steps, max(budgets))
-        return True
-
-    def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
-        if isinstance(self._beneath, DraftsAhead):
-            shadow = self._shadows[view.id]
-            shadow.draft = Proposal(step.chains[index])
-            self._beneath.drafted_ahead(cast("SequenceView", shadow), step, index)
-        return self.name
-
-    def end_ahead(self, view: SequenceView) -> None:
-        if isinstance(self._beneath, DraftsAhead):
-            self._beneath.end_ahead(view)
+            make_plan = planner(self._beneath)
+            shadows = cast("list[SequenceView]", [self._shadow(view) for view in views])
+            clock = Propose() if make_plan is None else make_plan(shadows, budgets, max_steps)
+            if isinstance(clock, Propose):
+                return clock
+        longest = max(budgets)
+        furthest = max_steps * (longest + 1)
+        done = [len(v.tokens) - v.num_prompt_tokens for v in views]
+        texts = [v.prediction[n : n + furthest] for v, n in zip(views, done, strict=True)]
+        # Only as far as a draft reaches: the engine's own time is measured with this.
+        right = [
+            [self._num_right(min(left, longest)) for left in range(len(text), 0, -1)]
+            for text in texts
+        ]
+        # A look-up takes no time worth counting.
+        clock = clock.otherwise if isinstance(clock, Lookup) else clock
+        return Script(self.name, texts, right, list(budgets), clock=clock)
 
     def _shadow(self, view: SequenceView) -> _Shadow:
         shadow = self._shadows.setdefault(view.id, _Shadow(view))
         if len(shadow.tokens) < len(view.tokens):  # by steps without drafts, which are not observed
             shadow.follow()
         return shadow
-
-    def _script(self, views: Seq[SequenceView], most_steps: int, longest: int) -> IntArray:
-        """The expected text, and the number of correct drafts from each position.
-
-        Computes only positions that a draft can reach, because this time counts as the engine's.
-        """
-        done = [len(v.tokens) - v.num_prompt_tokens for v in views]
-        furthest = most_steps * (longest + 1)
-        texts = [v.prediction[n : n + furthest] for v, n in zip(views, done, strict=True)]
-        return lay_script(texts, lambda most: self._num_right(min(most, longest)))
 
     def _num_right(self, most: int) -> int:
         for k in range(most):
@@ -147,7 +128,7 @@ class _Shadow:
         self._view = view
         self.tokens = list(view.tokens)
         self.draft = Proposal()
-        self.caution: StopRule | None = None  # a prescribed acceptance has no confidence
+        self.stop_rule: StopRule | None = None  # a prescribed acceptance has no confidence
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)
@@ -161,23 +142,6 @@ class _Shadow:
         return draft
 
 
-class WithSynthetic(Mapping[str, Proposer]):
-    """The proposers of an engine and the synthetic ones, by name."""
-
-    def __init__(self, known: Mapping[str, Proposer], added: Mapping[str, Proposer]) -> None:
-        self._known = known
-        self._added = dict(added)
-
-    def __getitem__(self, name: str) -> Proposer:
-        return self._added[name] if name in self._added else self._known[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({*self._known, *self._added})
-
-    def __len__(self) -> int:
-        return len({*self._known, *self._added})
-
-
 def add_synthetic(engine: Engine, alpha: float | Seq[float], beneath: str | None = None) -> str:
     """Adds a synthetic proposer to the engine; returns its name. Requests need a prediction."""
     alphas = [alpha] if isinstance(alpha, int | float) else list(alpha)
@@ -189,5 +153,5 @@ def add_synthetic(engine: Engine, alpha: float | Seq[float], beneath: str | None
     proposer.name = f"{NAME} {','.join(f'{alpha:g}' for alpha in alphas)}"
     if beneath is not None:
         proposer.name += f" over {beneath}"
-    engine.proposers = WithSynthetic(engine.proposers, {proposer.name: proposer})
+    engine.proposers[proposer.name] = proposer
     return proposer.name

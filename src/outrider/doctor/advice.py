@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from outrider.contracts import PrefersThinPasses
 from outrider.doctor.curves import Curves
+from outrider.model.capabilities import PrefersThinPasses
 from outrider.theory import break_even_alpha
 
 BATCHES = (1, 2, 4, 8, 16, 32)

@@ -10,11 +10,12 @@ from typing import Literal
 import torch
 
 from outrider import native
-from outrider.contracts import Model, PrefersThinPasses
+from outrider.contracts import Model
 from outrider.doctor.advice import Advice, buckets
 from outrider.engine.engine import Engine
 from outrider.errors import OutriderError
 from outrider.model import load_model
+from outrider.model.capabilities import PrefersThinPasses
 from outrider.model.tokenizer import check_same_vocabulary, load_tokenizer
 
 State = Literal["ok", "note", "problem"]

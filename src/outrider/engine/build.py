@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import partial
 
 import torch
 
 from outrider import native
 from outrider.config import EngineConfig as EngineConfig
-from outrider.contracts import Model, OwnsKV, PrefersThinPasses, Proposer, ProposerContext
+from outrider.contracts import Model, OwnsKV, Proposer, ProposerContext
 from outrider.control.adaptive import AdaptiveController
 from outrider.engine.calibrate import USUAL_DRAFTS, Calibration
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.engine.scheduler import Scheduler, SchedulerConfig
 from outrider.errors import ConfigError
+from outrider.executors import executors_for
 from outrider.kv.cache import KVCache
 from outrider.model import load_model
 from outrider.model.bundled import find_folder
+from outrider.model.capabilities import PrefersThinPasses
 from outrider.model.head_base import head_kind
 from outrider.model.tokenizer import Tokenizer, check_same_vocabulary, load_tokenizer
 from outrider.registry import (
@@ -33,7 +35,7 @@ from outrider.verifiers import VERIFIERS, exact_pairing, make_verifier
 DEFAULT_KV_BYTES = 2 << 30
 
 
-class ProposerSet(Mapping[str, Proposer]):
+class ProposerSet(MutableMapping[str, Proposer]):
     """Proposers by name, each built when a request first asks for it."""
 
     def __init__(
@@ -53,14 +55,20 @@ class ProposerSet(Mapping[str, Proposer]):
             self._built[name] = build_proposer(name, context)
         return self._built[name]
 
+    def __setitem__(self, name: str, proposer: Proposer) -> None:
+        self._built[name] = proposer
+
+    def __delitem__(self, name: str) -> None:
+        del self._built[name]
+
     def built(self) -> list[str]:
         return list(self._built)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(proposer_names())
+        return iter(dict.fromkeys([*proposer_names(), *self._built]))
 
     def __len__(self) -> int:
-        return len(proposer_names())
+        return len([*self])
 
 
 def build(config: EngineConfig) -> Engine:
@@ -157,6 +165,7 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         controller,
         proposers,
         verifiers,
+        executors_for(target, kv, proposers, verifiers),
         tokenizer,
         default,
         config.max_ahead_steps,

@@ -25,24 +25,24 @@ import torch
 
 from outrider import __version__, native
 from outrider.contracts import (
-    AheadBatch,
-    DraftsAhead,
     HasModel,
     IntArray,
     Model,
     Observation,
-    PrefersThinPasses,
     Proposal,
     Verdict,
 )
 from outrider.control import MAX_AUTO_DRAFT_TOKENS, cost_cache
 from outrider.control.cost import Costs, CostTable, bucket_context, draft_table, verify_table
 from outrider.engine.request import Request, Sequence, Speculation
-from outrider.layout import Slice, lay_script, pack, stack_tables
+from outrider.layout import Slice, pack, stack_tables
+from outrider.model.capabilities import PrefersThinPasses
 from outrider.sampling import RowParams, SamplingParams
 
 if TYPE_CHECKING:
+    from outrider.draft_plans import DraftPlan
     from outrider.engine.engine import Engine
+    from outrider.executors.planned import Decoding, PlannedExecutor
 
 VERIFY_S, DRAFT_S = 1.1, 0.7  # time limits; what is not reached is interpolated
 # The most telling first; kernels have cliffs behind multiples of eight, where batches draft alike.
@@ -109,7 +109,8 @@ class Calibration:
     def _prepare(self, target: PrefersThinPasses, costs: Costs, name: str) -> None:
         """Of steps as they will be taken, by the device's clock; nothing of it can be cached."""
         proposer, longest = self.engine.proposers[name], self.engine.scheduler.max_positions
-        drafter = proposer.model if isinstance(proposer, HasModel) else None
+        drafter, fast = proposer.model if isinstance(proposer, HasModel) else None, self._fast
+        assert fast is not None  # all targets that prepare passes have one
         verify: dict[int, dict[int, float]] = {}
         drafts: dict[int, dict[int, float]] = {}
         buckets = self.buckets or usual_buckets(target, self.engine.scheduler.config.max_sequences)
@@ -117,7 +118,7 @@ class Calibration:
             first = context == CONTEXTS[0]
             for size, k in dict.fromkeys([*FEW_BUCKETS, *buckets]) if first else FEW_BUCKETS:
                 if first or context + k < longest:
-                    took = target.cycle_s(drafter, size, k, min(context, longest - k - 1))
+                    took = fast.measure(drafter, size, k, min(context, longest - k - 1))
                     if took is not None:
                         verify.setdefault(context, {}).setdefault(size * (k + 1), took[1])
                         if first and k:
@@ -176,13 +177,16 @@ class Calibration:
         """A pass over `batch` sequences with `width` tokens each, in slots of their own: what it
         reads there is most of what a sequence adds."""
         tables = [self.engine.kv.table(self._scratch[i]) for i in range(batch)]
-        if self.engine.runs_ahead is not None:  # as most steps will be clocked
-            script = lay_script([[0] * (width - 1)] * batch) if width > 1 else None
-            ahead = self._ahead(context, tables, width - 1, 1)
-            ahead.script_S2L = script
-            steps = self.engine.runs_ahead.run_ahead(ahead, 1, 1.0)
+        from outrider.draft_plans import Script
+
+        fast = self._fast
+        if fast is not None:  # as most steps will be clocked
+            script = Script("", [[0] * (width - 1)] * batch, [range(width - 1, 0, -1)] * batch,
+                            [width - 1] * batch)  # fmt: skip
+            decoding = self._decoding(context, tables, width, script if width > 1 else None)
+            steps = fast.decode(decoding, 1, 1.0)
             if steps:
-                return steps[0].verify_s
+                return steps[0].pass_s
         draft = Proposal([0] * (width - 1))
         packed = pack([Slice([0], context, table, draft) for table in tables])
         started = perf_counter()
@@ -190,20 +194,30 @@ class Calibration:
         self.engine.target.forward(packed).logits_RV[0, 0].item()
         return perf_counter() - started
 
-    def _ahead(
-        self, context: int, tables: list[IntArray], num_drafts: int, num_steps: int
-    ) -> AheadBatch:
+    @property
+    def _fast(self) -> PlannedExecutor | None:
+        from outrider.executors.planned import PlannedExecutor
+
+        fast = self.engine.executors.fast
+        return fast[0] if fast and isinstance(fast[0], PlannedExecutor) else None
+
+    def _decoding(
+        self, context: int, tables: list[IntArray], num_left: int, plan: DraftPlan | None
+    ) -> Decoding:
+        from outrider.executors.planned import Decoding
+
         batch = len(tables)
-        return AheadBatch(
+        return Decoding(
             last_S=[0] * batch,
             before_S=[0] * batch,
             context_S=[context] * batch,
             tables_SW=stack_tables(tables),
-            num_drafts_S=[num_drafts] * batch,
-            num_left_S=[num_steps * (num_drafts + 1)] * batch,
+            num_left_S=[num_left] * batch,
             finish_ids=[frozenset()] * batch,
             rows=RowParams.of([SamplingParams()] * batch, [1] * batch),
-            key_S=[0] * batch,
+            keys=[0] * batch,
+            plan=plan,
+            members=list(range(batch)) if plan is not None else [],
         )
 
     def _draft(self, name: str) -> CostTable | None:
@@ -223,7 +237,7 @@ class Calibration:
                 for k in DRAFTS if is_prepared else DRAFTS[:2]:
                     self._propose(name, views, k)  # reads the prompts, at the second at the latest
                 for k in _rounds(DRAFTS, DRAFT_S / len(BATCHES)):
-                    took = self._draft_ahead_s(name, views, k)
+                    took = self._draft_planned_s(name, views, k)
                     seconds[batch, k] += took or [self._draft_s(name, views, k)]
         except Exception as error:  # drafts are optional, also for a measurement
             logger.debug("%s is not measured beforehand: %s", name, error)
@@ -234,27 +248,32 @@ class Calibration:
                 proposer.release(view.id)
         return draft_table(self._typical(seconds), MAX_AUTO_DRAFT_TOKENS)
 
-    def _draft_ahead_s(self, name: str, views: list[Sequence], k: int) -> list[float]:
-        """As `_draft_s`, of steps that are computed at once; none where they cannot be."""
-        proposer, target = self.engine.proposers[name], self.engine.runs_ahead
+    def _draft_planned_s(self, name: str, views: list[Sequence], k: int) -> list[float]:
+        """As `_draft_s`, of steps in one call of an executor; none where it cannot run them."""
+        from outrider.draft_plans import planner
+        from outrider.executors.planned import chain_of
+
+        fast, make_plan = self._fast, planner(self.engine.proposers[name])
         context, batch = CONTEXTS[0], len(views)
+        num_left = NUM_CYCLES * (k + 1)
         if (
-            target is None
-            or not isinstance(proposer, DraftsAhead)
-            or not self.engine.kv.reserve(self._scratch[0], context + NUM_CYCLES * (k + 1))
+            fast is None
+            or make_plan is None
+            or not self.engine.kv.reserve(self._scratch[0], context + num_left)
         ):
+            return []
+        plan = make_plan(views, [k] * batch, NUM_CYCLES)
+        chain = chain_of(plan)
+        if chain is None:
             return []
         # The target's slots are the same for all: only the drafter is clocked.
         table = self.engine.kv.table(self._scratch[0])
-        ahead = self._ahead(context, [table] * batch, k, NUM_CYCLES)
         try:
-            if not proposer.goes_ahead(views) or not proposer.begin_ahead(views, NUM_CYCLES, ahead):
-                return []
-            steps = target.run_ahead(ahead, NUM_CYCLES, 1.0) if ahead.drafter else []
+            decoding = self._decoding(context, [table] * batch, num_left, plan)
+            return [step.draft_s for step in fast.decode(decoding, NUM_CYCLES, 1.0)]
         finally:
             for view in views:
-                proposer.end_ahead(view)
-        return [step.draft_s for step in steps]
+                chain.kv.hold(view.id, 0)
 
     def _draft_s(self, name: str, views: list[Sequence], k: int) -> float:
         if self.engine.kv.reserve(self._scratch[0], CONTEXTS[0] + 1):

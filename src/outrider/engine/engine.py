@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from time import monotonic
 
-from outrider.contracts import (
-    Draw,
-    Model,
-    PrefersThinPasses,
-    Proposer,
-    RunsAhead,
-    Verifier,
-)
-from outrider.engine.ahead import Ahead
-from outrider.engine.drafting import release_drafts
-from outrider.engine.plain_loop import PlainLoop
+from outrider.contracts import Draw, Model, Proposer, Verifier
+from outrider.engine.commit import release_drafts
 from outrider.engine.request import Request, Sequence, Speculation
 from outrider.engine.scheduler import Scheduler
-from outrider.engine.step import run_step
+from outrider.engine.step import ReadySteps, run_step
 from outrider.errors import EngineError, Overloaded, RequestError, UnknownName
 from outrider.events import StepReport, StepTiming, TokenLogprob
+from outrider.executors import Executors
 from outrider.grammar import Grammar
 from outrider.kv.cache import KVCache
+from outrider.model.capabilities import PrefersThinPasses
 from outrider.model.tokenizer import Tokenizer
 from outrider.policy.base import Policy
 from outrider.sampling import LogitEdits, SamplingParams
@@ -86,8 +80,9 @@ class Engine:
         kv: KVCache,
         scheduler: Scheduler,
         policy: Policy,
-        proposers: Mapping[str, Proposer],
+        proposers: MutableMapping[str, Proposer],
         verifiers: Mapping[str, Verifier],
+        executors: Executors,
         tokenizer: Tokenizer,
         default: Speculation,
         max_steps: int = 1,
@@ -101,11 +96,12 @@ class Engine:
         self.verifiers = verifiers
         self.tokenizer = tokenizer
         self.default = default
-        # Optional abilities of the target, looked up once: a protocol's check is slow.
-        self.runs_ahead = target if isinstance(target, RunsAhead) else None
+        self.executors = executors
+        self.max_steps = max_steps
+        self.ready_steps: ReadySteps | None = None  # of the last call
+        self.interrupted = ctypes.c_int32()  # native code reads it, too
+        # Looked up once: a protocol's check is slow.
         self.thin_passes = target if isinstance(target, PrefersThinPasses) else None
-        self.plain_loop = PlainLoop(target)
-        self.ahead = Ahead(max_steps)
         self.observers: list[Observer] = []
         self._request_ids = itertools.count()
         self._live: dict[str, list[Sequence]] = {}
@@ -124,23 +120,24 @@ class Engine:
             policy or self.policy,
             self.proposers,
             self.verifiers,
+            self.executors,
             self.tokenizer,
             self.default,
-            self.ahead.most_steps,
+            self.max_steps,
         )
 
     def interrupt(self) -> None:
         """Ends the call under way after its current step, until `resume`. For any thread."""
-        self.ahead.interrupt()
+        self.interrupted.value = 1
 
     def resume(self) -> None:
         """Lets calls compute several steps again."""
-        self.ahead.resume()
+        self.interrupted.value = 0
 
     @property
     def has_ready_steps(self) -> bool:
         """Whether `step` only has to commit a step that an earlier call has computed."""
-        return not self.ahead.is_empty
+        return self.ready_steps is not None and bool(self.ready_steps.results)
 
     def add(
         self,

@@ -31,7 +31,7 @@ class Request:
 
 
 class Sequence:
-    """One sample of a request. Satisfies contracts.SequenceView; only the engine mutates it."""
+    """One sample of a request. Only the engine changes it."""
 
     def __init__(
         self,
@@ -47,6 +47,8 @@ class Sequence:
         grammar = request.grammar
         self.id = next(_ids)
         self.request = request
+        self.request_id = request.id
+        self.verifier = request.speculation.verifier
         self.sample_index = sample_index
         self.tokens = list(request.prompt)
         self.num_prompt_tokens = len(request.prompt)
@@ -67,7 +69,7 @@ class Sequence:
         self.edits: Edits | None = self.matcher or edits
         self.text = text
         self.scanner = StopScanner(list(request.params.stop))
-        self.caution: StopRule | None = None
+        self.stop_rule: StopRule | None = None
         self.num_computed = 0  # tokens whose K/V the target holds
         self.num_steps = 0
         self.finish_reason: str | None = None

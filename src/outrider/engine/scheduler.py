@@ -16,6 +16,7 @@ from time import monotonic
 from outrider.config import EngineConfig
 from outrider.engine.request import Sequence
 from outrider.errors import EngineError
+from outrider.executors.base import Line
 from outrider.kv.cache import KVCache
 
 
@@ -23,21 +24,6 @@ from outrider.kv.cache import KVCache
 class SchedulerConfig:
     max_sequences: int = EngineConfig.max_sequences  # running at once
     max_step_tokens: int = EngineConfig.max_step_tokens  # tokens of one pass, drafts included
-
-
-@dataclass(slots=True)
-class Scheduled:
-    """One line of the plan: compute `num_tokens` pending tokens; draft at most `draft_limit`."""
-
-    sequence: Sequence
-    start: int  # index of the first of these: what was computed before
-    num_tokens: int
-    is_last_chunk: bool  # reaches the end of what is known: logits are wanted, drafts welcome
-    draft_limit: int = 0
-
-    @classmethod
-    def of(cls, sequence: Sequence, num_tokens: int) -> Scheduled:
-        return cls(sequence, sequence.num_computed, num_tokens, num_tokens == sequence.num_pending)
 
 
 class Scheduler:
@@ -57,10 +43,10 @@ class Scheduler:
         """Nobody is admitted before somebody ends."""
         return len(self.running) >= self.config.max_sequences
 
-    def plan(self) -> tuple[list[Scheduled], list[Sequence]]:
+    def plan(self) -> tuple[list[Line[Sequence]], list[Sequence]]:
         """This step's lines, KV reserved for each, and the sequences preempted to make room."""
         preempted: list[Sequence] = []
-        lines: list[Scheduled] = []
+        lines: list[Line[Sequence]] = []
         free_tokens = self.config.max_step_tokens
         # Decoding sequences first: a long prompt must not hold up everybody else's next token.
         for sequence in sorted(self.running, key=lambda s: s.num_pending > 1):
@@ -75,7 +61,7 @@ class Scheduler:
                 if victim is sequence:
                     break
             else:
-                lines.append(Scheduled.of(sequence, num_tokens))
+                lines.append(Line.of(sequence, num_tokens))
                 free_tokens -= num_tokens
         while self.waiting and free_tokens and not preempted:
             line = self._admit(free_tokens)
@@ -86,7 +72,7 @@ class Scheduler:
         self._limit_drafts(lines, free_tokens)
         return lines, preempted
 
-    def _admit(self, free_tokens: int) -> Scheduled | None:
+    def _admit(self, free_tokens: int) -> Line[Sequence] | None:
         sequence = self.waiting[0]
         if self.is_full or self._awaits_sibling(sequence):
             return None
@@ -104,7 +90,7 @@ class Scheduler:
         if sequence.admitted_s is None:
             sequence.admitted_s = monotonic()
             sequence.num_cached_tokens = sequence.num_computed
-        return Scheduled.of(sequence, num_tokens)
+        return Line.of(sequence, num_tokens)
 
     def _awaits_sibling(self, sequence: Sequence) -> bool:
         """The n samples of a request share its prompt: let the first compute it for the others."""
@@ -115,7 +101,7 @@ class Scheduler:
             for s in self.running
         )
 
-    def _preempt_youngest(self, keep: list[Scheduled]) -> Sequence:
+    def _preempt_youngest(self, keep: list[Line[Sequence]]) -> Sequence:
         """Frees the youngest sequence that has no line in this step yet."""
         if len(self.running) == 1:
             raise self._too_small(self.running[0])
@@ -131,7 +117,7 @@ class Scheduler:
     def _too_small(self, sequence: Sequence) -> EngineError:
         return EngineError(f"KV cache too small for one sequence of {len(sequence.tokens)} tokens")
 
-    def _limit_drafts(self, lines: list[Scheduled], free_tokens: int) -> None:
+    def _limit_drafts(self, lines: list[Line[Sequence]], free_tokens: int) -> None:
         """Leaves room for the token every verdict emits: in the request, the context, the step."""
         ready = [line for line in lines if line.is_last_chunk]
         for i, line in enumerate(ready):

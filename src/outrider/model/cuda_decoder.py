@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.contracts import AheadBatch, AheadStep, IntArray, Model, StepBatch, StepOutput
+from outrider.contracts import IntArray, StepBatch, StepOutput
 from outrider.cuda.inputs import MAX_TOKENS, Inputs
 from outrider.cuda.ops import MAX_WIDTH, Pass, TorchOps
 from outrider.cuda.triton_ops import TritonOps
@@ -40,12 +40,12 @@ _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, MAX_WIDTH)
 
 
 class CudaDecoder(TorchDecoder):
-    """`contracts.Model`, `DraftsChains`, `RunsAhead` and `heads.RunsHeads`. One pass at a time."""
+    """`contracts.Model`, `DraftsChains` and `heads.RunsHeads`. One pass at a time."""
 
     ops: TorchOps
     continues = False  # the kernels run whole passes only
     rounds_drafts = True
-    num_spare_slots = MAX_WIDTH  # for runners-up
+    executor = "cuda"  # what runs several of its steps in one call
     head_scale_V: torch.Tensor | None = None  # of an output head in int8
 
     def round_weights(self) -> Self:
@@ -80,8 +80,6 @@ class CudaDecoder(TorchDecoder):
         self.line = torch.zeros(MAX_TOKENS, MAX_TOKENS, dtype=torch.int32, device=device)
         self._taps: dict[tuple[int, ...], torch.Tensor] = {}
         self._graphs: dict[Hashable, Any] = {}
-        # Of `outrider.cuda.ahead`, by (sequences, drafts, id of the drafter): buffers of graphs.
-        self.cycles: dict[tuple[int, int, int], Any] = {}
         self._pool: Any = None
         self.capture_s = 0.0
         self.capture_bytes = 0
@@ -190,22 +188,6 @@ class CudaDecoder(TorchDecoder):
         drafted = self.line[: len(counts), 2 : 2 + most].tolist()
         return [chain[:count] for chain, count in zip(drafted, counts, strict=True)]
 
-    def run_ahead(self, batch: AheadBatch, most_steps: int, limit_s: float) -> list[AheadStep]:
-        """See `contracts.RunsAhead`: several cycles in a row, without the host in between."""
-        from outrider.cuda.ahead import run_ahead
-
-        return run_ahead(self, batch, most_steps, limit_s)
-
-    def cycle_s(
-        self, drafter: Model | None, num_sequences: int, num_drafts: int, length: int
-    ) -> tuple[float, float] | None:
-        """See `contracts.PrefersThinPasses`."""
-        from outrider.cuda.ahead import cycle_s
-
-        if drafter is not None and not isinstance(drafter, CudaDecoder):
-            return None
-        return cycle_s(self, drafter, num_sequences, num_drafts, length)
-
     def head_weights(self, kind: str) -> tuple[str, ...]:
         return ("int8",) if kind == "eagle3" else ()
 
@@ -216,7 +198,7 @@ class CudaDecoder(TorchDecoder):
         return CudaEagle3(head, borrowed, self, rounded=weights == "int8")
 
     def most_drafts(self, num_sequences: int) -> int:
-        """See `contracts.PrefersThinPasses`: the most drafts that fit in a captured pass."""
+        """See `capabilities.PrefersThinPasses`: the most drafts that fit in a captured pass."""
         padded = padded_batch(num_sequences)
         widths = [width for width in _WIDTHS if padded * width <= MAX_TOKENS]
         return widths[-1] - 1 if widths else 0

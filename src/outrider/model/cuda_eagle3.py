@@ -11,7 +11,7 @@ Shape legend: see `outrider.model.cuda_decoder`; F width of all taps side by sid
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,17 +43,6 @@ class Product(NamedTuple):
     def of(cls, weight_NK: torch.Tensor, *, rounded: bool) -> Product:
         weight_NK = weight_NK.contiguous()
         return cls(*round_rows(weight_NK)) if rounded else cls(weight_NK)
-
-
-@dataclass(slots=True)
-class Steps:
-    """The results of cycles with the head: per sequence, the tokens emitted in total and in the
-    last cycle, and the features of the latter, right-aligned in K + 1 rows; None: overwritten."""
-
-    count: int
-    num_emitted_S: list[int]
-    num_last_S: list[int]
-    features_SKF: torch.Tensor | None
 
 
 class _Weights:
@@ -128,7 +117,6 @@ class CudaEagle3(CudaDecoder):
         self._ids_W = None if len(ids_W) == size.vocab_size else ids_W
         self._given = torch.empty(0)
         self._width = 1  # rows of a sequence in `_x`, while a draft is laid out
-        self.steps: Steps | None = None  # of `outrider.cuda.ahead`, the last call
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         super().allocate(num_blocks, block_size)

@@ -13,10 +13,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
-from array import array
-from itertools import accumulate, chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +22,7 @@ import torch
 
 from outrider import native
 from outrider.contracts import (
-    AheadBatch,
-    AheadLookup,
-    AheadStep,
     IntArray,
-    LookedUp,
     ModelSpec,
     StepBatch,
     StepOutput,
@@ -36,7 +30,7 @@ from outrider.contracts import (
 from outrider.errors import UnknownName
 from outrider.model.families import DecoderConfig, read_decoder_config
 from outrider.model.gguf.files import model_name
-from outrider.model.native_model import SOURCE_TYPES, WEIGHT_TYPES, NativeModel, Stops
+from outrider.model.native_model import SOURCE_TYPES, WEIGHT_TYPES, NativeModel
 from outrider.model.weights import (
     Checkpoint,
     count_tokens,
@@ -44,7 +38,6 @@ from outrider.model.weights import (
     read_config,
     read_eos_ids,
 )
-from outrider.native.lookup import NativeLookup
 from outrider.sampling import RowParams
 
 if TYPE_CHECKING:
@@ -122,7 +115,7 @@ class NativeDecoder(NativeModel):
 
     spec: ModelSpec
     continues = True
-    num_spare_slots = 0
+    executor = "native"  # what runs several of its steps in one call
 
     def __init__(
         self,
@@ -249,103 +242,11 @@ class NativeDecoder(NativeModel):
 
         return native_head(head, borrowed, self.spec, weights)
 
-    def run_ahead(self, batch: AheadBatch, most_steps: int, limit_s: float) -> list[AheadStep]:
-        """See `contracts.RunsAhead`: draft, pass, draws and verdict again and again in one call."""
-        num_seqs, counts = len(batch.last_S), batch.num_drafts_S
-        lookups = batch.lookups or [None] * num_seqs
-        most_found = [0 if lookup is None else lookup.num_tokens for lookup in lookups]
-        width = max(*counts, *most_found)
-        longest = max(batch.context_S) + most_steps * (width + 1) + 1
-        drafter = batch.drafter if max(counts) else None
-        catch_up = batch.catch_up
-        if drafter is not None and not isinstance(drafter, NativeModel):
-            return []
-        heads = batch.heads
-        for model in (self, drafter if heads is None else None):
-            if model is not None and model._rope_positions < longest:
-                model._extend_rope(max(longest, 2 * model._rope_positions))
-        finish = [sorted(ids) for ids in batch.finish_ids]
-        fed, draft_tables, draft_width = bytes(4 * num_seqs), b"", 0
-        starts, tokens = bytes(4 * num_seqs + 4), b""
-        if drafter is not None and catch_up is not None:
-            fed, starts = catch_up.context_S.tobytes(), catch_up.starts_S1.tobytes()
-            tokens = catch_up.tokens_T.tobytes()
-            draft_tables, draft_width = catch_up.tables_SW.tobytes(), catch_up.tables_SW.shape[1]
-        packed = (
-            array("i", [*batch.last_S, *batch.context_S, *batch.num_left_S]).tobytes(),
-            fed,
-            array("i", most_found).tobytes(),
-            batch.tables_SW.tobytes(),
-            draft_tables,
-            starts,
-            tokens,
-            array("i", [*accumulate(map(len, finish), initial=0)]).tobytes(),
-            array("i", [*chain.from_iterable(finish)]).tobytes(),
-            *(_taken(lookup, width) for lookup in lookups),
-        )
-        stride = 5 * width + 6
-        out = (ctypes.c_int32 * (most_steps * num_seqs * stride))()
-        seconds = (ctypes.c_double * (2 * most_steps))()
-        self._rows(sum(map(max, counts, most_found)) + num_seqs)
-        ahead = native.Ahead(
-            drafter=None if drafter is None else drafter._handle,
-            logits=self._step.logits,
-            out=ctypes.addressof(out),
-            seconds=ctypes.addressof(seconds),
-            limit_s=limit_s,
-            num_seqs=num_seqs,
-            table_width=batch.tables_SW.shape[1],
-            draft_table_width=draft_width,
-            width=width,
-            most_cycles=most_steps,
-            threads=self._threads or native.num_threads(),
-            exit_layer=batch.exit_layer or 0,
-        )
-        if batch.stop is not None:
-            ahead.stop = ctypes.addressof(batch.stop)
-        script = batch.script_S2L
-        if script is not None:
-            ahead.script, ahead.script_length = script.ctypes.data, script.shape[2]
-            ahead.copies = batch.copies
-        if batch.lookups:
-            indexes = (ctypes.c_void_p * num_seqs)(
-                *(one and cast(NativeLookup, one.text).handle for one in lookups)
-            )
-            ahead.lookups = ctypes.addressof(indexes)
-        stops = None if batch.cautions is None else Stops.of(batch.cautions)
-        if stops is not None:
-            stops.fill_in(ahead.caution)
-        ended = (ctypes.c_int32 * num_seqs)()
-        if heads is not None:
-            ahead.states, ahead.ended = heads.states_SH.data_ptr(), ctypes.addressof(ended)
-            ahead.children, ahead.floor = heads.children, heads.floor
-        parameters = (
-            array("Q", batch.key_S),
-            batch.rows.temperature_R.tobytes(),
-            array("i", counts),
-            batch.rows.top_k_R.tobytes(),
-            batch.rows.top_p_R.tobytes(),
-            batch.rows.min_p_R.tobytes(),
-        )
+    def run_cycles(self, packed: bytes, parameters: bytes, cycles: native.Cycles) -> None:
+        """Several steps in one call; see `OutriderCycles` in outrider.h."""
         native.check(
-            self._lib.outrider_run_ahead(
-                self._model_arg, b"".join(packed), b"".join(parameters), ctypes.byref(ahead)
-            )
+            self._lib.outrider_run_cycles(self._model_arg, packed, parameters, ctypes.byref(cycles))
         )
-        if heads is not None:
-            heads.ended_S = ended[:]
-        reports_trees = heads is not None or batch.lookups is not None
-        return [
-            _ahead_step(
-                out[cycle * num_seqs * stride : (cycle + 1) * num_seqs * stride],
-                width,
-                reports_trees,
-                stops is not None,
-                seconds[2 * cycle],
-                seconds[2 * cycle + 1],
-            )
-            for cycle in range(ahead.cycles)
-        ]
 
     def draft_and_keep(
         self,
@@ -386,45 +287,6 @@ class NativeDecoder(NativeModel):
                 self._handle, from_.ctypes.data, to.ctypes.data, from_.size
             )
         )
-
-
-_FOUND = 1  # who drafted: a look-up
-
-
-def _taken(lookup: AheadLookup | None, width: int) -> bytes:
-    """How much to take of what is found, for every size up to `width`."""
-    taken = array("i", () if lookup is None else lookup.take)
-    return taken.tobytes() + bytes(4 * (width + 1 - len(taken)))
-
-
-def _ahead_step(
-    out: list[int], width: int, looks_up: bool, is_cautious: bool, draft_s: float, verify_s: float
-) -> AheadStep:
-    """A cycle as the library writes it; see `OutriderAhead`."""
-    chains, draws, looked_up, all_levels = [], [], [], []
-    for at in range(0, len(out), 5 * width + 6):
-        source, count, size, is_tree, num_levels = out[at : at + 5]
-        drafts, found, parents, levels, drawn = (at + 5 + i * width for i in range(5))
-        chains.append(out[drafts : drafts + count])
-        draws.append(out[drawn : drawn + count + 1])
-        if is_cautious:
-            all_levels.append(out[levels : levels + num_levels])
-        if looks_up:
-            looked_up.append(
-                LookedUp(
-                    out[found : found + size],
-                    out[parents : parents + size] if is_tree else None,
-                    source == _FOUND,
-                )
-            )
-    return AheadStep(
-        chains,
-        draws,
-        draft_s,
-        verify_s,
-        looked_up if looks_up else None,
-        levels=all_levels if is_cautious else None,
-    )
 
 
 def _spec(folder: Path, raw: dict[str, Any], config: DecoderConfig) -> ModelSpec:

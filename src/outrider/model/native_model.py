@@ -16,16 +16,9 @@ import numpy.typing as npt
 import torch
 
 from outrider import native
-from outrider.contracts import (
-    NUM_LEVELS,
-    Begun,
-    IntArray,
-    StepBatch,
-    StopRule,
-    TreeDraft,
-    TreeLimits,
-)
+from outrider.contracts import NUM_LEVELS, Begun, IntArray, StepBatch, StopRule
 from outrider.errors import ConfigError, ModelError
+from outrider.model.capabilities import TreeDraft, TreeLimits
 from outrider.model.rope import RopeConfig
 from outrider.sampling import RowParams
 
@@ -54,28 +47,28 @@ def _room(num_seqs: int, width: int) -> _Drafts:
     return _Drafts((ctypes.c_int32 * (num_seqs * width or 1))(), width)
 
 
-class Stops(NamedTuple):
-    """`StopRule`s as the library reads them."""
+class NativeStopRules(NamedTuple):
+    """Stop rules as the library reads them."""
 
     chances: array[float]
     floors: array[float]
     toll: float
 
     @classmethod
-    def of(cls, cautions: Iterable[StopRule | None]) -> Stops:
-        """None of whoever does not stop by itself."""
+    def of(cls, rules: Iterable[StopRule | None]) -> NativeStopRules:
+        """`rules` has None for a sequence without a rule."""
         chances, floors, toll = array("f"), array("f"), 0.0
-        for caution in cautions:
-            chances.extend(_NEVER_STOPS if caution is None else caution.chances)
-            if caution is not None and not floors:
-                floors, toll = array("f", caution.floors), caution.toll
+        for rule in rules:
+            chances.extend(_NEVER_STOPS if rule is None else rule.chances)
+            if rule is not None and not floors:
+                floors, toll = array("f", rule.floors), rule.toll
         return cls(chances, floors, toll)
 
-    def fill_in(self, caution: native.Caution) -> None:
-        """They must live as long as it is used."""
-        caution.chances, _ = self.chances.buffer_info()
-        caution.floors, caution.num_floors = self.floors.buffer_info()
-        caution.toll = self.toll
+    def fill_in(self, rules: native.StopRules) -> None:
+        """`self` must live as long as `rules` is used."""
+        rules.chances, _ = self.chances.buffer_info()
+        rules.floors, rules.num_floors = self.floors.buffer_info()
+        rules.toll = self.toll
 
 
 _NEVER_STOPS = [float("inf")] * NUM_LEVELS  # above every floor
@@ -123,7 +116,7 @@ class NativeModel:
             SOURCE_TYPES[tensor.dtype],
             rows,
             columns,
-            self._threads or native.num_threads(),
+            self.threads,
         )
         if code != native.OK:
             raise ModelError(native.error_message())
@@ -131,6 +124,26 @@ class NativeModel:
     def _check_ready(self) -> None:
         if self._lib.outrider_ready(self._handle) != native.OK:
             raise ModelError(native.error_message())
+
+    @property
+    def handle(self) -> int | None:
+        """The library's model."""
+        return self._handle
+
+    @property
+    def threads(self) -> int:
+        return self._threads or native.num_threads()
+
+    def extend_positions(self, num_positions: int) -> None:
+        """Makes the rotary table at least so long."""
+        if self._rope_positions < num_positions:
+            self._extend_rope(max(num_positions, 2 * self._rope_positions))
+
+    def logits_address(self, num_rows: int) -> int:
+        """Room for so many rows of logits, until the next pass."""
+        self._rows(num_rows)
+        address: int = self._step.logits
+        return address
 
     def populate(self, offset: int, num_bytes: int) -> int:
         """Has the system provide a part of the KV's memory now, not at its first use. Returns how
@@ -183,7 +196,7 @@ class NativeModel:
         step.start_layer, step.begun = 0, None
         if batch.begun is not None:
             self._begin(batch.begun, num_tokens)
-        step.threads = self._threads or native.num_threads()
+        step.threads = self.threads
         arrays = [
             batch.tokens_T,
             batch.positions_T,
@@ -234,7 +247,7 @@ class NativeModel:
         rows: RowParams,
         key_S: npt.NDArray[np.uint64],
     ) -> list[list[int]]:
-        """See `contracts.DraftsInOneCall`: the whole autoregressive loop in one native call."""
+        """See `capabilities.DraftsInOneCall`: the whole autoregressive loop in one native call."""
         return self._draft_chain(batch, num_tokens_S, rows, key_S)
 
     def _draft_chain(
@@ -254,15 +267,15 @@ class NativeModel:
         self._draft(self._lib.outrider_draft, batch, packed, num_tokens_S, rows, key_S, draft)
         return [out.of(i, count) for i, count in enumerate(counts)]
 
-    def draft_cautiously(
+    def draft_with_stop_rules(
         self,
         batch: StepBatch,
         num_tokens_S: IntArray,
         rows: RowParams,
         key_S: npt.NDArray[np.uint64],
-        cautions: Seq[StopRule | None],
+        stop_rules: Seq[StopRule | None],
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """See `contracts.DraftsCautiously`."""
+        """See `capabilities.DraftsWithStopRules`."""
         packed = self._describe(batch)
         num_seqs, most = self._step.num_seqs, max(num_tokens_S.tolist(), default=0)
         out, levels, drawn, counts = (_room(num_seqs, width) for width in (most, most, 1, 1))
@@ -270,8 +283,8 @@ class NativeModel:
         draft.levels, draft.drawn, draft.counts = (
             ctypes.addressof(room.values) for room in (levels, drawn, counts)
         )
-        stops = Stops.of(cautions)
-        stops.fill_in(draft.caution)
+        rules = NativeStopRules.of(stop_rules)
+        rules.fill_in(draft.stop_rules)
         self._draft(self._lib.outrider_draft, batch, packed, num_tokens_S, rows, key_S, draft)
         return (
             [out.of(i, counts.values[i]) for i in range(num_seqs)],
@@ -286,7 +299,7 @@ class NativeModel:
         key_S: npt.NDArray[np.uint64],
         limits: TreeLimits,
     ) -> list[TreeDraft]:
-        """See `contracts.DraftsInOneCall`: all passes of a growing tree in one native call."""
+        """See `capabilities.DraftsInOneCall`: all passes of a growing tree in one native call."""
         packed = self._describe(batch)
         num_seqs, most = self._step.num_seqs, max(num_nodes_S.tolist(), default=0)
         num_fed = limits.passes * limits.width

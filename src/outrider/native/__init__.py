@@ -100,7 +100,7 @@ class Step(Structure):
     ]
 
 
-class Caution(Structure):
+class StopRules(Structure):
     _fields_ = [
         ("chances", c_void_p),
         ("floors", c_void_p),
@@ -115,7 +115,7 @@ class Draft(Structure):
         ("out_width", c_int32),
         ("mask_token", c_int32),
         ("states", c_void_p),
-        ("caution", Caution),
+        ("stop_rules", StopRules),
         *((name, c_void_p) for name in ("levels", "drawn", "counts")),
     ]
 
@@ -137,7 +137,7 @@ class Sample(Structure):
     ]
 
 
-class Ahead(Structure):
+class Cycles(Structure):
     _fields_ = [
         *(
             (name, c_void_p)
@@ -150,10 +150,9 @@ class Ahead(Structure):
                 "lookups",
                 "stop",
                 "states",
-                "ended",
             )
         ),
-        ("caution", Caution),
+        ("stop_rules", StopRules),
         ("floor", c_double),
         ("limit_s", c_double),
         *(
@@ -198,7 +197,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any] | None]] = {
     "outrider_step_and_draw": (c_int32, None),
     "outrider_draft": (c_int32, None),
     "outrider_grow": (c_int32, None),
-    "outrider_run_ahead": (c_int32, None),
+    "outrider_run_cycles": (c_int32, None),
     "outrider_copy_slots": (c_int32, [c_void_p, c_void_p, c_void_p, c_int32]),
     "outrider_sample": (c_int32, None),
     "outrider_read": (c_float, [c_void_p, c_int64, c_int32]),
@@ -238,7 +237,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
                 function.argtypes = arguments
     except (OSError, AttributeError) as error:
         return None, f"{path.name} does not load ({error}); run `python -m outrider.native.build`"
-    structs = (Config, Step, Draft, Tree, Sample, Ahead)
+    structs = (Config, Step, Draft, Tree, Sample, Cycles)
     sizes = sum(ctypes.sizeof(struct) << 10 * i for i, struct in enumerate(structs))
     if lib.outrider_struct_sizes() != sizes:
         return None, f"{path.name} is out of date; run `python -m outrider.native.build`"

@@ -28,7 +28,7 @@ SANITIZED = "_outrider_sanitized.so"
 X86 = ("x86_64", "AMD64")
 # Source file -> flags for x86-64; on other processors these files compile to nothing.
 SOURCES = {
-    "ahead.cpp": [],
+    "cycles.cpp": [],
     "dispatch.cpp": [],
     "draft.cpp": [],
     "grow.cpp": [],

@@ -71,7 +71,7 @@ int32_t outrider_cores(void) { return outrider::available_cores(); }
 uint64_t outrider_struct_sizes(void) {
   return uint64_t(sizeof(OutriderConfig)) | uint64_t(sizeof(OutriderStep)) << 10 |
          uint64_t(sizeof(OutriderDraft)) << 20 | uint64_t(sizeof(OutriderTree)) << 30 |
-         uint64_t(sizeof(OutriderSample)) << 40 | uint64_t(sizeof(OutriderAhead)) << 50;
+         uint64_t(sizeof(OutriderSample)) << 40 | uint64_t(sizeof(OutriderCycles)) << 50;
 }
 
 }  // extern "C"

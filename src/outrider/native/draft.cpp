@@ -102,9 +102,9 @@ struct Chain : Drafting {
         limits(p.num_tokens, p.num_tokens + s.num_seqs),
         chances(size_t(s.num_seqs), 1.0f) {}
 
-  bool is_cautious() const { return d.caution.chances; }
+  bool has_rules() const { return d.stop_rules.chances; }
   float floor_now() const {
-    const OutriderCaution& c = d.caution;
+    const OutriderStopRules& c = d.stop_rules;
     return c.num_floors ? c.floors[std::min(taken, c.num_floors - 1)] : 0.0f;
   }
 };
@@ -151,7 +151,7 @@ void draw_rows(Chain& f, Team& team, int thread) {
     const float* x = f.step.s.logits + size_t(row) * m.config.vocab;
     f.drawn[size_t(t)] = draw(*m.kernels, x + from, to - from, from, f.params.temperature[seq],
                               f.floor(x, seq, thread), f.draw_key(seq, f.round),
-                              f.is_cautious());
+                              f.has_rules());
   }
 }
 
@@ -161,11 +161,11 @@ bool is_taken(Chain& f, const Drawn& token, int seq) {
   f.d.levels[int64_t(seq) * f.d.out_width + f.round] = level;
   f.d.drawn[seq] = f.round + 1;
   float& chance = f.chances[size_t(seq)];
-  chance *= f.d.caution.chances[seq * OUTRIDER_LEVELS + level];
+  chance *= f.d.stop_rules.chances[seq * OUTRIDER_LEVELS + level];
   if (chance < f.floor_now()) return f.limits[size_t(seq)] = f.round, false;
   f.d.counts[seq] = f.round + 1;
   ++f.taken;
-  if (f.d.caution.num_floors && chance < f.floor_now() + f.d.caution.toll / float(f.active.size()))
+  if (f.d.stop_rules.num_floors && chance < f.floor_now() + f.d.stop_rules.toll / float(f.active.size()))
     f.limits[size_t(seq)] = f.round + 1;
   return true;
 }
@@ -181,7 +181,7 @@ std::vector<int32_t> note(Chain& f) {
       best.second = std::max(best.second, other.value);
     }
     const int seq = f.active[row];
-    if (f.is_cautious() && !is_taken(f, best, seq)) continue;
+    if (f.has_rules() && !is_taken(f, best, seq)) continue;
     drawn[size_t(seq)] = best.token;
     f.d.out[int64_t(seq) * f.d.out_width + f.round] = best.token;
   }
@@ -205,7 +205,7 @@ void feed_back(Chain& f) {
   StepArgs& s = f.step.s;
   const OutriderModel& m = *f.step.m;
   const std::vector<int32_t> drawn = note(f);
-  if (f.is_cautious())
+  if (f.has_rules())
     f.rounds = std::min(f.rounds, *std::max_element(f.limits.begin(), f.limits.end()));
   if (f.round >= f.rounds && !f.d.states) return;
   const std::vector<int32_t> before = m.plan.head_rows;
@@ -352,9 +352,9 @@ int32_t run_draft(OutriderModel& m, const StepArgs& given, const DraftParams& p,
     extra[i] = blocks ? d.out_width + 1 : std::max(0, p.num_tokens[i] - (d.states ? 0 : 1));
     f.rounds = std::max(f.rounds, p.num_tokens[i]);
   }
-  if (d.caution.chances && (blocks || d.states))
-    return set_error("caution is for plain chains"), OUTRIDER_INVALID;
-  for (int i = 0; d.caution.chances && i < s.num_seqs; ++i) d.drawn[i] = d.counts[i] = 0;
+  if (d.stop_rules.chances && (blocks || d.states))
+    return set_error("stop rules are for plain chains"), OUTRIDER_INVALID;
+  for (int i = 0; d.stop_rules.chances && i < s.num_seqs; ++i) d.drawn[i] = d.counts[i] = 0;
   if (d.states) {
     if (m.config.kind) return set_error("heads keep no states"), OUTRIDER_INVALID;
     f.keep_states();

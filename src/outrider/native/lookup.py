@@ -32,7 +32,7 @@ class NativeLookup:
 
     @property
     def num_tokens(self) -> int:
-        """Of all texts. Steps computed ahead are read as they are computed."""
+        """Of all texts. A call that runs several steps takes in their tokens."""
         return int(self._lib.outrider_lookup_size(self._argument))
 
     def extend(self, tokens: Seq[int]) -> None:

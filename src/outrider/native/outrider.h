@@ -94,7 +94,7 @@ typedef struct {
   const float* floors;   // [num_floors]; the last stands for all that follow
   int32_t num_floors;
   float toll;
-} OutriderCaution;
+} OutriderStopRules;
 
 // A draft's parameters as one array: sequence keys (64 bits each), then temperature (float), the
 // number of tokens to draft and top_k (int32), top_p and min_p (float), [num_seqs] each.
@@ -105,7 +105,7 @@ typedef struct {
   // Null, or [num_seqs][out_width + 1][hidden]: the states that the layers run here leave for the
   // last given token and every draft, the last of which is fed for that alone. Decoders only.
   float* states;
-  OutriderCaution caution;  // of chains without `states`
+  OutriderStopRules stop_rules;  // of chains without `states`
   int32_t* levels;  // [num_seqs][out_width], set if asked for: of every token that was drawn, ...
   int32_t* drawn;   // [num_seqs]: ... how many that were, ...
   int32_t* counts;  // [num_seqs]: ... and how many of them are drafts; the same or one less
@@ -141,32 +141,32 @@ typedef struct OutriderLookup OutriderLookup;
 // (0 or less: the drafter is asked, for so many tokens). Their parameters as for a draft. Stops
 // where a sequence finishes, has no slots left for a cycle, or `limit_s` is over.
 //
-// Of each cycle and sequence `out` has: who drafted (0 nobody, 1 the look-up, 2 the drafter or the
-// script), how many tokens, how many were found, whether these are a tree, how many levels there
-// are; then, each with room for `width`, the drafts, what was found, its parents, the levels, and
-// the draws, of which there may be one more.
+// Of each cycle and sequence `out` has: what drafted (0 nothing, 1 the look-up or Medusa, 2 the
+// drafter or the script), how many tokens, how many were found, whether these are a tree, how many
+// levels there are, how many drafts were accepted, and the target's token after these; then, each
+// with room for `width`, the drafts, what was found, its parents, the levels, and the accepted drafts'
+// indices.
 typedef struct {
   OutriderModel* drafter;  // null: nobody drafts
   float* logits;           // [rows of a cycle][vocab]
-  int32_t* out;            // [most_cycles][num_seqs][5 * width + 6]
+  int32_t* out;            // [most_cycles][num_seqs][5 * width + 7]
   double* seconds;         // [most_cycles][2]: drafting, pass
   const int32_t* script;   // null, or [num_seqs][2][script_length]: what to draft instead: the text
                            // that is expected, and how many drafts from each place on follow it
   OutriderLookup* const* lookups;  // null, or [num_seqs], each null or its text up to now
   const volatile int32_t* stop;  // null, or: not 0 any more, and no further cycle is begun
-  // Where the drafter is Medusa: [num_seqs][hidden], what the target's layers made of each newest
-  // token that they have seen, kept up to date; how many guesses of each head are considered, and
-  // the least chance of a path. Its trees are reported like those of look-ups.
+  // Where the drafter is Medusa: [most_cycles + 1][num_seqs][hidden], the target's last hidden state of
+  // each newest computed token, given before the first cycle and written after each; `children`
+  // guesses of each head are considered, and paths at least as likely as `floor`.
   float* states;
-  int32_t* ended;          // null, or [num_seqs], set: the contexts in the end
-  OutriderCaution caution; // of the drafter, unless it is Medusa
+  OutriderStopRules stop_rules; // of the drafter, unless it is Medusa
   double floor, limit_s;
   int32_t num_seqs, table_width, draft_table_width, width, most_cycles, threads, script_length;
   int32_t copies;          // stops where a sequence leaves its script, or there is no more of it
   int32_t exit_layer;      // 0, or how many of the model's own layers draft instead of a drafter
   int32_t children;
   int32_t cycles;          // set: how many were run
-} OutriderAhead;
+} OutriderCycles;
 
 OUTRIDER_API const char* outrider_error(void);
 OUTRIDER_API const char* outrider_isa(void);  // null: OUTRIDER_ISA names one that cannot run
@@ -205,8 +205,8 @@ OUTRIDER_API int32_t outrider_draft(OutriderModel* model, const int32_t* packed,
 OUTRIDER_API int32_t outrider_grow(OutriderModel* model, const int32_t* packed,
                                    const OutriderStep* step, const void* draft_packed,
                                    const OutriderTree* tree);
-OUTRIDER_API int32_t outrider_run_ahead(OutriderModel* model, const int32_t* packed,
-                                        const void* draft_packed, OutriderAhead* ahead);
+OUTRIDER_API int32_t outrider_run_cycles(OutriderModel* model, const int32_t* packed,
+                                        const void* draft_packed, OutriderCycles* cycles);
 OUTRIDER_API int32_t outrider_copy_slots(OutriderModel* model, const int32_t* source,
                                          const int32_t* target, int32_t count);
 // Draws a token per row; -1 where the row has a NaN. With `scores`, instead: the best guesses of

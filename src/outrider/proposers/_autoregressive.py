@@ -13,8 +13,6 @@ import numpy.typing as npt
 import torch
 
 from outrider.contracts import (
-    DraftsCautiously,
-    DraftsChains,
     Draw,
     IntArray,
     Model,
@@ -25,6 +23,7 @@ from outrider.contracts import (
     Stream,
 )
 from outrider.layout import Slice, pack
+from outrider.model.capabilities import DraftsChains, DraftsWithStopRules
 from outrider.noise import sequence_key
 from outrider.proposers._chains import Chains
 from outrider.sampling import RowParams
@@ -60,7 +59,7 @@ class AutoregressiveDrafter:
         self._model = memory.model
         # Asked once: a protocol's check goes through all its members each time.
         self._chains = memory.model if isinstance(memory.model, DraftsChains) else None
-        self._cautious = memory.model if isinstance(memory.model, DraftsCautiously) else None
+        self._ruled = memory.model if isinstance(memory.model, DraftsWithStopRules) else None
         self._num_tokens = num_tokens
         self._name = name
         self._exit_layer = exit_layer
@@ -94,10 +93,10 @@ class AutoregressiveDrafter:
         ):
             batch, lengths = self._pack(slices), np.array(budgets, np.int32)
             rows = RowParams.of([view.params for view in views], [1] * len(views))
-            keys, cautions = target_keys(views), [view.caution for view in views]
-            if self._cautious is not None and any(cautions):
-                chains, levels = self._cautious.draft_cautiously(
-                    batch, lengths, rows, keys, cautions
+            keys, stop_rules = target_keys(views), [view.stop_rule for view in views]
+            if self._ruled is not None and any(stop_rules):
+                chains, levels = self._ruled.draft_with_stop_rules(
+                    batch, lengths, rows, keys, stop_rules
                 )
                 return [
                     Proposal(chain, draw=Draw.COUPLED, source=self._name, levels=some)

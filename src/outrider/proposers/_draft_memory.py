@@ -8,12 +8,14 @@ committed text that is fed next time.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from outrider.contracts import AheadBatch, Model, Proposal, SequenceView
+from outrider.contracts import Model, Proposal, SequenceView
+from outrider.draft_plans import Chain
 from outrider.kv.cache import KVCache
 from outrider.layout import Slice, pack
 
@@ -67,49 +69,58 @@ class DraftMemory:
             state.num_fed = stop
         return Slice(tokens[state.num_fed :], state.num_fed, table, Proposal())
 
-    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
-        """contracts.DraftsAhead."""
+    def plan(
+        self,
+        views: Seq[SequenceView],
+        num_tokens: list[int],
+        max_steps: int,
+        source: str,
+        max_found: Seq[int] | None = None,
+    ) -> Chain | None:
+        """`num_tokens` drafts a step for each view, 0: none; a look-up may draft `max_found`.
+
+        None where a text is too long to catch up with in one pass, or the pool is short.
+        """
         slices = []
-        lookups = batch.lookups or [None] * len(views)
-        for i, (view, num_drafts, lookup) in enumerate(
-            zip(views, batch.num_drafts_S, lookups, strict=True)
-        ):
+        max_emitted = []
+        for i, (view, num_drafts) in enumerate(zip(views, num_tokens, strict=True)):
+            room = self.room(view)
+            max_emitted.append(room + 1 if num_drafts else sys.maxsize)
             if num_drafts == 0:
                 slices.append(_NOTHING)
                 continue
-            room = self.room(view)
-            batch.num_left_S[i] = min(batch.num_left_S[i], room + 1)
-            most = num_drafts if lookup is None else max(num_drafts, lookup.num_tokens)
-            furthest = min(batch.num_left_S[i], most_steps * (most + 1))
-            is_new = view.id not in self._states
-            state = self._state(view)
-            # Long texts are read in a step of its own, and a full pool costs no more than speed.
-            if (
-                room < num_drafts
-                or len(view.tokens) - state.num_fed > CATCH_UP_TOKENS
-                or not self.kv.reserve(view.id, len(view.tokens) + furthest)
-            ):
-                if is_new:
-                    self.release(view.id)
-                return False
-            slice_ = self.catch_up(view, furthest)
+            most = num_drafts if max_found is None else max(num_drafts, max_found[i])
+            num_left = view.params.max_tokens - len(view.tokens) + view.num_prompt_tokens
+            furthest = min(num_left, room + 1, max_steps * (most + 1))
+            slice_ = self._hold(view, num_drafts, furthest)
             if slice_ is None:
-                return False
-            self.kv.hold(view.id, len(view.tokens) + furthest)
+                for other in views[:i]:
+                    self.kv.hold(other.id, 0)
+                return None
             slices.append(slice_)
-        batch.drafter = self.model
-        batch.catch_up = pack(slices)
-        return True
+        return Chain(source, self.model, self.kv, pack(slices), num_tokens, max_emitted)
 
-    def end_ahead(self, view: SequenceView) -> None:
-        self.kv.hold(view.id, 0)
+    def _hold(self, view: SequenceView, num_drafts: int, furthest: int) -> Slice | None:
+        """Holds slots for `furthest` more tokens; the text that the model has yet to read."""
+        is_new = view.id not in self._states
+        num_unread = len(view.tokens) - self._state(view).num_fed
+        is_possible = num_unread <= CATCH_UP_TOKENS and num_drafts <= self.room(view)
+        if is_possible and self.kv.hold(view.id, len(view.tokens) + furthest):
+            return self.catch_up(view, furthest)
+        if is_new:
+            self.release(view.id)
+        return None
 
     def drafted(
-        self, view: SequenceView, tokens: list[int], parents: Seq[int] | None = None
+        self,
+        view: SequenceView,
+        tokens: list[int],
+        parents: Seq[int] | None = None,
+        num_fed: int | None = None,
     ) -> None:
-        """Says that all committed tokens were fed, and then these drafts, in this order."""
+        """The model was fed the first `num_fed` tokens (None: all), and then these drafts."""
         state = self._states[view.id]
-        state.num_fed = len(view.tokens)
+        state.num_fed = len(view.tokens) if num_fed is None else num_fed
         state.drafted, state.is_settled = tokens, False
         state.parents = range(-1, len(tokens) - 1) if parents is None else parents
 

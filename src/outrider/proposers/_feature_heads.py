@@ -32,6 +32,7 @@ class _Text:
     num_rows: int = 0
     unread: list[torch.Tensor] = field(default_factory=list)  # [n, F] each
     end: int = 0  # index in the text after the last token whose features we were shown
+    is_behind: bool = False  # steps of a plan have not all been observed
 
 
 class NativeRows:
@@ -44,20 +45,39 @@ class NativeRows:
 
     def __init__(self, head: FastHead, kv: KVCache, taps: Seq[int]) -> None:
         self.head = head
-        self._kv = kv
+        self.kv = kv
         self._taps = taps
         self._texts: dict[int, _Text] = {}
 
     def see(self, view: SequenceView, seen: Observation) -> None:
         """Remembers the taps of a step; starts anew where they do not continue the last ones."""
+        if seen.proposal.drafted is not None and seen.verdict is not None:
+            self._follow(view, len(seen.verdict.path) + 1, seen.proposal.drafted.states_nF)
+            return
         if not seen.taps:
             return
         features_nF = torch.cat([seen.taps[tap] for tap in self._taps], dim=1)
         text = self._texts.get(view.id)
-        if text is None or text.end != seen.start:
+        if text is None or text.is_behind or text.end != seen.start:
             text = self._texts[view.id] = _Text(seen.start)
         text.unread.append(features_nF)
         text.end = seen.start + len(features_nF)
+
+    def _follow(self, view: SequenceView, num_tokens: int, unread_nF: torch.Tensor | None) -> None:
+        """Takes in a step that the head drafted by plan: it has read all rows but `unread_nF`.
+
+        None: further steps follow. A text whose last one is dropped is read anew.
+        """
+        text = self._texts.get(view.id)
+        if text is None:
+            return
+        text.end += num_tokens
+        text.unread = [] if unread_nF is None else [unread_nF]
+        if unread_nF is not None:
+            text.num_rows = text.end - text.first - len(unread_nF)
+            text.is_behind = False
+        else:
+            text.is_behind = True
 
     def knows(self, view: SequenceView) -> bool:
         """Whether the target has shown what a draft starts from: all but the last token."""
@@ -80,7 +100,7 @@ class NativeRows:
     def reserve(self, view: SequenceView, num_drafts: int) -> bool:
         """Room for what was shown and so many rows more; where there is none it is forgotten."""
         text = self._texts[view.id]
-        if self._kv.reserve(view.id, text.end - text.first + num_drafts):
+        if self.kv.reserve(view.id, text.end - text.first + num_drafts):
             return True
         self.release(view.id)
         return False
@@ -94,7 +114,7 @@ class NativeRows:
             text = self._texts[view.id]
             start, stop = text.first + text.num_rows, text.end
             tokens = view.tokens[start + 1 : stop + 1]  # each row reads the token after its own
-            slices.append(Slice(tokens, text.num_rows, self._kv.table(view.id), Proposal()))
+            slices.append(Slice(tokens, text.num_rows, self.kv.table(view.id), Proposal()))
             shifts += [text.first] * len(tokens)
             features += text.unread
         batch = pack(slices)
@@ -103,16 +123,9 @@ class NativeRows:
             self.head.use(features[0] if len(features) == 1 else torch.cat(features))
         return batch
 
-    def skip(self, view: SequenceView, num_tokens: int, unread_nF: torch.Tensor) -> None:
-        """The text has grown by so many tokens, whose rows were read but for the last ones."""
-        text = self._texts[view.id]
-        text.end += num_tokens
-        text.num_rows = text.end - text.first - len(unread_nF)
-        text.unread = [unread_nF]
-
     def release(self, sequence_id: int) -> None:
         if self._texts.pop(sequence_id, None) is not None:
-            self._kv.free(sequence_id)
+            self.kv.free(sequence_id)
 
 
 class FeatureHeadProposer(ABC):

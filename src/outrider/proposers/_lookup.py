@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from outrider.contracts import (
-    AheadBatch,
-    AheadLookup,
-    AheadStep,
     Draw,
     Needs,
     Observation,
     Proposal,
     SequenceView,
 )
+from outrider.draft_plans import DraftPlan, Lookup, Propose
 from outrider.errors import ConfigError
 from outrider.native.lookup import NativeLookup
 
@@ -53,7 +51,7 @@ class _Reader(NamedTuple):
 
 
 class LookupProposer(ABC):
-    """Subclasses say `name`, `trees`, `_draft`, `begin_ahead` and `release`."""
+    """Subclasses say `name`, `trees`, `_draft` and `release`."""
 
     name: str
     trees: bool
@@ -76,19 +74,6 @@ class LookupProposer(ABC):
     @abstractmethod
     def release(self, sequence_id: int) -> None: ...
 
-    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
-        return True
-
-    @abstractmethod
-    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
-        """contracts.DraftsAhead."""
-
-    def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
-        return self.name
-
-    def end_ahead(self, view: SequenceView) -> None:  # noqa: B027
-        """Nothing to do."""
-
 
 class TextProposer(LookupProposer):
     """Looks the text's ending up in an index of its own."""
@@ -106,7 +91,7 @@ class TextProposer(LookupProposer):
         reader = self._readers.get(view.id)
         if reader is not None and reader.own.num_tokens <= len(view.tokens):
             return reader.own
-        # What it read ahead never came, if there was one.
+        # An index that read more than the text has read steps that were dropped.
         num_returning = len(view.tokens) if reader is None else reader.num_returning
         index = self._index_for(view)
         self._readers[view.id] = _Reader(view, index, num_returning)
@@ -117,24 +102,19 @@ class TextProposer(LookupProposer):
         if reader is not None:
             self._forgotten(reader.view, reader.num_returning)
 
-    def ahead_of(self, view: SequenceView) -> NativeLookup | None:
-        """The index of all its text, if it can be read while steps are computed ahead."""
+    def native_index(self, view: SequenceView) -> NativeLookup | None:
+        """The index of all its text, if the native library has it."""
         index = self.index_of(view)
         if not isinstance(index, NativeLookup):
             return None
         index.extend(view.tokens[index.num_tokens :])
         return index
 
-    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
-        batch.lookups = []
-        for i, (view, budget) in enumerate(zip(views, batch.num_drafts_S, strict=True)):
-            index = self.ahead_of(view) if budget else None
-            if budget and index is None:
-                return False
-            batch.num_drafts_S[i] = 0
-            take = range(budget + 1)
-            batch.lookups.append(AheadLookup(index, budget, take) if budget else None)
-        return True
+    def plan(self, views: Seq[SequenceView], budgets: Seq[int], max_steps: int) -> DraftPlan:
+        indexes: list[object] = [self.native_index(view) for view in views]
+        if None in indexes:
+            return Propose()
+        return Lookup(self.name, indexes, list(budgets), [range(k + 1) for k in budgets])
 
     def _draft(self, view: SequenceView, budget: int) -> Draft:
         index = self.index_of(view)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.contracts import LookedUp, Proposal
+from outrider.contracts import Found, Proposal
 
 _START = 0.7  # acceptance of a looked-up token nobody has seen yet, at temperature 0
 _PRIOR_WEIGHT = 4.0  # what smaller drafts are worth beside those of a size, in drafts
@@ -85,7 +85,7 @@ def _factor(accepted: float, expected: float) -> float:
     return (accepted + _OWN_WEIGHT) / (expected + _OWN_WEIGHT)
 
 
-def follow(proposal: Proposal | LookedUp, tokens: list[int], start: int) -> tuple[int, bool | None]:
+def follow(proposal: Proposal | Found, tokens: list[int], start: int) -> tuple[int, bool | None]:
     """How many drafts the text `tokens[start:]` agrees with, and whether it then left them.
 
     None: not known yet; False: it came to the end of the draft.

@@ -43,7 +43,7 @@ from outrider.proposers._draft_memory import DraftMemory
 from outrider.proposers._ngram_index import up_to_finish
 from outrider.proposers._options import read_options
 from outrider.registry import WITH_MODEL, proposer_class
-from outrider.sampling import RowLaws
+from outrider.sampling import RowDistributions
 from outrider.verifiers import exact_pairing, make_verifier
 from outrider.verifiers.coupled import match
 
@@ -90,7 +90,7 @@ class _Tentative:
         self.finish_ids = outer.finish_ids
         self.prediction = outer.prediction
         self.salt = outer.salt
-        self.caution: StopRule | None = None
+        self.stop_rule: StopRule | None = None
         self.num_committed = len(self.tokens)
         self.num_told = self.num_committed  # tokens the inner proposer knows of
         self.untold: Observation | None = None
@@ -224,7 +224,7 @@ class CascadeProposer:
             slice_.table = self.memory.kv.table(s.id)
             slice_.proposal = proposal
         logits_RV = self.memory.model.forward(pack([slices[s.id] for s in sequences])).logits_RV
-        laws = RowLaws(
+        laws = RowDistributions(
             logits_RV,
             sequences,
             proposals,

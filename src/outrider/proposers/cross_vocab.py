@@ -71,7 +71,7 @@ class _Translated:
     draw: Draw = Draw.COUPLED
     edits: None = None
     prediction: list[int] = field(default_factory=list)
-    caution: None = None
+    stop_rule: None = None
 
 
 class _OpenEnded:

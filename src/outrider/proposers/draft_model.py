@@ -6,8 +6,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from outrider.contracts import (
-    AheadBatch,
-    AheadStep,
     Draw,
     Model,
     Needs,
@@ -16,6 +14,7 @@ from outrider.contracts import (
     ProposerContext,
     SequenceView,
 )
+from outrider.draft_plans import Chain, DraftPlan, Propose
 from outrider.errors import ConfigError, ModelError
 from outrider.proposers._autoregressive import AutoregressiveDrafter
 from outrider.proposers._draft_memory import DraftMemory
@@ -37,7 +36,7 @@ class ModelProposer:
     name: str
     draws = frozenset({Draw.COUPLED, Draw.SAMPLED})
     trees = False
-    needs = Needs(every_step=False, caution=True)  # what it fed beyond the text is fed again
+    needs = Needs(every_step=False, stop_rules=True)  # what it fed beyond the text is fed again
 
     def __init__(self, memory: DraftMemory, num_tokens: int) -> None:
         self.memory = memory  # other proposers of the same model share it
@@ -51,33 +50,32 @@ class ModelProposer:
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
         return self._drafter.draft(views, budgets)
 
+    def plan(self, views: Seq[SequenceView], budgets: Seq[int], max_steps: int) -> DraftPlan:
+        return self.plan_beside(views, list(budgets), max_steps) or Propose()
+
+    def plan_beside(
+        self,
+        views: Seq[SequenceView],
+        num_tokens: list[int],
+        max_steps: int,
+        max_found: Seq[int] | None = None,
+    ) -> Chain | None:
+        """See `DraftMemory.plan`."""
+        chain = self.memory.plan(views, num_tokens, max_steps, self.name, max_found)
+        if chain is not None:
+            chain.stop_rules = [view.stop_rule for view in views]
+        return chain
+
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
-        for view in views:
+        for view, observation in zip(views, seen, strict=True):
+            drafted = observation.proposal.drafted
+            if drafted is not None and drafted.num_fed is not None:
+                tokens = observation.proposal.tokens[: drafted.num_fed]
+                self.memory.drafted(view, tokens, num_fed=observation.start + 1)
             self.memory.settle(view)
 
     def release(self, sequence_id: int) -> None:
         self.memory.release(sequence_id)
-
-    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
-        return True
-
-    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
-        if any(view.caution is not None for view in views):
-            batch.cautions = [view.caution for view in views]
-        return self.memory.begin_ahead(views, most_steps, batch)
-
-    def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
-        chain = step.chains[index]
-        if step.levels is not None:
-            if step.levels[index]:  # it holds all but the last token it drew
-                self.memory.drafted(view, chain[: len(step.levels[index]) - 1])
-        elif chain:
-            num_own = len(chain) if step.num_own is None else step.num_own[index]
-            self.memory.drafted(view, chain[: min(num_own, len(chain) - 1)])
-        return self.name
-
-    def end_ahead(self, view: SequenceView) -> None:
-        self.memory.end_ahead(view)
 
 
 class DraftModelProposer(ModelProposer):

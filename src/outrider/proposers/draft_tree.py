@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from outrider.contracts import (
-    DraftsInOneCall,
     Draw,
     Needs,
     Observation,
@@ -30,9 +29,9 @@ from outrider.contracts import (
     ProposerContext,
     SequenceView,
     StepBatch,
-    TreeLimits,
 )
 from outrider.layout import Slice, pack
+from outrider.model.capabilities import DraftsInOneCall, TreeLimits
 from outrider.proposers._autoregressive import target_keys
 from outrider.proposers._chains import draft_key
 from outrider.proposers._children import best_children

@@ -24,9 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.contracts import (
-    AheadBatch,
-    AheadStep,
-    DraftsInOneCall,
     Draw,
     IntArray,
     Needs,
@@ -34,9 +31,10 @@ from outrider.contracts import (
     ProposerContext,
     SequenceView,
     StepBatch,
-    TreeLimits,
 )
+from outrider.draft_plans import Chain, DraftPlan, Propose
 from outrider.errors import ConfigError
+from outrider.model.capabilities import DraftsInOneCall, TreeLimits
 from outrider.model.head_layers import KeyValue
 from outrider.model.heads import Eagle3Head
 from outrider.proposers._chains import Chains, draft_key
@@ -127,7 +125,6 @@ class Eagle3Proposer(FeatureHeadProposer):
                 f"eagle3 drafts chains on this GPU: leave out children, or pass 1, not {children}"
             )
         self.trees = children > 1
-        self._ahead: dict[int, list[int]] = {}  # of a sequence: its number there, steps taken
         self.needs = Needs(taps=loaded.head.taps)
         self._loaded = loaded
         self._head = loaded.head
@@ -162,42 +159,17 @@ class Eagle3Proposer(FeatureHeadProposer):
         trees = head.draft_tree(batch, sizes_S, rows, key_S, self._limits)
         return [(tree.tokens, tree.parents) for tree in trees]
 
-    # contracts.DraftsAhead, where our GPU kernels run.
-
-    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
-        return self.device_head is not None and all(
-            self._is_native(view) and self._knows_natively(view) for view in views
-        )
-
-    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
-        assert self._native is not None
-        assert self.device_head is not None
-        self.device_head.steps = None
-        self._ahead = {view.id: [i, 0] for i, view in enumerate(views)}
-        batch.num_drafts_S = [min(k, self._num_scribbled + 1) for k in batch.num_drafts_S]
-        furthest = most_steps * (max(batch.num_drafts_S) + 1) + max(batch.num_drafts_S)
+    def plan(self, views: Seq[SequenceView], budgets: Seq[int], max_steps: int) -> DraftPlan:
+        """Chains where our GPU kernels run."""
+        is_ready = all(self._is_native(view) and self._knows_natively(view) for view in views)
+        if self.device_head is None or self._native is None or not is_ready:
+            return Propose()
+        num_tokens = [min(k, self._num_scribbled + 1) for k in budgets]
+        furthest = max_steps * (max(num_tokens) + 1) + max(num_tokens)
         if not all(self._native.reserve(view, furthest) for view in views):
-            return False
-        batch.drafter = self.device_head
-        batch.catch_up = self._native.lay_out(views)
-        return True
-
-    def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
-        self._ahead[view.id][1] += 1
-        return self.name
-
-    def end_ahead(self, view: SequenceView) -> None:
-        """Goes on behind the last step; a text whose steps were not all taken is begun anew."""
-        begun = self._ahead.pop(view.id, None)
-        steps = self.device_head.steps if self.device_head is not None else None
-        if begun is None or self._native is None or steps is None:
-            return
-        index, num_taken = begun
-        if num_taken != steps.count or steps.features_SKF is None:
-            self._native.release(view.id)
-            return
-        features = steps.features_SKF[index, -steps.num_last_S[index] :].clone()
-        self._native.skip(view, steps.num_emitted_S[index], features)
+            return Propose()
+        catch_up = self._native.lay_out(views)
+        return Chain(self.name, self.device_head, self._native.kv, catch_up, num_tokens)
 
     @torch.no_grad()
     def _draft(self, views: list[SequenceView], budgets: list[int]) -> list[Proposal]:

@@ -23,12 +23,7 @@ import numpy.typing as npt
 import torch
 
 from outrider.contracts import (
-    AheadBatch,
-    AheadStep,
     Begun,
-    Continues,
-    DraftsAndKeeps,
-    DraftsChains,
     Draw,
     IntArray,
     Model,
@@ -40,9 +35,11 @@ from outrider.contracts import (
     StepBatch,
     StepOutput,
 )
+from outrider.draft_plans import DraftPlan, EarlyExit
 from outrider.errors import ConfigError
 from outrider.kv.cache import KVCache
 from outrider.layout import Slice
+from outrider.model.capabilities import Continues, DraftsAndKeeps, DraftsChains
 from outrider.proposers._autoregressive import AutoregressiveDrafter
 from outrider.proposers._options import read_options
 from outrider.sampling import RowParams
@@ -178,19 +175,8 @@ class EarlyExitProposer:
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
         """Nothing to do: the engine commits the slots."""
 
-    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
-        return True
-
-    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
-        """contracts.DraftsAhead."""
-        batch.exit_layer = self.exit_layer
-        return True
-
-    def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
-        return self.name
-
-    def end_ahead(self, view: SequenceView) -> None:
-        """Nothing to do."""
+    def plan(self, views: Seq[SequenceView], budgets: Seq[int], max_steps: int) -> DraftPlan:
+        return EarlyExit(self.name, self.exit_layer, list(budgets))
 
     def release(self, sequence_id: int) -> None:
         """Nothing to forget."""

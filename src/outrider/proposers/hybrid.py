@@ -19,9 +19,8 @@ One that was not asked for long has to read what it missed, a whole prompt perha
 paid where what it would have saved so far, going on like this, makes it worth while before the
 request ends: so nobody pays for a drafter that is of no use.
 
-One look-up and one drafter can go ahead together (`begin_ahead`): what to take of a look-up, by its
-size, and where the drafter is to be asked instead is settled for some steps, and the model that
-computes them looks up and asks by itself.
+One look-up and one drafter share a plan (`plan`): what to take of a look-up, by its size, and where
+to ask the drafter instead is settled for some steps, and an executor looks up and drafts by itself.
 
 The choice depends on finished steps and on look-ups, which are functions of the context; never on
 what a drafter draws. So it is exact under ratio rules too.
@@ -35,12 +34,9 @@ from time import perf_counter
 from typing import NamedTuple, Protocol, cast
 
 from outrider.contracts import (
-    AheadBatch,
-    AheadLookup,
-    AheadStep,
-    DraftsAhead,
+    Drafted,
     Draw,
-    LookedUp,
+    Found,
     Needs,
     Observation,
     Proposal,
@@ -51,6 +47,7 @@ from outrider.contracts import (
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.control.allocation import Source, heat
 from outrider.control.survival import OWN_DECAY, Survival
+from outrider.draft_plans import Chain, DraftPlan, Lookup, Propose
 from outrider.errors import ConfigError
 from outrider.proposers._economy import BEHIND, Choice, Done, Economy
 from outrider.proposers._lookup import TextProposer
@@ -59,7 +56,7 @@ from outrider.proposers._worth import OwnWorth, Worth, first_nodes, follow
 
 _LEARN_EVERY = 8  # steps; after every second ...
 _FIRST_STEPS = 64  # ... of the first
-_LEARN_AHEAD = 4  # where they are computed ahead: before nearly every call
+_LEARN_PLANNED = 4  # steps that an executor ran by plan: before nearly every call
 _HORIZON = 128  # tokens to come that count, at most
 _MARGIN = 0.01  # tokens that a drafter must promise more than a look-up, whose price is surer
 _UNSURE = 4.0  # steps without a loss that speak against reading a long text
@@ -88,12 +85,12 @@ class _Trial(NamedTuple):
     """A looked-up draft, and how long the text was then."""
 
     lookup: str
-    found: Proposal | LookedUp
+    found: Proposal | Found
     start: int
 
 
-class _Drafted(NamedTuple):
-    """By a drafter; `path` was accepted of it."""
+class _Answer(NamedTuple):
+    """A drafter's draft, and the path of it that was accepted."""
 
     drafter: str
     budget: int
@@ -114,13 +111,13 @@ class _Track:
     found: dict[str, list[Choice]] = field(default_factory=dict)
     drafts: dict[Place, Choice] = field(default_factory=dict)
     trials: list[_Trial] = field(default_factory=list)
-    drafted: _Drafted | None = None  # in the step under way
-    outcomes: list[_Drafted] = field(default_factory=list)
+    drafted: _Answer | None = None  # in the step under way
+    outcomes: list[_Answer] = field(default_factory=list)
     num_steps: int = 0
     idle: int = 0  # of these, since a drafter was asked
     num_fed: dict[str, int] = field(default_factory=dict)  # tokens that a drafter has read
     missed: dict[str, float] = field(default_factory=dict)  # lost by not asking, in tokens
-    sizes: list[int] = field(default_factory=list)  # of what was looked up in steps gone ahead
+    sizes: list[int] = field(default_factory=list)  # of what was looked up in planned steps
 
 
 class HybridProposer:
@@ -150,7 +147,7 @@ class HybridProposer:
         self._economy = Economy([drafter.name for drafter in drafters])
         self._step: Done | None = None  # under way
         self._pass_began = 0.0
-        self._ahead = _going_ahead(self._lookups, self._drafters)
+        self._planned = _planned(self._lookups, self._drafters)
         self._news: list[Done] = []  # steps not learnt from yet
         self._num_steps = 0
 
@@ -200,6 +197,13 @@ class HybridProposer:
         """Look-ups hear of every step, drafters of those that they drafted in, unless they need
         the target's states."""
         step, self._step = self._step, None
+        planned = [o.proposal.drafted for o in seen if o.proposal.drafted is not None]
+        if planned:
+            step = Done(draft_s=planned[0].draft_s, pass_s=planned[0].pass_s)
+            step.width = planned[0].pass_tokens
+            for view, observation in zip(views, seen, strict=True):
+                if observation.proposal.drafted is not None:
+                    self._see(step, view, observation, observation.proposal.drafted)
         if step is not None:
             step.pass_s = step.pass_s or perf_counter() - self._pass_began
             self._news.append(step)
@@ -224,21 +228,16 @@ class HybridProposer:
             elif step is not None and step.drafter == part.name:
                 part.observe([views[i] for i in drafted], [seen[i] for i in drafted])
 
-    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
-        return self._ahead is not None
-
-    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
-        assert self._ahead is not None
-        lookup, drafter = self._ahead
-        drafting = [view for view, n in zip(views, batch.num_drafts_S, strict=True) if n]
-        if len(self._news) >= _LEARN_AHEAD or len(drafting) != self._economy.num_sequences:
-            self._learn(drafting)
-        batch.lookups = []
-        for i, view in enumerate(views):
-            budget = batch.num_drafts_S[i]
-            batch.lookups.append(None)
-            if not budget:
-                continue
+    def plan(self, views: Seq[SequenceView], budgets: Seq[int], max_steps: int) -> DraftPlan:
+        if self._planned is None:
+            return Propose()
+        lookup, drafter = self._planned
+        if len(self._news) >= _LEARN_PLANNED or len(views) != self._economy.num_sequences:
+            self._learn(views)
+        num_tokens: list[int] = []
+        takes: list[Seq[int]] = []
+        indexes: list[object] = []
+        for view, budget in zip(views, budgets, strict=True):
             track = self._tracks.get(view.id) or self._begin(view)
             num_alone = num_beside = 0  # to ask the drafter for
             least = 0.0
@@ -251,49 +250,39 @@ class HybridProposer:
                     num_alone = alone.num_tokens if alone.net > 0.0 else 0
                     if beside.net > 0.0 and lookup is not None:
                         num_beside, least = beside.num_tokens, beside.net + _MARGIN
-            batch.num_drafts_S[i] = max(num_alone, num_beside)
+            num_tokens.append(max(num_alone, num_beside))
             if lookup is not None:
-                index = lookup.ahead_of(view)
-                if index is None:
-                    return False
-                take = [
-                    choice.num_tokens if choice.value > least else -num_beside
-                    for choice in self._choices(track, lookup.name, budget)[: budget + 1]
-                ]
-                take[0] = -num_alone
-                batch.lookups[i] = AheadLookup(index, budget, take)
-        if lookup is None:
-            batch.lookups = None
-        if drafter is None or not any(batch.num_drafts_S):
-            return True
-        return drafter.begin_ahead(views, most_steps, batch)
+                indexes.append(lookup.native_index(view))
+                choices = self._choices(track, lookup.name, budget)[1 : budget + 1]
+                best = [c.num_tokens if c.value > least else -num_beside for c in choices]
+                takes.append([-num_alone, *best])
+        if None in indexes:
+            return Propose()
+        found = list(budgets) if lookup is not None else None
+        chain = None
+        if drafter is not None and (any(num_tokens) or lookup is None):
+            chain = drafter.plan_beside(views, num_tokens, max_steps, found)
+            if chain is None:
+                return Propose()
+        if lookup is not None and found is not None:
+            return Lookup(lookup.name, indexes, found, takes, chain)
+        return chain or Propose()
 
-    def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
-        assert self._ahead is not None
-        lookup, drafter = self._ahead
-        track, num_tokens, chain = self._tracks[view.id], len(view.tokens), step.chains[index]
-        mine = self._step
-        if mine is None:
-            width = sum(map(len, step.chains)) + len(step.chains)
-            mine = self._step = Done(width=width, draft_s=step.draft_s, pass_s=step.verify_s)
-        if lookup is not None and step.looked_up is not None:
-            found = step.looked_up[index]
-            track.sizes.append(len(found.tokens))
+    def _see(self, step: Done, view: SequenceView, seen: Observation, drafted: Drafted) -> None:
+        """Notes a step that an executor drafted by plan."""
+        assert self._planned is not None
+        lookup, drafter = self._planned
+        track, num_tokens, chain = self._tracks[view.id], seen.start + 1, seen.proposal.tokens
+        found = drafted.found
+        track.sizes.append(0 if found is None else len(found.tokens))
+        if lookup is not None and found is not None:
             if found.tokens:
                 track.trials.append(_Trial(lookup.name, found, num_tokens))
             if found.is_taken:
-                return lookup.name
-        else:
-            track.sizes.append(0)
-        if drafter is None or not chain:
-            return ""
-        beside = bool(step.looked_up is not None and step.looked_up[index].tokens)
-        self._note(mine, (drafter.name, beside), view, track, chain, False, len(chain))
-        return drafter.drafted_ahead(view, step, index)
-
-    def end_ahead(self, view: SequenceView) -> None:
-        if self._ahead is not None and self._ahead[1] is not None:
-            self._ahead[1].end_ahead(view)
+                return
+        if drafter is not None and chain:
+            place = (drafter.name, found is not None and bool(found.tokens))
+            self._note(step, place, num_tokens, track, chain, False, len(chain))
 
     def release(self, sequence_id: int) -> None:
         track = self._tracks.pop(sequence_id, None)
@@ -417,22 +406,22 @@ class HybridProposer:
         step.draft_s = perf_counter() - started
         for i, place, budget, draft in zip(members, places, asked, drafts, strict=True):
             is_tree = draft.parents is not None
-            self._note(step, place, views[i], tracks[i], draft.tokens, is_tree, budget)
+            self._note(step, place, len(views[i].tokens), tracks[i], draft.tokens, is_tree, budget)
         return list(zip(members, drafts, strict=True))
 
     @staticmethod
     def _note(
         step: Done,
         place: Place,
-        view: SequenceView,
+        num_tokens: int,
         track: _Track,
         tokens: list[int],
         is_tree: bool,
         budget: int,
     ) -> None:
-        """A drafter that was asked for `budget` tokens has answered."""
-        num_tokens, (name, beside) = len(view.tokens), place
-        track.drafted = _Drafted(name, budget, tokens, is_tree, beside)
+        """A drafter drafted `tokens` for a text of `num_tokens`, asked for `budget` of them."""
+        name, beside = place
+        track.drafted = _Answer(name, budget, tokens, is_tree, beside)
         step.drafter = name
         step.num_members += 1
         step.num_drafts = max(step.num_drafts, budget)
@@ -472,9 +461,9 @@ class HybridProposer:
         track.drafts.clear()
 
     def _count_missed(self, track: _Track) -> None:
-        """What the drafter would have gained over the look-ups of steps that went ahead."""
-        assert self._ahead is not None
-        lookup, drafter = self._ahead
+        """What the drafter would have gained over the look-ups of planned steps."""
+        assert self._planned is not None
+        lookup, drafter = self._planned
         sizes, track.sizes = track.sizes, []
         if drafter is None:
             return
@@ -494,19 +483,29 @@ class HybridProposer:
         self._surplus[place] = known
 
 
-class _Drafter(Proposer, DraftsAhead, Protocol):
-    """One that can go ahead."""
+class _Drafter(Proposer, Protocol):
+    """One that can share a plan with a look-up."""
+
+    def plan_beside(
+        self,
+        views: Seq[SequenceView],
+        num_tokens: list[int],
+        max_steps: int,
+        max_found: Seq[int] | None = None,
+    ) -> Chain | None: ...
 
 
-Ahead = tuple[TextProposer | None, _Drafter | None]
+Planned = tuple[TextProposer | None, _Drafter | None]
 
 
-def _going_ahead(lookups: list[Proposer], drafters: list[Proposer]) -> Ahead | None:
-    """The look-up and the drafter that can go ahead together; None: there are others."""
+def _planned(lookups: list[Proposer], drafters: list[Proposer]) -> Planned | None:
+    """The look-up and the drafter that can share a plan; None: there are others."""
     lookup, drafter = next(iter(lookups), None), next(iter(drafters), None)
     if len(lookups) > 1 or len(drafters) > 1 or (drafter is not None and drafter.needs.taps):
         return None
-    if not isinstance(lookup, TextProposer | None) or not isinstance(drafter, DraftsAhead | None):
+    if not isinstance(lookup, TextProposer | None):
+        return None
+    if drafter is not None and not hasattr(drafter, "plan_beside"):
         return None
     return lookup, cast("_Drafter | None", drafter)
 

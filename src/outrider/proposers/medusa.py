@@ -19,9 +19,6 @@ from dataclasses import dataclass
 import torch
 
 from outrider.contracts import (
-    AheadBatch,
-    AheadHeads,
-    AheadStep,
     Draw,
     Needs,
     Observation,
@@ -30,6 +27,7 @@ from outrider.contracts import (
     SequenceView,
     Stream,
 )
+from outrider.draft_plans import DraftPlan, Heads, Propose
 from outrider.errors import ConfigError
 from outrider.model.heads import MedusaHeads
 from outrider.model.heads_native import HEAD_WEIGHTS, NativeMedusa
@@ -77,7 +75,6 @@ class MedusaProposer:
         self._heads = loaded.head
         # By sequence: the last hidden state it was shown, and the index of the token it is of.
         self._states: dict[int, tuple[int, torch.Tensor]] = {}
-        self._ahead: dict[int, tuple[AheadHeads, int]] = {}  # and its number there
 
     @classmethod
     def build(cls, context: ProposerContext) -> MedusaProposer:
@@ -111,37 +108,30 @@ class MedusaProposer:
             )
         return proposals
 
+    def plan(self, views: Seq[SequenceView], budgets: Seq[int], max_steps: int) -> DraftPlan:
+        is_ready = all(self._knows(view) and view.draw is Draw.COUPLED for view in views)
+        if self._native is None or not is_ready:
+            return Propose()
+        states_SH = torch.stack([self._states[view.id][1] for view in views])
+        config = self.config
+        return Heads(
+            self.name, self._native, states_SH, config.children, config.floor, list(budgets)
+        )
+
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
         (layer,) = self.needs.taps
         for view, observation in zip(views, seen, strict=True):
-            if layer in observation.taps:
+            drafted, verdict = observation.proposal.drafted, observation.verdict
+            if drafted is not None and verdict is not None and drafted.states_nF is not None:
+                index = observation.start + len(verdict.path)
+                self._states[view.id] = (index, drafted.states_nF[-1])
+            elif layer in observation.taps:
                 hidden_nH = observation.taps[layer]
                 index = observation.start + len(hidden_nH) - 1
                 self._states[view.id] = (index, hidden_nH[-1].clone())
 
     def release(self, sequence_id: int) -> None:
         self._states.pop(sequence_id, None)
-
-    def goes_ahead(self, views: Seq[SequenceView]) -> bool:
-        """contracts.DraftsAhead."""
-        return self._native is not None and all(
-            self._knows(view) and view.draw is Draw.COUPLED for view in views
-        )
-
-    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
-        states_SH = torch.stack([self._states[view.id][1] for view in views])
-        batch.drafter = self._native
-        batch.heads = AheadHeads(states_SH, self.config.children, self.config.floor)
-        self._ahead = {view.id: (batch.heads, i) for i, view in enumerate(views)}
-        return True
-
-    def drafted_ahead(self, view: SequenceView, step: AheadStep, index: int) -> str:
-        return self.name
-
-    def end_ahead(self, view: SequenceView) -> None:
-        heads, i = self._ahead.pop(view.id, (None, 0))
-        if heads is not None and heads.ended_S:
-            self._states[view.id] = (heads.ended_S[i] - 1, heads.states_SH[i])
 
     def _knows(self, view: SequenceView) -> bool:
         """Whether we have the state of the last token that the target has computed."""

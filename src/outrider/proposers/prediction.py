@@ -11,8 +11,8 @@ from bisect import bisect_left
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from outrider.contracts import AheadBatch, ProposerContext, SequenceView
-from outrider.layout import lay_script
+from outrider.contracts import ProposerContext, SequenceView
+from outrider.draft_plans import DraftPlan, Propose, Script
 from outrider.proposers._lookup import Draft, LookupProposer, check_lookup
 from outrider.proposers._ngram_index import suffix_keys, trusted_length, up_to_finish
 from outrider.proposers._options import read_options
@@ -103,19 +103,19 @@ class PredictionProposer(LookupProposer):
     def release(self, sequence_id: int) -> None:
         self._alignments.pop(sequence_id, None)
 
-    def begin_ahead(self, views: Seq[SequenceView], most_steps: int, batch: AheadBatch) -> bool:
+    def plan(self, views: Seq[SequenceView], budgets: Seq[int], max_steps: int) -> DraftPlan:
         """The guess is copied for as long as the target agrees."""
-        texts: list[list[int]] = []
-        for i, (view, budget) in enumerate(zip(views, batch.num_drafts_S, strict=True)):
-            num_drafts = len(self._guessed(view, budget)) if budget else 0
-            if budget and not num_drafts:
-                return False
-            batch.num_drafts_S[i] = num_drafts
-            furthest = most_steps * (num_drafts + 1)
-            texts.append(self._guessed(view, furthest, trust=True) if budget else [])
-        batch.script_S2L = lay_script(texts)
-        batch.copies = True
-        return True
+        num_tokens = [
+            len(self._guessed(view, budget)) for view, budget in zip(views, budgets, strict=True)
+        ]
+        if not all(num_tokens):
+            return Propose()
+        texts = [
+            self._guessed(view, max_steps * (k + 1), trust=True)
+            for view, k in zip(views, num_tokens, strict=True)
+        ]
+        right = [range(len(text), 0, -1) for text in texts]
+        return Script(self.name, texts, right, num_tokens, copies=True)
 
     def _draft(self, view: SequenceView, budget: int) -> Draft:
         return Draft(self._guessed(view, budget))

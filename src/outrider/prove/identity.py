@@ -13,7 +13,7 @@ from outrider.contracts import Proposal
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request, Sequence
 from outrider.layout import Slice, pack
-from outrider.sampling import RowLaws
+from outrider.sampling import RowDistributions
 
 NEAR_TIE = 1e-4
 
@@ -57,7 +57,7 @@ def _margin(engine: Engine, sequence: Sequence) -> float:
         output = engine.target.forward(pack([Slice(sequence.tokens, 0, table, Proposal())]))
     finally:
         engine.kv.free(sequence.id)
-    dists = RowLaws(
+    dists = RowDistributions(
         output.logits_RV,
         [sequence],
         [Proposal()],

@@ -1,9 +1,9 @@
 """Tests, with a stated power, whether the real code has the target's output distribution.
 
 The tensor verifiers decode many short sequences of a `SmallPair`: from logits through
-`sampling.RowLaws` and the noise of `outrider.noise` to verdicts, several steps each, as the engine
-does. The joint distribution of the first tokens is known exactly, and `power.plan` computes how
-many sequences show any error of one percent total variation in it.
+`sampling.RowDistributions` and the noise of `outrider.noise` to verdicts, several steps each, as
+the engine does. The joint distribution of the first tokens is known exactly, and `power.plan`
+computes how many sequences show any error of one percent total variation in it.
 
 Mistakes from `prove.biased` run in their reference implementation with random dice: they have no
 other.
@@ -24,7 +24,7 @@ from outrider.noise import draw_key, mix
 from outrider.prove.enumerate import Dice, Experiment, Model, Tokens
 from outrider.prove.power import ERROR, Plan, Verdict, examine, plan
 from outrider.prove.reference import Distribution
-from outrider.sampling import RowLaws, RowParams, SamplingParams, draw_tokens
+from outrider.sampling import RowDistributions, RowParams, SamplingParams, draw_tokens
 
 HORIZON = 3  # tokens of a sequence: both drafts accepted and the bonus, or several steps
 CHAIN = [-1, 0]
@@ -126,7 +126,7 @@ class RuleSampler:
         ]
         seen = cast("list[SequenceView]", views)
         logits_RV = self._target.rows(contexts)
-        dists = RowLaws(
+        dists = RowDistributions(
             logits_RV, seen, proposals, [None] * len(views), num_tokens=logits_RV.shape[1]
         )
         verdicts = self._verifier.verify(seen, proposals, dists)

@@ -153,6 +153,7 @@ class Metrics:
             {(reason,): float(self.finished[reason]) for reason in sorted(reasons)},
             "finished_reason",
         )
+        yield self._executor_faults()
         for name, histogram in self._histograms.items():
             family = HistogramMetricFamily(
                 f"vllm:{name}", _HISTOGRAMS[name][0], labels=list(self._labels)
@@ -169,6 +170,18 @@ class Metrics:
         )
         for label_values, value in values.items():
             family.add_metric([*self._labels.values(), *label_values], value)
+        return family
+
+    def _executor_faults(self) -> Metric:
+        family = CounterMetricFamily(
+            "outrider_executor_faults",
+            "Calls of a fast executor that failed; the python executor ran their steps",
+            labels=[*self._labels, "executor"],
+        )
+        executors = self._engine.executors if self._engine is not None else None
+        for executor in executors.fast if executors is not None else ():
+            labels = [*self._labels.values(), executor.name]
+            family.add_metric(labels, float(executors.faults[executor.name] if executors else 0))
         return family
 
     def _gauges(self) -> Iterator[Metric]:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from outrider.contracts import Draw, Laws, Proposal, SequenceView, Stream, Verdict
+from outrider.contracts import Distributions, Draw, Proposal, SequenceView, Stream, Verdict
 from outrider.errors import LossyPairing
 from outrider.noise import (
     as_signed,
@@ -60,7 +60,7 @@ class RatioVerifier(ABC):
         """The pure decision; `uniforms[j]` in [0, 1) belongs to node j. Mutates nothing."""
 
     def verify(
-        self, views: Seq[SequenceView], proposals: Seq[Proposal], laws: Laws
+        self, views: Seq[SequenceView], proposals: Seq[Proposal], laws: Distributions
     ) -> list[Verdict]:
         """Raises LossyPairing for a proposal this rule is not exact for."""
         p: list[torch.Tensor] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from outrider.contracts import Draw, Laws, Proposal, SequenceView, Verdict
+from outrider.contracts import Distributions, Draw, Proposal, SequenceView, Verdict
 
 
 class CoupledVerifier:
@@ -21,7 +21,7 @@ class CoupledVerifier:
     needs_draws_alone = True
 
     def verify(
-        self, views: Seq[SequenceView], proposals: Seq[Proposal], laws: Laws
+        self, views: Seq[SequenceView], proposals: Seq[Proposal], laws: Distributions
     ) -> list[Verdict]:
         draws = laws.draw()
         verdicts = []

@@ -183,7 +183,7 @@ class Target:
         self.before: Any = None  # called with every batch
         self.after: Any = None  # called with every batch and its output
         monkeypatch.setattr(live.core.target, "forward", self)
-        monkeypatch.setattr(live.core.ahead, "most_steps", 1)  # one call a pass
+        monkeypatch.setattr(live.core, "max_steps", 1)  # one call a pass
 
     def __call__(self, batch: StepBatch) -> StepOutput:
         self.num_passes += 1

@@ -44,7 +44,7 @@ def slow(config):
         {fault}
         return forward(batch)
     engine.target.forward = delayed
-    engine.ahead.most_steps = 1
+    engine.max_steps = 1
     return engine
 module.build = slow
 """

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from outrider.contracts import Proposal, SequenceView
+from outrider.draft_plans import Propose
 from outrider.engine.build import EngineConfig
 from outrider.server.stream import bucket
 
@@ -144,7 +145,7 @@ def test_row_44_paced_streams_look_the_same_at_any_acceptance(engine_config: Eng
         for name, propose in (("right", right), ("wrong", wrong)):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(drafter, "propose", propose)
-                patch.setattr(drafter, "goes_ahead", lambda _: False)
+                patch.setattr(drafter, "plan", lambda *_: Propose())
                 reply = live.complete(**body, speculation={"metrics": "summary"})
                 rate = reply["metrics"]["speculative_decoding"]["draft_acceptance_rate"]
                 assert rate == (1.0 if name == "right" else 0.0)

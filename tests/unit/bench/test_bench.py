@@ -28,7 +28,8 @@ from outrider.bench.report import Result, cell, read_result
 from outrider.bench.statistics import estimate
 from outrider.bench.synthetic import SyntheticProposer, add_synthetic
 from outrider.bench.workloads import HOT, Prompt, load_workload, workload_names
-from outrider.contracts import AheadBatch, Needs, Proposer, SequenceView
+from outrider.contracts import Needs, Proposer, SequenceView
+from outrider.draft_plans import DraftPlan, EarlyExit, Propose, Script
 from outrider.engine.engine import Engine
 from outrider.engine.lane import take_turns
 from outrider.engine.request import Speculation
@@ -102,7 +103,6 @@ def test_a_prescribed_acceptance_is_what_happens(engine: Engine, beneath: str | 
 def test_dice_are_thrown_no_further_than_a_draft_can_reach() -> None:
     """The engine is timed with them."""
     view = SimpleNamespace(tokens=[1, 2], num_prompt_tokens=2, prediction=[3] * 100)
-    batch = SimpleNamespace(num_drafts_S=[4], lookups=None, script_S2L=None)
     synthetic = SyntheticProposer([1.0], 9)
     thrown = 0
 
@@ -112,40 +112,39 @@ def test_dice_are_thrown_no_further_than_a_draft_can_reach() -> None:
         return 0.5
 
     synthetic._random = cast(Random, SimpleNamespace(random=throw))
-    assert synthetic.begin_ahead(cast("list[SequenceView]", [view]), 6, cast(AheadBatch, batch))
-    [[text, right]] = batch.script_S2L.tolist()
+    plan = synthetic.plan(cast("list[SequenceView]", [view]), [4], 6)
+    assert isinstance(plan, Script)
+    [text], [right] = plan.texts, plan.num_right
     assert text == [3] * 30  # six steps of four drafts and one token more
     assert right == [4] * 27 + [3, 2, 1]
     assert thrown == sum(right)
 
 
 class Beneath:
-    """A drafter that goes ahead if it is asked nicely."""
+    """A drafter with plans."""
 
     name = "beneath"
     needs = Needs()
 
-    def __init__(self, willing: bool) -> None:
-        self.willing = willing
+    def __init__(self, plan: DraftPlan) -> None:
+        self._plan = plan
 
-    def goes_ahead(self, views: list[SequenceView]) -> bool:
-        return self.willing
-
-    def never(self, *_: object) -> None:
-        raise AssertionError("nobody is to be asked")
-
-    propose = observe = release = begin_ahead = drafted_ahead = end_ahead = never
+    def plan(self, views: list[SequenceView], budgets: list[int], max_steps: int) -> DraftPlan:
+        return self._plan
 
 
-def test_a_synthetic_draft_goes_ahead_where_the_one_beneath_does() -> None:
+def test_a_synthetic_drafter_plans_where_the_one_beneath_does() -> None:
+    exit_ = EarlyExit("beneath", 1, [4])
+    view = SimpleNamespace(id=1, tokens=[1, 2], num_prompt_tokens=2, prediction=[3] * 100)
     one_by_one = SimpleNamespace(name="steps", needs=Needs())
     for beneath, expected in (
-        (None, True),
-        (Beneath(willing=True), True),
-        (Beneath(willing=False), False),
-        (one_by_one, False),
+        (None, Script("synthetic", [[3] * 5], [[4, 4, 3, 2, 1]], [4])),
+        (Beneath(exit_), Script("synthetic", [[3] * 5], [[4, 4, 3, 2, 1]], [4], clock=exit_)),
+        (Beneath(Propose()), Propose()),
+        (one_by_one, Propose()),
     ):
-        assert SyntheticProposer([1.0], 9, cast("Proposer", beneath)).goes_ahead([]) == expected
+        synthetic = SyntheticProposer([1.0], 9, cast("Proposer", beneath))
+        assert synthetic.plan(cast("list[SequenceView]", [view]), [4], 1) == expected
 
 
 def test_a_synthetic_acceptance_is_a_probability(engine: Engine) -> None:

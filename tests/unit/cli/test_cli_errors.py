@@ -176,7 +176,7 @@ def test_a_drafter_that_fails_costs_one_line_and_no_output(
 
     args = ["generate", *pair, "-p", "hello", "-m", "12"]
     plain = command(*args, "-k", "0").out
-    for method in ("propose", "begin_ahead"):
+    for method in ("propose", "plan"):
         monkeypatch.setattr(f"outrider.proposers.draft_model.DraftModelProposer.{method}", broken)
     # Capturing logs, pytest stands where the command's own handler would be.
     record = logging.LogRecord("outrider", logging.WARNING, "", 0, "it failed", (), None)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from outrider.cli.prove import MOST_PROMPTS, read_prompts
-from outrider.contracts import Laws, Proposal, SequenceView, Verdict
+from outrider.contracts import Distributions, Proposal, SequenceView, Verdict
 from outrider.errors import RequestError
 from outrider.prove import output_distribution, power
 from outrider.prove.biased import BIASED
@@ -109,7 +109,7 @@ def test_a_difference_that_is_no_near_tie_is_a_bug(
         self: CoupledVerifier,
         views: list[SequenceView],
         proposals: list[Proposal],
-        laws: Laws,
+        laws: Distributions,
     ) -> list[Verdict]:
         """Emits the second draft instead of the target's own token now and then."""
         verdicts = honest(self, views, proposals, laws)

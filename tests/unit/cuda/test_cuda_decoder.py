@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from gpu_cycle import Cycle
 
+from counted import count_runs
 from outrider.config import NumDraftTokens
-from outrider.contracts import AheadBatch, AheadStep, Proposal, Verdict
+from outrider.contracts import Proposal, Verdict
 from outrider.control.adaptive import AdaptiveController
-from outrider.cuda.ahead import Ahead, run_ahead
-from outrider.cuda.cycle import Cycle
 from outrider.cuda.ops import TorchOps
 from outrider.cuda.triton_ops import TritonOps
 from outrider.doctor.advice import Advice
 from outrider.doctor.checks import examine_passes
+from outrider.draft_plans import Chain
 from outrider.engine.build import EngineConfig, assemble
 from outrider.engine.engine import Engine
 from outrider.errors import ModelError
+from outrider.executors.base import StepResult
+from outrider.executors.cuda import CudaExecutor
+from outrider.executors.cuda_cycles import Cycles
+from outrider.executors.planned import Decoding
 from outrider.model import load_model
 from outrider.model.cuda_decoder import CudaDecoder
 from outrider.model.driver import Driver
@@ -204,22 +208,13 @@ def test_engine_takes_several_cycles_without_the_host(
 ) -> None:
     """Three sequences at once, to the very end of each: the tokens of one step after another."""
     monkeypatch.setattr("outrider.engine.build.load_model", lambda name, **_: load(name))
-    monkeypatch.setattr("outrider.engine.ahead.LIMIT_S", 60.0)
+    monkeypatch.setattr("outrider.engine.step.LIMIT_S", 60.0)
     written = []
-    taken: list[int] = []
     for most in (1, 8):
-        target = load(folder)
-        real = target.run_ahead
-
-        def counted(*given: Any, real: Any = real) -> list[AheadStep]:
-            steps: list[AheadStep] = real(*given)
-            taken.append(len(steps))
-            return steps
-
-        monkeypatch.setattr(target, "run_ahead", counted)
         engine = make_engine(
-            folder, target, num_drafts, draft_model=str(small), max_ahead_steps=most
+            folder, load(folder), num_drafts, draft_model=str(small), max_ahead_steps=most
         )
+        taken = count_runs(engine)["cuda"].calls
         written.append(run_all(engine, temperature))
         written.append([run(engine, PROMPT, 30, temperature, 3)])
     assert written[:2] == written[2:]
@@ -240,15 +235,15 @@ def test_cycles_in_flight_are_the_next_call_s(
 ) -> None:
     """The device goes on while the host catches up; what comes between makes it start anew."""
     monkeypatch.setattr("outrider.engine.build.load_model", lambda name, **_: load(name))
-    monkeypatch.setattr("outrider.engine.ahead.LIMIT_S", limit_s)  # 0: each call takes one step
+    monkeypatch.setattr("outrider.engine.step.LIMIT_S", limit_s)  # 0: each call takes one step
     resumed: list[bool] = []
-    real = Ahead.resume
+    real = Cycles.resume
 
-    def noted(self: Ahead, batch: AheadBatch) -> bool:
+    def noted(self: Cycles, batch: Decoding) -> bool:
         resumed.append(real(self, batch))
         return resumed[-1]
 
-    monkeypatch.setattr(Ahead, "resume", noted)
+    monkeypatch.setattr(Cycles, "resume", noted)
     engine = make_engine(
         folder, load(folder), num_drafts, draft_model=str(small), max_ahead_steps=6
     )
@@ -270,16 +265,9 @@ def test_cycles_stop_where_another_thread_wants_it(
     folder: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.engine.build.load_model", lambda name, **_: load(name))
-    monkeypatch.setattr("outrider.engine.ahead.LIMIT_S", 60.0)
-    taken: list[int] = []
-
-    def noted(*given: Any) -> list[AheadStep]:
-        steps = run_ahead(*given)
-        taken.append(len(steps))
-        return steps
-
-    monkeypatch.setattr("outrider.cuda.ahead.run_ahead", noted)
+    monkeypatch.setattr("outrider.engine.step.LIMIT_S", 60.0)
     engine = make_engine(folder, load(folder), 2, draft_model=str(small), max_ahead_steps=6)
+    taken = count_runs(engine)["cuda"].calls
     engine.interrupt()
     assert run(engine, PROMPT, 20, 0.8, 7) == plain(folder, PROMPT, 20, 0.8, 7)
     assert max(taken) == 1
@@ -290,23 +278,25 @@ def test_sequences_end_one_by_one_without_the_host(
 ) -> None:
     """One that may draft less because it ends takes the others' cycles, and is cut off."""
     monkeypatch.setattr("outrider.engine.build.load_model", lambda name, **_: load(name))
-    monkeypatch.setattr("outrider.engine.ahead.LIMIT_S", 60.0)
+    monkeypatch.setattr("outrider.engine.step.LIMIT_S", 60.0)
     uneven: list[bool] = []
     lengths: list[tuple[int, int]] = []  # of a chain that was told, and of what was left
 
-    def noted(target: CudaDecoder, batch: AheadBatch, *given: Any) -> list[AheadStep]:
+    def noted(self: CudaExecutor, batch: Decoding, *given: Any) -> list[StepResult]:
         left = list(batch.num_left_S)
-        steps = run_ahead(target, batch, *given)
-        uneven.append(bool(steps) and len(set(batch.num_drafts_S)) > 1)
-        for step in steps:
-            for s, (chain, draws) in enumerate(zip(step.chains, step.draws, strict=True)):
-                lengths.append((len(chain), left[s]))
-                pairs = zip(chain, draws, strict=False)
-                same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-                left[s] -= same + 1
-        return steps
+        results = decode(self, batch, *given)
+        assert isinstance(batch.plan, Chain)
+        uneven.append(bool(results) and len(set(batch.plan.num_tokens)) > 1)
+        for result in results:
+            for s, (proposal, verdict) in enumerate(
+                zip(result.proposals, result.verdicts, strict=True)
+            ):
+                lengths.append((len(proposal), left[s]))
+                left[s] -= len(verdict.path) + 1
+        return results
 
-    monkeypatch.setattr("outrider.cuda.ahead.run_ahead", noted)
+    decode = CudaExecutor.decode
+    monkeypatch.setattr(CudaExecutor, "decode", noted)
     written = []
     for most in (1, 3):
         engine = make_engine(folder, load(folder), 4, draft_model=str(small), max_ahead_steps=most)
@@ -330,12 +320,14 @@ def test_auto_drafts_evenly_and_prices_what_it_prepares(
     target = load(folder)
     buckets = ((1, 2), (4, 1))
     engine = make_engine(folder, target, "auto", draft_model=str(small), buckets=buckets)
-    assert {(n, k) for n, k, _ in target.cycles} == {(1, 0), (1, 8), *buckets}
+    [executor] = engine.executors.fast
+    assert isinstance(executor, CudaExecutor)
+    assert {(n, k) for n, k, _ in executor.cycles} == {(1, 0), (1, 8), *buckets}
     controller = engine.policy
     assert isinstance(controller, AdaptiveController)
     assert not controller.costs.verify.is_guess
     assert "draft-model" in controller.costs.drafts
-    assert target.cycle_s(None, 16, 4, 64) is None  # too wide
+    assert executor.measure(None, 16, 4, 64) is None  # too wide
     asked: list[list[int]] = []
     real = controller.decide
 
@@ -460,7 +452,7 @@ def test_a_runner_up_is_told_with_the_drafts_behind_it(folder: Path, small: Path
     target, draft = load(folder), load(small)
     for model in (target, draft):
         model.allocate(8, 16)
-    cycles = Ahead(target, draft, 1, 3, 2)
+    cycles = Cycles(target, draft, 1, 3, 2)
     told = []
     for drawn in ([9, 37, 5, 6], [9, 4, 5, 6]):
         cycles.launch()
@@ -468,11 +460,10 @@ def test_a_runner_up_is_told_with_the_drafts_behind_it(folder: Path, small: Path
         report = [2, *drawn, 5, 3, 4, 5]  # the first draft should have been its runner-up
         cycles._flights[cycles._landed % 2].seconds()
         cycles._flights[cycles._landed % 2].host.copy_(torch.tensor(report, dtype=torch.int32))
-        step, emitted = cycles.land(1)
-        assert emitted == [2]
-        assert step.num_own == [0]
-        told.append((step.chains[0], step.draws[0]))
-    assert told == [([9, 4, 5], [9, 37, 5, 6]), ([9], [9, 4])]
+        landed = cycles.land(1)
+        assert landed.num_own == [0]
+        told.append((landed.chains[0], landed.emitted[0]))
+    assert told == [([9, 4, 5], [9, 37]), ([9], [9, 4])]
 
 
 def test_kernels_run_the_whole_cycle(folder: Path, small: Path) -> None:

@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.contracts import AheadBatch
-from outrider.cuda import ahead
-from outrider.cuda.ahead import Ahead
+from outrider.contracts import Drafted, Observation, Proposal, Verdict
 from outrider.cuda.ops import Pass, TorchOps
 from outrider.cuda.triton_ops import TritonOps
+from outrider.draft_plans import Chain, Propose
 from outrider.engine.build import EngineConfig, assemble
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
+from outrider.executors.cuda import CudaExecutor
+from outrider.executors.cuda_cycles import Cycles
+from outrider.executors.planned import Decoding
 from outrider.model.cuda_decoder import CudaDecoder
-from outrider.model.cuda_eagle3 import CudaEagle3, Steps
+from outrider.model.cuda_eagle3 import CudaEagle3
 from outrider.model.tokenizer import load_tokenizer
 from outrider.model.torch_decoder import TorchDecoder
 from outrider.proposers.eagle3 import Eagle3Proposer
@@ -42,7 +44,7 @@ def engine_for(
     *,
     num_drafts: int = 4,
     weights: str = "float32",
-    ahead: int = 1,
+    most: int = 1,
     children: int | None = 1,
 ) -> Engine:
     config = EngineConfig(
@@ -55,7 +57,7 @@ def engine_for(
         backend="torch",
         kv_tokens=1024,
         block_size=8,
-        max_ahead_steps=ahead,
+        max_ahead_steps=most,
     )
     model = kind.load(folder / "target", device=DEVICE, dtype=torch.float32)
     return assemble(config, model, load_tokenizer(str(folder / "target")))
@@ -89,17 +91,17 @@ def test_cycles_without_the_host(
     folder: Path, temperature: float, num_others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps that follow one another on the device draft what steps by themselves do."""
-    monkeypatch.setattr(ahead, "num_runners_up", lambda *_: num_others)
-    monkeypatch.setattr("outrider.engine.ahead.LIMIT_S", 60.0)
+    monkeypatch.setattr("outrider.executors.cuda.num_runners_up", lambda *_: num_others)
+    monkeypatch.setattr("outrider.engine.step.LIMIT_S", 60.0)
     taken: list[bool] = []
-    real = Ahead.resume
+    real = Cycles.resume
 
-    def noted(self: Ahead, batch: AheadBatch) -> bool:
+    def noted(self: Cycles, batch: Decoding) -> bool:
         taken.append(real(self, batch))
         return taken[-1]
 
-    monkeypatch.setattr(Ahead, "resume", noted)
-    one_by_one, by_device = (engine_for(folder, num_drafts=3, ahead=most) for most in (1, 6))
+    monkeypatch.setattr(Cycles, "resume", noted)
+    one_by_one, by_device = (engine_for(folder, num_drafts=3, most=most) for most in (1, 6))
     expected, drafts = write(one_by_one, temperature, count=80)
     tokens, own = write(by_device, temperature, count=80)
     assert tokens == expected
@@ -114,7 +116,7 @@ def test_cycles_without_the_host(
 
 
 def test_a_rounded_head_changes_no_token(folder: Path) -> None:
-    tokens, drafts = write(engine_for(folder, weights="int8", ahead=6), 2.0)
+    tokens, drafts = write(engine_for(folder, weights="int8", most=6), 2.0)
     assert tokens == write(engine_for(folder, num_drafts=0), 2.0)[0]
     assert sum(len(path) for _, path in drafts[0]) > 5
 
@@ -136,8 +138,8 @@ def test_trees_that_the_kernels_do_not_draft_are_refused(folder: Path) -> None:
 
 def test_steps_that_nobody_took(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that ends or comes in the middle makes the others start anew."""
-    monkeypatch.setattr("outrider.engine.ahead.LIMIT_S", 60.0)
-    engine = engine_for(folder, ahead=6)
+    monkeypatch.setattr("outrider.engine.step.LIMIT_S", 60.0)
+    engine = engine_for(folder, most=6)
     params = SamplingParams(max_tokens=60, temperature=2.0, seed=9, ignore_eos=True)
     first, second = (engine.add(PROMPT[:n], params) for n in (20, 12))
     third = ""
@@ -154,23 +156,20 @@ def test_steps_that_nobody_took(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         assert [got] == write(plain, 2.0, [PROMPT[:length]], 60)[0]
 
 
-def test_the_end_of_others_steps_says_nothing_about_a_text(folder: Path) -> None:
-    """Steps ahead end for all of a batch, also for who was not begun: it is known as before."""
+def test_a_text_whose_steps_were_not_all_observed_is_read_anew(folder: Path) -> None:
     engine = engine_for(folder)
     proposer = engine.proposers["eagle3"]
     assert isinstance(proposer, Eagle3Proposer)
-    assert proposer.device_head is not None
-    request = engine.add(PROMPT, SamplingParams(max_tokens=8))
+    request = engine.add(PROMPT, SamplingParams(max_tokens=8, ignore_eos=True))
     steps = engine.run([request])
     next(steps)
     (view,) = engine.scheduler.running
-    assert proposer.goes_ahead([view])
-    proposer.device_head.steps = Steps(3, [5], [2], None)
-    proposer.end_ahead(view)
-    assert proposer.goes_ahead([view])
-    proposer._ahead = {view.id: [0, 2]}  # and of three steps two were taken
-    proposer.end_ahead(view)
-    assert not proposer.goes_ahead([view])
+    assert isinstance(proposer.plan([view], [3], 4), Chain)
+    step = Proposal([1, 2, 3], drafted=Drafted(0.1, 0.1, 4, 2))  # others follow
+    proposer.observe([view], [Observation(step, Verdict([], 5))])
+    assert isinstance(proposer.plan([view], [3], 4), Propose)
+    next(steps)  # without a draft: this step's states are seen
+    assert isinstance(proposer.plan([view], [3], 4), Chain)
     for _ in steps:
         pass
 
@@ -179,9 +178,9 @@ def test_prices_of_its_cycles_are_measured(folder: Path) -> None:
     engine = engine_for(folder)
     proposer = engine.proposers["eagle3"]
     assert isinstance(proposer, Eagle3Proposer)
-    target, head = engine.target, proposer.device_head
-    assert isinstance(target, CudaDecoder)
-    took = target.cycle_s(head, 2, 3, 20)
+    [executor] = engine.executors.fast
+    assert isinstance(executor, CudaExecutor)
+    took = executor.measure(proposer.device_head, 2, 3, 20)
     assert took is not None
     assert min(took) > 0
 

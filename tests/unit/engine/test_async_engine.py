@@ -183,7 +183,7 @@ def test_who_has_everything_disturbs_nobody_by_leaving(
     sync: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted: list[int] = []
-    monkeypatch.setattr(sync.ahead, "interrupt", lambda: interrupted.append(1))
+    monkeypatch.setattr(sync, "interrupt", lambda: interrupted.append(1))
 
     async def main() -> None:
         async with running(sync) as engine:

@@ -136,7 +136,7 @@ def test_a_drafter_that_is_always_wrong_is_switched_off(pair: tuple[Path, Path])
     def junk(view: SequenceView, budget: int) -> Proposal:
         return Proposal([0] * budget)
 
-    engine.proposers = {"scripted": Drafter(junk)}
+    engine.proposers["scripted"] = Drafter(junk)
     wish = Speculation(proposer="scripted", num_draft_tokens="auto")
     results = decode(engine, wish, max_tokens=140, banned_ids=(0,))
     drafted = sum(r.stats.num_proposals for r in results)

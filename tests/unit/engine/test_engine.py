@@ -55,7 +55,7 @@ def finish(
 
 def scripted(engine: Engine, answer: object, k: int = 4) -> Drafter:
     drafter = Drafter(answer)
-    engine.proposers = {"scripted": drafter}
+    engine.proposers["scripted"] = drafter
     engine.default = Speculation(proposer="scripted", num_draft_tokens=k)
     return drafter
 

@@ -11,15 +11,8 @@ import transformers
 
 from native_models import ISAS, ODD, batch_of, needs_native, random_tokens
 from outrider import native
-from outrider.contracts import (
-    LEVEL_STEP,
-    NUM_LEVELS,
-    StepBatch,
-    StopRule,
-    Stream,
-    TreeDraft,
-    TreeLimits,
-)
+from outrider.contracts import LEVEL_STEP, NUM_LEVELS, StepBatch, StopRule, Stream
+from outrider.model.capabilities import TreeDraft, TreeLimits
 from outrider.model.driver import Driver
 from outrider.model.native_decoder import NativeDecoder
 from outrider.noise import draw_key, gumbel, sequence_key
@@ -164,7 +157,7 @@ def test_a_cautious_drafter_stops_where_it_is_not_sure(
     random = np.random.default_rng(0)
     chances = [sorted(random.uniform(0.2, 1.0, NUM_LEVELS).tolist()) for _ in prompts]
     # Without floors nothing is left out, and every level is told.
-    same, levels = model.draft_cautiously(
+    same, levels = model.draft_with_stop_rules(
         batch(), most, rows, keys, [StopRule(some) for some in chances]
     )
     assert same == chains
@@ -179,7 +172,7 @@ def test_a_cautious_drafter_stops_where_it_is_not_sure(
     some_end_early = False
     for floors, toll in [([0.5], 0.0), ([0.1, 0.1, 0.2, 0.3, 0.4, 0.6], 0.3), ([1.1], 0.0)]:
         cautions = [StopRule(some, floors, toll) for some in chances]
-        got, drawn = model.draft_cautiously(batch(), most, rows, keys, cautions)
+        got, drawn = model.draft_with_stop_rules(batch(), most, rows, keys, cautions)
         num_drawn, num_taken = stopped(levels, chances, floors, toll)
         assert [len(some) for some in drawn] == num_drawn
         assert got == [chain[:n] for chain, n in zip(chains, num_taken, strict=True)]

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 import tiny_models
 from native_models import ISAS, ODD, batch_of, needs_native, random_tokens
 from outrider import native
-from outrider.contracts import DraftsInOneCall, Model, StepBatch
+from outrider.contracts import Model, StepBatch
 from outrider.errors import ConfigError, ModelError, UnknownName
+from outrider.model.capabilities import DraftsInOneCall
 from outrider.model.driver import Driver
 from outrider.model.native_decoder import NativeDecoder
 from outrider.model.torch_decoder import TorchDecoder

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from counted import take_your_time
 from native_models import needs_native
 from outrider.contracts import Draw, Observation, Proposal, Stream
 from outrider.engine.build import EngineConfig, build
@@ -349,14 +350,14 @@ def test_taps_are_computed_for_those_who_ask(folder: Path) -> None:
 @needs_native
 @pytest.mark.parametrize("options", [{}, {"children": 1}, {"floor": 0.0}])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_medusa_drafts_ahead_what_it_drafts_step_by_step(
+def test_medusa_drafts_by_plan_what_it_drafts_step_by_step(
     folder: Path,
     options: dict[str, object],
     temperature: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And a request that leaves in between takes no state along."""
-    monkeypatch.setattr("outrider.engine.ahead.LIMIT_S", 60.0)
+    take_your_time(monkeypatch)
     params = SamplingParams(
         max_tokens=60, temperature=temperature, top_p=0.9, seed=4, stop_ids=(250, 251)
     )

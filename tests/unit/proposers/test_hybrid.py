@@ -14,7 +14,6 @@ import pytest
 
 from native_models import needs_native
 from outrider.contracts import (
-    AheadStep,
     Draw,
     Needs,
     Observation,
@@ -23,6 +22,7 @@ from outrider.contracts import (
     SequenceView,
     Verdict,
 )
+from outrider.draft_plans import DraftPlan, Propose
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
@@ -345,7 +345,7 @@ def test_a_drafter_that_was_skipped_catches_up(
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-def going_ahead(folder: Path, **options: object) -> Engine:
+def planning(folder: Path, **options: object) -> Engine:
     """A model that drafts for itself, and what its text repeats."""
     model = str(write_tiny_llama(folder, max_positions=256))
     return build(
@@ -361,10 +361,10 @@ def going_ahead(folder: Path, **options: object) -> Engine:
 
 
 @needs_native
-def test_ahead_too_it_is_asked_for_as_much_as_pays_there(
+def test_by_plan_too_it_is_asked_for_as_much_as_pays_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = going_ahead(tmp_path)
+    engine = planning(tmp_path)
     asked = {(False, 2), (True, 5)}
 
     def choice(self: HybridProposer, track: Any, place: tuple[str, bool], budget: int) -> Choice:
@@ -372,16 +372,18 @@ def test_ahead_too_it_is_asked_for_as_much_as_pays_there(
         return chosen
 
     seen = set()
-    drafted_ahead = HybridProposer.drafted_ahead
+    observe = HybridProposer.observe
 
-    def noting(self: HybridProposer, view: SequenceView, step: AheadStep, index: int) -> str:
-        assert step.looked_up is not None
-        if view.params.max_tokens - len(view.tokens) > 20:  # near the end there are fewer
-            seen.add((bool(step.looked_up[index].tokens), len(step.chains[index])))
-        return drafted_ahead(self, view, step, index)
+    def noting(self: HybridProposer, views: Seq[SequenceView], observed: Seq[Observation]) -> None:
+        for view, one in zip(views, observed, strict=True):
+            drafted = one.proposal.drafted
+            num_left = view.params.max_tokens - len(view.tokens)  # near the end there are fewer
+            if drafted is not None and drafted.found is not None and num_left > 20:
+                seen.add((bool(drafted.found.tokens), len(one.proposal.tokens)))
+        observe(self, views, observed)
 
     monkeypatch.setattr(HybridProposer, "_draft_choice", choice)
-    monkeypatch.setattr(HybridProposer, "drafted_ahead", noting)
+    monkeypatch.setattr(HybridProposer, "observe", noting)
     params = SamplingParams(max_tokens=200, temperature=0.4, seed=3, ignore_eos=True)
     drafted = engine.add([5, 9, 2, 7], params)
     plain = engine.add([5, 9, 2, 7], params, speculation=Speculation(proposer=None))
@@ -396,7 +398,7 @@ def test_ahead_too_it_is_asked_for_as_much_as_pays_there(
 def test_without_a_lookup_nothing_is_asked_for_where_one_would_have_found_something(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = going_ahead(tmp_path, lookups=[])
+    engine = planning(tmp_path, lookups=[])
 
     def choice(self: HybridProposer, track: Any, place: tuple[str, bool], budget: int) -> Choice:
         return Choice(5, 9.0, 9.0) if place[1] else Choice(1, -9.0, -9.0)
@@ -408,11 +410,11 @@ def test_without_a_lookup_nothing_is_asked_for_where_one_would_have_found_someth
 
 
 @needs_native
-def test_what_an_unread_drafter_would_gain_is_counted_ahead_too(
+def test_what_an_unread_drafter_would_gain_is_counted_by_plan_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else nobody would ever read a long text again, once it did not pay."""
-    engine = going_ahead(tmp_path)
+    engine = planning(tmp_path)
     monkeypatch.setattr(HybridProposer, "_reads", lambda *_: False)
     params = SamplingParams(max_tokens=200, temperature=0.9, seed=3, ignore_eos=True)
     request = engine.add(list(range(2, 42)), params)
@@ -426,23 +428,23 @@ def test_what_an_unread_drafter_would_gain_is_counted_ahead_too(
 
 @needs_native
 @pytest.mark.parametrize("parts", [{"lookups": []}, {"drafters": []}])
-def test_one_side_goes_ahead_alone_where_the_other_never_wins(
+def test_one_side_plans_alone_where_the_other_never_wins(
     parts: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = going_ahead(tmp_path, **parts)
-    begun = []
-    begin = HybridProposer.begin_ahead
+    engine = planning(tmp_path, **parts)
+    plans: list[DraftPlan] = []
+    make_plan = HybridProposer.plan
 
-    def noting(self: HybridProposer, *args: Any) -> bool:
-        begun.append(begin(self, *args))
-        return begun[-1]
+    def noting(self: HybridProposer, *args: Any) -> DraftPlan:
+        plans.append(make_plan(self, *args))
+        return plans[-1]
 
-    monkeypatch.setattr(HybridProposer, "begin_ahead", noting)
+    monkeypatch.setattr(HybridProposer, "plan", noting)
     heat = 0.9 if "lookups" in parts else 0.0  # greedily, so small a model repeats itself
     params = SamplingParams(max_tokens=230, temperature=heat, seed=5, ignore_eos=True)
     drafted = engine.add([5, 9, 2, 7], params)
     reports = list(engine.run([drafted]))
-    assert any(begun)
+    assert any(not isinstance(plan, Propose) for plan in plans)
     if "lookups" in parts:  # the target drafts for itself: a drafter that lost track is refused
         events = [event for report in reports for event in report.events][1:-1]
         assert all(len(event.path) == len(event.draft_tokens) for event in events)

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 import torch
 
-from outrider.contracts import Draw, Laws, Proposal, SequenceView, Stream
+from outrider.contracts import Distributions, Draw, Proposal, SequenceView, Stream
 from outrider.errors import LossyPairing, UnknownName
 from outrider.noise import draw_key, gumbel
 from outrider.verifiers import VERIFIERS, exact_pairing, make_verifier
@@ -115,7 +115,7 @@ def test_coupled_takes_the_first_of_equal_siblings() -> None:
 def test_an_empty_draft_draws_from_p_with_residual_noise(name: str) -> None:
     rows = torch.rand(3, 7, generator=torch.Generator().manual_seed(0)).softmax(-1)
     batch = views(2, 3, 9)
-    laws = cast(Laws, Rows(rows, [0, 1, 2]))
+    laws = cast(Distributions, Rows(rows, [0, 1, 2]))
     verdicts = make_verifier(name).verify(batch, [Proposal() for _ in batch], laws)
     keys = [draw_key(v.seed, v.sample_index, len(v.tokens), Stream.RESIDUAL) for v in batch]
     expected = (rows.log() + gumbel(keys, 7, rows.device)).argmax(-1).tolist()

@@ -54,7 +54,7 @@ class Sequence:
     draw: Draw = Draw.DETERMINISTIC
     salt: str = ""
     edits: Edits | None = None
-    caution: StopRule | None = None
+    stop_rule: StopRule | None = None
 
 
 class LookUp(ABC):

@@ -1,4 +1,4 @@
-"""Plain steps ahead with a model that cannot run ahead by itself."""
+"""Several plain steps in one call of the python executor."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.contracts import AheadBatch, AheadStep, StepBatch, StepOutput
+from counted import count_runs, take_your_time
+from outrider.contracts import StepBatch, StepOutput
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine, Result
-from outrider.engine.plain_loop import PlainLoop
 from outrider.engine.request import Speculation
 from outrider.errors import EngineError
 from outrider.sampling import SamplingParams
@@ -19,27 +19,14 @@ from outrider.testing import write_tiny_llama
 PROMPTS = [[5, 9, 5, 9, 5, 9, 2], [1, 2, 3], [7] * 20]
 
 
+@pytest.fixture(autouse=True)
+def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_your_time(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("plain") / "target", max_positions=160)
-
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many steps came of each call."""
-    counted: list[int] = []
-    real = PlainLoop.run_ahead
-
-    def run_ahead(
-        self: PlainLoop, batch: AheadBatch, most_steps: int, limit_s: float
-    ) -> list[AheadStep]:
-        steps = real(self, batch, most_steps, limit_s)
-        counted.append(len(steps))
-        return steps
-
-    monkeypatch.setattr(PlainLoop, "run_ahead", run_ahead)
-    monkeypatch.setattr("outrider.engine.ahead.LIMIT_S", 60.0)  # however busy the machine is
-    return counted
 
 
 def make(model: Path, most: int) -> Engine:
@@ -62,31 +49,15 @@ def texts(results: list[Result]) -> list[tuple[list[int], str]]:
     return [(c.tokens, c.finish_reason) for result in results for c in result.completions]
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(max_tokens=40, ignore_eos=True),
-        SamplingParams(temperature=0.7, top_p=0.9, min_p=0.02, top_k=20, seed=5, max_tokens=33),
-        SamplingParams(temperature=1.0, seed=4, max_tokens=60, stop_ids=tuple(range(0, 256, 7))),
-        SamplingParams(temperature=0.9, seed=1, max_tokens=30, n=2),
-    ],
-    ids=["greedy", "filtered", "stops", "two samples"],
-)
-def test_the_same_tokens(model: Path, runs: list[int], params: SamplingParams) -> None:
-    expected = decode(make(model, 1), params)
-    assert not runs
-    assert texts(decode(make(model, 16), params)) == texts(expected)
-    assert max(runs) > 1
-
-
 @pytest.mark.parametrize("nan", [False, True])
-def test_a_pass_that_fails_later_is_the_steps_own_affair(
-    model: Path, runs: list[int], monkeypatch: pytest.MonkeyPatch, nan: bool
+def test_a_step_that_fails_once_is_repeated_alone(
+    model: Path, monkeypatch: pytest.MonkeyPatch, nan: bool
 ) -> None:
-    """Once: the steps before it stand, and the step by itself, which does not fail, goes on."""
+    """The steps before it in the same call stand."""
     params = SamplingParams(temperature=1.0, seed=2, max_tokens=40, ignore_eos=True)
     expected = texts(decode(make(model, 1), params))
     engine = make(model, 16)
+    runs = count_runs(engine)["python"]
     real, passes = engine.target.forward, 0
 
     def forward(batch: StepBatch) -> StepOutput:
@@ -100,11 +71,12 @@ def test_a_pass_that_fails_later_is_the_steps_own_affair(
 
     monkeypatch.setattr(engine.target, "forward", forward)
     assert texts(decode(engine, params)) == expected
-    assert runs[0] < 12 < sum(runs)
+    assert runs.calls[1] == 10  # of up to 16: the prompts' pass came first
+    assert passes == runs.num_steps + 1
 
 
 def test_a_model_that_fails_for_good_ends_the_request(
-    model: Path, runs: list[int], monkeypatch: pytest.MonkeyPatch
+    model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make(model, 16)
     real, passes = engine.target.forward, 0
@@ -118,14 +90,3 @@ def test_a_model_that_fails_for_good_ends_the_request(
     monkeypatch.setattr(engine.target, "forward", forward)
     with pytest.raises(EngineError, match="NaN"):
         decode(engine, SamplingParams(max_tokens=40, ignore_eos=True))
-
-
-def test_interrupted_it_goes_on_step_by_step(model: Path, runs: list[int]) -> None:
-    engine = make(model, 16)
-    params = SamplingParams(max_tokens=40, ignore_eos=True)
-    engine.interrupt()
-    expected = texts(decode(engine, params))
-    assert set(runs) == {1}
-    engine.resume()
-    assert texts(decode(engine, params)) == expected
-    assert max(runs) > 1

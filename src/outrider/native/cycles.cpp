@@ -1,6 +1,5 @@
-// Whole cycles one behind the other: draft, pass, draws, verdict, and round again, without coming
-// back to the caller. After a pass over all weights the caller's own code is cold; here it is
-// needed once for many tokens.
+// Several decoding cycles in one call: draft, pass, draws, verdict. After a pass over all weights the
+// caller's code has left the processor's caches; here it runs once for many tokens.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -60,12 +59,12 @@ struct Guess {
   }
 };
 
-// Who drafted.
+// What drafted.
 enum Source : int32_t { kNobody = 0, kFound = 1, kDrafted = 2 };
 
-class Ahead {
+class Cycles {
  public:
-  Ahead(OutriderModel& m, const int32_t* packed, const void* params, OutriderAhead& a)
+  Cycles(OutriderModel& m, const int32_t* packed, const void* params, OutriderCycles& a)
       : m_(m),
         a_(a),
         seqs_(size_t(a.num_seqs)),
@@ -106,9 +105,7 @@ class Ahead {
           std::max(most_drafts_[i], most_found_[i]) > a_.width)
         return set_error("more drafts than there is room for"), OUTRIDER_INVALID;
     }
-    const int32_t code = run_cycles();
-    if (a_.ended) std::copy(context_.begin(), context_.end(), a_.ended);
-    return code;
+    return run_cycles();
   }
 
  private:
@@ -134,9 +131,14 @@ class Ahead {
     return OUTRIDER_OK;
   }
 
+  // Where Medusa drafts: the target's state of sequence i's newest computed token, in this cycle.
+  float* states(size_t i) const {
+    return a_.states + (size_t(a_.cycles) * seqs_ + i) * size_t(m_.config.hidden);
+  }
+
   bool guesses() const { return a_.drafter && a_.drafter->is(OUTRIDER_MEDUSA); }
 
-  // What went well before stands.
+  // Cycles before a failed one stand.
   int32_t failed(int32_t code) const { return a_.cycles ? OUTRIDER_OK : code; }
 
   static int64_t reach(const int32_t* table, int width, int block_size) {
@@ -145,7 +147,7 @@ class Ahead {
     return int64_t(blocks) * block_size;
   }
 
-  // Drafts behind which the token that always comes is still wanted.
+  // Drafts after which the target may still emit its own token.
   int at_most(size_t i, int most) const { return std::min(most, left_[i] - 1); }
 
   // Whether every sequence has slots for all of a cycle's tokens.
@@ -185,7 +187,7 @@ class Ahead {
     return OUTRIDER_OK;
   }
 
-  // Takes what is found if that is to be taken; returns how much the drafter is asked for.
+  // Drafts what the look-up finds if that is to be taken; returns what the drafter is asked for.
   int look_up(size_t i) {
     sources_[i] = kNobody;
     counts_[i] = 0;
@@ -234,8 +236,8 @@ class Ahead {
     d.out_width = a_.width;
     d.states = a_.exit_layer ? states_.data() : nullptr;
     std::vector<int32_t> counts(seqs_);
-    if (a_.caution.chances) {
-      d.caution = a_.caution;
+    if (a_.stop_rules.chances) {
+      d.stop_rules = a_.stop_rules;
       d.levels = levels_.data();
       d.drawn = num_levels_.data();
       d.counts = counts.data();
@@ -243,7 +245,7 @@ class Ahead {
     OutriderModel* model = a_.exit_layer ? &m_ : a_.drafter;
     if (const int32_t code = outrider_draft(model, packed_.data(), &s, params_.data(), &d))
       return code;
-    for (size_t i = 0; a_.caution.chances && i < seqs_; ++i)
+    for (size_t i = 0; a_.stop_rules.chances && i < seqs_; ++i)
       if (asked_[i]) counts_[i] = counts[i];
     return OUTRIDER_OK;
   }
@@ -257,7 +259,7 @@ class Ahead {
     for (size_t i = 0; i < seqs_; ++i) {
       if (!asked_[i]) continue;
       members.push_back(i);
-      features.insert(features.end(), a_.states + i * hidden, a_.states + (i + 1) * hidden);
+      features.insert(features.end(), states(i), states(i) + hidden);
       depth = std::max(depth, std::min(asked_[i], a_.drafter->config.intermediate));
     }
     const int rows = depth * int(members.size());
@@ -413,15 +415,14 @@ class Ahead {
     return outrider_step_and_draw(&m_, packed_.data(), &s, draws.packed(), drawn_.data());
   }
 
-  // Notes drafts and draws, and moves every sequence on; true where it is time to stop.
+  // Judges and reports the drafts, and moves every sequence on; true where it is time to stop.
   bool judge() {
     bool finished = false;
-    const size_t stride = 5 * width_ + 6;
+    const size_t stride = 5 * width_ + 7;
     int32_t* out = a_.out + size_t(a_.cycles) * seqs_ * stride;
     const int32_t* drawn = drawn_.data();
     for (size_t i = 0; i < seqs_; ++i) {
       const int k = counts_[i];
-      report(i, drawn, out);
       // The nodes that the draws walk through, and these draws.
       std::vector<int32_t> path, emitted(1, drawn[0]);
       for (int node = 0, last = -1; node < k; ++node) {
@@ -432,12 +433,13 @@ class Ahead {
         emitted.push_back(drawn[1 + node]);
       }
       const int kept = int(path.size());
+      report(i, path, emitted.back(), out);
       for (const int32_t token : emitted) finished = finished || finishes(i, token);
       if (guesses()) {
         const size_t hidden = size_t(m_.config.hidden);
         const size_t row = size_t(drawn - drawn_.data()) + (kept ? size_t(path.back()) + 1 : 0);
         const float* state = tapped_.data() + row * hidden;
-        std::copy(state, state + hidden, a_.states + i * hidden);
+        std::copy(state, state + hidden, states(i) + seqs_ * hidden);
       }
       if (parents_[i]) line_up(i, path);
       if (a_.lookups && a_.lookups[i]) a_.lookups[i]->extend(emitted.data(), kept + 1);
@@ -450,7 +452,7 @@ class Ahead {
         pending_[i].insert(pending_[i].end(), emitted.begin(), emitted.end());
       }
       if (a_.copies && k) {
-        const int at = place(i) + k;  // of the token behind the drafts
+        const int at = place(i) + k;  // of the token after the drafts
         finished = finished || kept < k || num_right(i) <= k || script(i)[at] != emitted.back();
       }
       last_[i] = emitted.back();
@@ -463,14 +465,16 @@ class Ahead {
     return finished;
   }
 
-  void report(size_t i, const int32_t* drawn, int32_t* out) {
+  void report(size_t i, const std::vector<int32_t>& path, int32_t next, int32_t* out) {
     const int k = counts_[i], size = found(i)[0];
     out[0] = sources_[i];
     out[1] = k;
     out[2] = size;
     out[3] = found(i)[1];
     out[4] = num_levels_[i];
-    out += 5;
+    out[5] = int32_t(path.size());
+    out[6] = next;
+    out += 7;
     std::copy(drafts(i), drafts(i) + k, out);
     out += width_;
     for (const int32_t* from : {found(i) + 2, found(i) + 2 + size}) {
@@ -479,7 +483,7 @@ class Ahead {
     }
     const int32_t* levels = levels_.data() + i * width_;
     std::copy(levels, levels + num_levels_[i], out);
-    std::copy(drawn, drawn + k + 1, out + width_);
+    std::copy(path.begin(), path.end(), out + width_);
   }
 
   // Moves the keys and values of a path through a tree to where a chain's would lie.
@@ -500,7 +504,7 @@ class Ahead {
   }
 
   OutriderModel& m_;
-  OutriderAhead& a_;
+  OutriderCycles& a_;
   size_t seqs_, width_;
   std::vector<uint64_t> params_;
   DraftParams p_;
@@ -521,11 +525,11 @@ class Ahead {
 }  // namespace
 }  // namespace outrider
 
-extern "C" int32_t outrider_run_ahead(OutriderModel* m, const int32_t* packed, const void* params,
-                                      OutriderAhead* a) {
+extern "C" int32_t outrider_run_cycles(OutriderModel* m, const int32_t* packed, const void* params,
+                                      OutriderCycles* a) {
   a->cycles = 0;
   if (a->num_seqs < 1 || a->width < 0 || a->table_width < 0 || a->draft_table_width < 0) {
     return outrider::set_error("negative size"), OUTRIDER_INVALID;
   }
-  return outrider::guarded([&] { return outrider::Ahead(*m, packed, params, *a).run(); });
+  return outrider::guarded([&] { return outrider::Cycles(*m, packed, params, *a).run(); });
 }

@@ -1,20 +1,18 @@
-"""Steps computed ahead: the same tokens, nothing held for longer, no harm by what comes between."""
+"""Several steps in one native call: what they hold, and what may come between."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from counted import Counted, Runs, take_your_time
 from native_models import needs_native
 from outrider.bench.synthetic import add_synthetic
-from outrider.contracts import AheadBatch, AheadStep
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine, Result
 from outrider.engine.request import Speculation
-from outrider.model.native_decoder import NativeDecoder
 from outrider.proposers.draft_model import DraftModelProposer
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
@@ -38,22 +36,22 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return target, write_tiny_llama(folder / "draft", num_layers=1, max_positions=96)
 
 
-@dataclass
-class Runs:
-    """What a target was asked for, and how many steps came of it."""
-
-    asked: int = 0
-    steps: int = 0
-
-
 Make = Callable[..., Engine]
 
 
 @pytest.fixture
-def make(pair: tuple[Path, Path]) -> Make:
+def runs() -> Runs:
+    """Of the native executors of all engines."""
+    return Runs()
+
+
+@pytest.fixture
+def make(pair: tuple[Path, Path], runs: Runs, monkeypatch: pytest.MonkeyPatch) -> Make:
+    take_your_time(monkeypatch)
+
     def make_one(most: int, **settings: object) -> Engine:
         config = {"kv_tokens": 1024, "block_size": 8, "prefix_caching": False, **settings}
-        return build(
+        engine = build(
             EngineConfig(
                 model=str(pair[0]),
                 draft_model=str(pair[1]),
@@ -63,26 +61,10 @@ def make(pair: tuple[Path, Path]) -> Make:
                 **config,  # type: ignore[arg-type]
             )
         )
+        engine.executors.fast[:] = [Counted(one, runs) for one in engine.executors.fast]
+        return engine
 
     return make_one
-
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
-    counted = Runs()
-    real = NativeDecoder.run_ahead
-
-    def run_ahead(
-        self: NativeDecoder, batch: AheadBatch, most_steps: int, limit_s: float
-    ) -> list[AheadStep]:
-        steps = real(self, batch, most_steps, limit_s)
-        counted.asked += 1
-        counted.steps += len(steps)
-        return steps
-
-    monkeypatch.setattr(NativeDecoder, "run_ahead", run_ahead)
-    monkeypatch.setattr("outrider.engine.ahead.LIMIT_S", 60.0)  # however busy the machine is
-    return counted
 
 
 def finish(engine: Engine, requests: list[str]) -> list[Result]:
@@ -103,48 +85,6 @@ def decode(
     )
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(max_tokens=40, ignore_eos=True),
-        SamplingParams(temperature=1.0, seed=3, max_tokens=40),
-        SamplingParams(temperature=0.7, top_p=0.9, min_p=0.02, top_k=20, seed=5, max_tokens=33),
-        SamplingParams(temperature=1.0, seed=4, max_tokens=60, stop_ids=tuple(range(0, 256, 7))),
-        SamplingParams(temperature=0.9, seed=1, max_tokens=30, n=2),
-    ],
-    ids=["greedy", "sampled", "filtered", "stops", "two samples"],
-)
-@pytest.mark.parametrize(
-    "wishes",
-    [
-        [PLAIN],
-        [DRAFTED],
-        [DRAFTED, PLAIN, Speculation(proposer="draft-model", num_draft_tokens=1)],
-        [EXIT],
-        [EXIT, PLAIN, Speculation(proposer="early-exit", num_draft_tokens=1)],
-    ],
-    ids=["plain", "drafted", "ragged", "early exit", "ragged early exit"],
-)
-def test_the_same_tokens_and_events(
-    make: Make, runs: Runs, params: SamplingParams, wishes: list[Speculation]
-) -> None:
-    prompts = PROMPTS[: len(wishes)]
-    one = decode(make(1), params, wishes, prompts)
-    assert runs.asked == 0
-    engine = make(8)
-    many = decode(engine, params, wishes, prompts)
-    assert runs.steps > runs.asked > 0
-    for a, b in zip(one, many, strict=True):
-        assert [c.tokens for c in a.completions] == [c.tokens for c in b.completions]
-        assert [c.text for c in a.completions] == [c.text for c in b.completions]
-        assert [c.finish_reason for c in a.completions] == [c.finish_reason for c in b.completions]
-        if len(wishes) == 1 and params.n == 1:  # otherwise steps group differently
-            assert a.stats.num_drafted == b.stats.num_drafted
-            assert a.stats.num_accepted == b.stats.num_accepted
-            assert a.stats.num_steps == b.stats.num_steps
-    assert engine.kv.num_free_blocks == engine.kv.num_blocks
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_cautious_drafts_are_what_single_steps_draft(
     make: Make, runs: Runs, temperature: float
@@ -162,9 +102,9 @@ def test_cautious_drafts_are_what_single_steps_draft(
         return [engine.collect(request).tokens for request in requests], drafted
 
     tokens, drafted = decoded(1, auto)
-    assert runs.asked == 0
+    assert runs.num_calls == 0
     assert decoded(8, auto) == (tokens, drafted)
-    assert runs.steps > runs.asked > 0
+    assert runs.num_steps > runs.num_calls > 0
     assert decoded(1, PLAIN)[0] == tokens
     assert {0, 1, 2} < {len(some) for some in drafted}
 
@@ -196,7 +136,7 @@ def test_up_to_the_end_of_both_contexts(make: Make, runs: Runs) -> None:
     (many,) = decode(engine, params, [DRAFTED], PROMPTS[:1])
     assert len(many.prompt_tokens) + len(many.tokens) == 160
     assert many.tokens == one.tokens
-    assert runs.steps > runs.asked > 0
+    assert runs.num_steps > runs.num_calls > 0
 
 
 def test_blocks_are_given_back_with_the_last_step(make: Make, runs: Runs) -> None:
@@ -260,7 +200,7 @@ def test_who_cannot_be_admitted_holds_up_nobody(make: Make, runs: Runs) -> None:
 
     one_by_one, engine = make(1), make(8, max_sequences=2)
     expected = finish(one_by_one, add_all(one_by_one))
-    runs.asked = runs.steps = 0
+    runs.calls.clear()
     requests = add_all(engine)
     num_while_waiting = 0
     scheduler = engine.scheduler
@@ -269,32 +209,10 @@ def test_who_cannot_be_admitted_holds_up_nobody(make: Make, runs: Runs) -> None:
         assert scheduler.is_full or not scheduler.waiting or not engine.has_ready_steps
     assert [engine.collect(r).tokens for r in requests] == [r.tokens for r in expected]
     assert num_while_waiting > 4
-    assert runs.steps > 2 * runs.asked
+    assert runs.num_steps > 2 * runs.num_calls
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2),
-        SamplingParams(max_tokens=12, ignore_eos=True, stop=("zzz",)),
-        SamplingParams(max_tokens=12, ignore_eos=True, repetition_penalty=1.2),
-    ],
-    ids=["logprobs", "stop strings", "penalties"],
-)
-def test_what_needs_more_than_draws_goes_step_by_step(
-    make: Make, runs: Runs, params: SamplingParams
-) -> None:
-    decode(make(8), params, [DRAFTED], PROMPTS[:1])
-    assert runs.asked == 0
-
-
-def test_ratio_rules_go_step_by_step(make: Make, runs: Runs) -> None:
-    wish = Speculation(proposer="draft-model", num_draft_tokens=4, verifier="token")
-    decode(make(8), SamplingParams(max_tokens=12, temperature=1.0, seed=1), [wish], PROMPTS[:1])
-    assert runs.asked == 0
-
-
-@pytest.mark.parametrize("method", ["drafted_ahead", "end_ahead"])
+@pytest.mark.parametrize("method", ["plan", "observe"])
 def test_a_drafter_that_fails_in_between_costs_speed_only(
     make: Make, runs: Runs, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -307,7 +225,7 @@ def test_a_drafter_that_fails_in_between_costs_speed_only(
     engine = make(8)
     (result,) = decode(engine, params, [DRAFTED], PROMPTS[:1])
     assert result.tokens == plain.tokens
-    assert runs.steps > runs.asked > 0
+    assert runs.num_steps > runs.num_calls > 0
     assert engine.kv.num_free_blocks == engine.kv.num_blocks
 
 
@@ -340,7 +258,7 @@ def test_copies_go_on_while_the_target_agrees(make: Make, runs: Runs) -> None:
             assert engine.kv.num_free_blocks == engine.kv.num_blocks
             accepted.append(result.stats.num_accepted)
         if proposer == "prediction":
-            assert runs.steps > runs.asked > 0
+            assert runs.num_steps > runs.num_calls > 0
             assert min(accepted) > 30
 
 
@@ -363,7 +281,7 @@ def test_what_is_looked_up_is_what_single_steps_look_up(
             [(e.tokens, e.draft_tokens, e.draft_parents, e.source, e.path) for e in steps]
         )
     assert events[0] == events[1]
-    assert runs.steps > runs.asked > 0
+    assert runs.num_steps > runs.num_calls > 0
     if wish is SUFFIX:
         assert any(parents is not None for _, _, parents, _, _ in events[1])
 
@@ -380,7 +298,7 @@ def test_hybrid_looks_up_and_drafts_in_one_call(make: Make, runs: Runs, temperat
         engine.kv.check()
         sources |= {event.source for event in report.events}
     assert [engine.collect(request).tokens for request in requests] == [r.tokens for r in plain]
-    assert runs.steps > runs.asked > 0
+    assert runs.num_steps > runs.num_calls > 0
     assert "draft-model" in sources
     assert sources <= {"", "suffix", "draft-model"}
     assert engine.kv.num_free_blocks == engine.kv.num_blocks
@@ -403,7 +321,7 @@ def test_a_prescribed_acceptance_is_kept(make: Make, runs: Runs) -> None:
                 lengths.append(result.stats.num_accepted / result.stats.num_steps)
         rates[most] = sum(lengths) / len(lengths)
     expected = 0.7 + 0.7**2 + 0.7**3
-    assert runs.steps > runs.asked > 0
+    assert runs.num_steps > runs.num_calls > 0
     for rate in rates.values():
         assert abs(rate - expected) < 0.2
 
@@ -414,7 +332,7 @@ def test_interrupted_it_goes_on_step_by_step(make: Make, runs: Runs, wish: Specu
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     engine.interrupt()
     decode(engine, params, [wish], PROMPTS[:1])
-    assert runs.asked == runs.steps > 2
+    assert runs.num_calls == runs.num_steps > 2
     engine.resume()
     decode(engine, params, [wish], PROMPTS[:1])
-    assert runs.asked < runs.steps
+    assert runs.num_calls < runs.num_steps

@@ -1,45 +1,41 @@
-"""The target's pass over one step, and the two ways it can fail without taking the engine along.
+"""The target's pass over one step, and two failures that it survives.
 
-Memory that runs out is first sought from the drafts: they are optional, the step is not. Logits
-that are not numbers belong to the sequences whose rows they are in: rows never mix, so the
-others' tokens are what they would have been.
+When memory runs out, the pass is repeated without drafts. Logits that are NaN fail the requests
+whose rows they are in: rows never mix, so the other requests' tokens are right.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from outrider.contracts import Begun, Proposal, StepBatch, StepOutput
-from outrider.engine.drafting import release_drafts, taps_for
-from outrider.engine.logprobs import prompt_rows, score_prompts
-from outrider.engine.request import Sequence
-from outrider.engine.scheduler import Scheduled
+from outrider.contracts import Begun, Model, Proposal, StepBatch, StepOutput
 from outrider.errors import EngineError, Overloaded
+from outrider.events import TokenLogprob
+from outrider.executors.base import Line, RunningSequence
 from outrider.kv.cache import KVCache
 from outrider.layout import Slice, pack
-from outrider.sampling import RowDraws, RowLaws, true_vocabulary
+from outrider.sampling import RowDistributions, RowDraws, true_vocabulary
 
-if TYPE_CHECKING:
-    from outrider.engine.engine import Engine
+Lines = Seq[Line[RunningSequence]]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Pass:
-    """What one pass of the target said."""
+    """What the target said."""
 
-    laws: RowLaws
+    distributions: RowDistributions
     taps: dict[int, torch.Tensor]
     failures: dict[str, EngineError]  # request id -> why its logits cannot be used
 
 
 class TurnedAway(Exception):
-    """Memory was too short even without drafts: nothing moved, and one request has to go."""
+    """Memory is too short even without drafts: no sequence moved, and one request has to go."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__(request_id)
@@ -47,24 +43,26 @@ class TurnedAway(Exception):
         self.failures: dict[str, EngineError] = {request_id: error}
 
 
-def forward(engine: Engine, lines: list[Scheduled], proposals: list[Proposal]) -> Pass:
-    """One pass; once more without drafts where memory ran out, and then `proposals` is emptied.
+def forward(
+    target: Model, kv: KVCache, lines: Lines, proposals: list[Proposal], taps: tuple[int, ...]
+) -> Pass:
+    """One pass, repeated without drafts if memory runs out: `proposals` is emptied then.
 
     Raises TurnedAway, or what the model raises.
     """
-    batch, output = _run(engine, lines, proposals)
+    batch, output = _run(target, kv, lines, proposals, taps)
     logits_RV = output.logits_RV
-    num_tokens = engine.target.spec.num_tokens
+    num_tokens = target.spec.num_tokens
     broken: list[int] = []
     if any(line.sequence.scores_prompt for line in lines):
         num_rows = len(proposals) + sum(map(len, proposals))
-        # Beyond the laws: rows that score a prompt.
+        # After the rows that are drawn from: rows that score a prompt.
         scored_RV = true_vocabulary(logits_RV[num_rows:], num_tokens)
         broken = (scored_RV.isnan().any(dim=-1).nonzero().flatten() + num_rows).tolist()
         score_prompts(lines, scored_RV)
         logits_RV = logits_RV[:num_rows]
     ready = [line.sequence for line in lines if line.is_last_chunk]
-    laws = RowLaws(
+    distributions = RowDistributions(
         logits_RV,
         ready,
         proposals,
@@ -73,48 +71,43 @@ def forward(engine: Engine, lines: list[Scheduled], proposals: list[Proposal]) -
         how=batch.draws,
         draws=output.draws,
     )
-    broken += laws.mend()
+    broken += distributions.mend()
     failures = _failures(lines, proposals, broken) if broken else {}
-    return Pass(laws, output.taps, failures)
+    return Pass(distributions, output.taps, failures)
 
 
 def _run(
-    engine: Engine, lines: list[Scheduled], proposals: list[Proposal]
+    target: Model, kv: KVCache, lines: Lines, proposals: list[Proposal], taps: tuple[int, ...]
 ) -> tuple[StepBatch, StepOutput]:
-    taps = taps_for(engine, (line.sequence for line in lines))
     while True:
-        batch = _layout(engine.kv, lines, proposals, taps)
+        batch = _layout(kv, lines, proposals, taps)
         try:
-            return batch, engine.target.forward(batch)
+            return batch, target.forward(batch)
         except Exception as error:
             if not out_of_memory(error):
                 raise
             if not any(map(len, proposals)):
-                raise _turn_away(engine, lines) from error
+                raise _turn_away(lines) from error
         logger.warning("out of memory in a pass with drafts; this step is repeated without them")
         proposals[:] = [Proposal() for _ in proposals]
 
 
-def _turn_away(engine: Engine, lines: list[Scheduled]) -> TurnedAway:
-    for line in lines:
-        release_drafts(engine, line.sequence)  # they drafted for a step that did not happen
-    # The most tokens, then the latest.
-    victim = max(lines, key=lambda line: (line.num_tokens, line.sequence.id)).sequence.request.id
+def _turn_away(lines: Lines) -> TurnedAway:
+    """The request with the most tokens in the pass, of these the latest."""
+    victim = max(lines, key=lambda line: (line.num_tokens, line.sequence.id)).sequence.request_id
     logger.error("out of memory without drafts; request %s is turned away", victim)
     return TurnedAway(victim)
 
 
-def _failures(
-    lines: list[Scheduled], proposals: list[Proposal], broken: list[int]
-) -> dict[str, EngineError]:
+def _failures(lines: Lines, proposals: list[Proposal], broken: list[int]) -> dict[str, EngineError]:
     """Which requests the broken rows of logits belong to."""
-    owners: list[Sequence] = []
+    owners: list[RunningSequence] = []
     ready = (line.sequence for line in lines if line.is_last_chunk)
     for sequence, proposal in zip(ready, proposals, strict=True):
         owners += [sequence] * (1 + len(proposal))
     for line in lines:
         owners += [line.sequence] * len(prompt_rows(line))
-    failed = {owners[row].request.id for row in broken}
+    failed = {owners[row].request_id for row in broken}
     logger.error("the target returned NaN for %d of %d sequences", len(failed), len(lines))
     return {request: EngineError("the model returned logits that are NaN") for request in failed}
 
@@ -127,8 +120,8 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "not enough memory" in str(error)
 
 
-def _begun(lines: list[Scheduled], proposals: list[Proposal]) -> Begun | None:
-    """Where drafting ran the first layers for every row of the pass: what they left."""
+def _begun(lines: Lines, proposals: list[Proposal]) -> Begun | None:
+    """The states after the first layers, if drafting ran these for every row of the pass."""
     first = proposals[0].begun if proposals else None
     if first is None or len(lines) > len(proposals):
         return None
@@ -142,12 +135,12 @@ def _begun(lines: list[Scheduled], proposals: list[Proposal]) -> Begun | None:
 
 
 def _layout(
-    kv: KVCache, lines: list[Scheduled], proposals: list[Proposal], taps: tuple[int, ...]
+    kv: KVCache, lines: Lines, proposals: list[Proposal], taps: tuple[int, ...]
 ) -> StepBatch:
     drafts = iter(proposals)
     slices = []
     ready = []
-    untouched = True  # the logits that tokens are drawn from, and those are all there are
+    untouched = True  # the model may draw: no row is edited, and none scores a prompt
     for line in lines:
         s, start, stop = line.sequence, line.start, line.start + line.num_tokens
         scored = prompt_rows(line)
@@ -169,3 +162,42 @@ def _layout(
     if untouched:
         batch.draws = RowDraws.of(ready, proposals)
     return batch
+
+
+# Log-probabilities of the model itself.
+
+
+def token_logprob(logprobs_V: torch.Tensor, token: int, num_top: int) -> TokenLogprob:
+    values, ids = logprobs_V.topk(min(num_top, len(logprobs_V)))
+    top = dict(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprob(token, float(logprobs_V[token]), top)
+
+
+def prompt_rows(line: Line[RunningSequence]) -> range:
+    """Positions of this line whose logits score a token of the prompt that has no score yet.
+
+    The logits of position i are about token i + 1.
+    """
+    s = line.sequence
+    if not s.scores_prompt:
+        return range(0)
+    stop = min(line.start + line.num_tokens, s.num_prompt_tokens - 1)
+    return range(max(line.start, len(s.prompt_logprobs)), stop)
+
+
+def score_prompts(lines: Seq[Line[RunningSequence]], logits_RV: torch.Tensor) -> None:
+    """Appends to each sequence's `prompt_logprobs` what this step's extra rows say.
+
+    `logits_RV` are those rows over true tokens, line by line, as `prompt_rows` lists them. Call it
+    before anything is committed.
+    """
+    row = 0
+    for line in lines:
+        sequence = line.sequence
+        num_top = sequence.params.prompt_logprobs
+        for position in prompt_rows(line):
+            assert num_top is not None
+            logprobs_V = logits_RV[row].log_softmax(dim=-1)
+            token = sequence.tokens[position + 1]
+            sequence.prompt_logprobs.append(token_logprob(logprobs_V, token, num_top))
+            row += 1

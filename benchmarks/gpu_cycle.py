@@ -1,16 +1,8 @@
-"""Whole speculative cycles on the device: draft loop, verifying pass, verdict, next inputs.
+"""Whole speculative cycles on the device without the engine: what the executor's parts can do.
 
-A cycle of a batch is one graph launch, or two where its parts are to be timed. The host learns what
-was emitted through a small asynchronous copy, and reads a cycle's while the next one runs: it
-decides when to stop, nothing else. Coupled sample-match, temperature without filters; without a
-draft model the same cycle is plain decoding. A rejected draft costs no rollback: its slots are
-written again.
-
-A pass over sixteen tokens hardly takes longer than one over five. So beside a chain of drafts those
-tokens are verified that nearly were drafted: one of these is the target's draw about every other
-time that a draft is not, and then the draw behind it counts as well.
-
-Shape legend: S sequences, L places of a line (two committed tokens, drafts, runners-up).
+A cycle of a batch is one graph launch. The host learns what a cycle emitted through a small
+asynchronous copy and reads it while the next cycle runs. Coupled sample-match, temperature without
+filters; without a draft model the same cycle is plain decoding.
 """
 
 from __future__ import annotations
@@ -22,9 +14,9 @@ import torch
 
 from outrider.contracts import StepBatch, Stream
 from outrider.cuda.inputs import MAX_TOKENS, make_event
-from outrider.cuda.ops import MAX_WIDTH, Pass
+from outrider.cuda.ops import MAX_WIDTH
+from outrider.executors.cuda_cycles import draft_part, verify_part
 from outrider.model.cuda_decoder import CudaDecoder
-from outrider.model.cuda_eagle3 import CudaEagle3
 from outrider.noise import as_signed, sequence_key
 
 _CHUNK = 512  # of a prompt
@@ -157,48 +149,3 @@ class Cycle:
             self.num_sequences, 1 + self.num_drafts * (1 + self.num_others), self.num_others
         )
         verify_part(self.target, self.draft, where, self._report, self._moves)
-
-
-def draft_part(draft: CudaDecoder, num_sequences: int, num_drafts: int, num_others: int) -> None:
-    """Lays out the last two committed tokens of each line and drafts from there.
-
-    Twice the same token at times: after a full accept one is new to the drafter.
-    """
-    if isinstance(draft, CudaEagle3):
-        draft.draft(num_sequences, num_drafts + 1, num_drafts, num_others=num_others)
-        return
-    on = draft.inputs.device
-    line, committed = draft.line[:num_sequences], on["committed"][:num_sequences]
-    two = draft.inputs.at(num_sequences, 2)
-    secrets = on["secrets"][:num_sequences]
-    draft.ops.place(line, committed, secrets, 0, draft.block_size, two, on["keys"])
-    draft.draft(num_sequences, 2, num_drafts, num_others=num_others)
-
-
-def verify_part(
-    target: CudaDecoder,
-    draft: CudaDecoder | None,
-    where: Pass,
-    report: torch.Tensor,
-    moves: torch.Tensor,
-) -> None:
-    """The target's pass over the newest token and the drafts, its draws, and the verdict.
-
-    Behind it a head's next draft is laid out, too.
-    """
-    head = draft if isinstance(draft, CudaEagle3) else None
-    num_sequences = where.num_sequences
-    # The state lies where drafting needs it; a head counts rows of its own.
-    on = (target if draft is None or head is not None else draft).inputs.device
-    line, committed = (draft or target).line[:num_sequences], on["committed"][:num_sequences]
-    keys = target.inputs.device["keys"]
-    secrets = on["secrets"][:num_sequences]
-    target.ops.place(line, committed, secrets, 1, target.block_size, where, keys)
-    target.compute(where, taps=() if head is None else head.taps)
-    target.draw(num_sequences * where.width)
-    draws = target.drawn[: num_sequences * where.width].view(num_sequences, -1)
-    target.ops.settle(line, committed, draws, where, report, moves)
-    if where.num_others:
-        target.move(moves)
-    if head is not None:
-        head.follow(report, where, target.tapped(head.taps).flatten(1))
