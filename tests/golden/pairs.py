@@ -36,7 +36,8 @@ Tokens = list[list[int]]
 @dataclass(frozen=True)
 class Drafter:
     """A proposer and how it is set up. `engine`: "trees" has every proposer's defaults, "chains"
-    the proposers of trees restricted to chains, "foreign" a draft model with other token ids."""
+    the proposers of trees restricted to chains, "foreign" and "text" a draft model with other token
+    ids, for the two methods of cross-vocab."""
 
     proposer: str
     k: int = 4
@@ -53,6 +54,7 @@ class Drafter:
 DRAFTERS = (
     Drafter("cascade"),
     Drafter("cross-vocab", engine="foreign"),
+    Drafter("cross-vocab", engine="text"),
     Drafter("dflash"),
     Drafter("draft-model"),
     Drafter("draft-tree", k=8),
@@ -100,14 +102,14 @@ def load(family: Family, engine: str, backend: str) -> LLM:
     options["early-exit"] = {"exit_layer": 2}
     options["draft-model"] = {"dtype": "float32"}
     options["cascade"] = {"mid": str(family.mid), "passes": 3}
-    options["cross-vocab"] = {"method": "intersection"}
+    options["cross-vocab"] = {"method": "text" if engine == "text" else "intersection"}
     options["suffix"] = {"shared_tokens": 0}
     if engine == "chains":
         options["suffix"]["tree"] = False
         options["eagle3"]["children"] = 1
         options["medusa"]["children"] = 1
     config: dict[str, Any] = {
-        "draft_model": str(family.foreign if engine == "foreign" else family.draft),
+        "draft_model": str(family.foreign if engine in ("foreign", "text") else family.draft),
         "proposer": "ngram",
         "proposer_options": options,
         "num_draft_tokens": 0,
@@ -232,7 +234,7 @@ def record_bundled(backend: str) -> dict[str, Tokens]:
 
 def record(family: Family, backend: str) -> dict[str, dict[str, Tokens]]:
     """{"plain": {sampling: tokens}, drafter's label: {"rule sampling": tokens}}"""
-    engines = {name: load(family, name, backend) for name in ("trees", "chains", "foreign")}
+    engines = {name: load(family, name, backend) for name in {d.engine for d in DRAFTERS}}
     plain = {name: generate(engines["trees"], prompts(), p) for name, p in COUPLED.items()}
     guess = prediction(plain["T=1"])
     return {"plain": plain} | {d.label: ratio(engines[d.engine], d, guess) for d in DRAFTERS}
