@@ -209,16 +209,10 @@ def of(
     `changes` are by field: `default` or what is declared otherwise for this command.
     """
     declared = {name: param for name, param in params(config).items() if param.cli}
-    if not wanted:
-        names = list(declared)
-    else:
-        names = [
-            name
-            for key in wanted
-            for name in ([key] if key in declared else [])
-            + [name for name, param in declared.items() if param.panel == key]
-        ]
-        assert all(key in declared or key in PANELS for key in wanted), wanted
+    names = [] if wanted else list(declared)
+    for key in wanted:
+        assert key in declared or key in PANELS, key
+        names += [name for name, param in declared.items() if key in (name, param.panel)]
     return Group(config, tuple(name for name in names if name not in without), changes)
 
 
@@ -289,11 +283,6 @@ def given_names(context: Any) -> set[str]:
     """The parameters that the user wrote on the command line."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source and source.name != "DEFAULT"}
-
-
-def flag_of(name: str, *configs: type) -> str:
-    """The option of a parameter, for an error message."""
-    return next(params(config)[name].flag for config in configs if name in params(config))
 
 
 # --- HTTP bodies ----------------------------------------------------------------------------------

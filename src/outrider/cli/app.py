@@ -1,4 +1,4 @@
-"""The `outrider` command: its subcommands, and the options that stand before them.
+"""The `outrider` command: its subcommands, and the options before the subcommand.
 
 Nothing here imports torch: `outrider --help` and `outrider theory` answer at once. Commands import
 the engine inside their functions.
@@ -40,7 +40,7 @@ ALIASES = {
 
 
 def canonical(name: str) -> str:
-    """An option's own name for what was typed: underscores and other tools' names are fine."""
+    """The option's own name: accepts underscores and the names of other tools."""
     name = name.replace("_", "-") if len(name) > 1 else name
     return ALIASES.get(name, name)
 

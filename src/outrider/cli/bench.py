@@ -168,7 +168,7 @@ def _load(options: Options, batch: int) -> Engine:
             **options,
             max_sequences=max(EngineConfig.max_sequences, batch),
             max_step_tokens=max(EngineConfig.max_step_tokens, 24 * batch),
-            prefix_caching=False,  # or the first contender would compute the others' prompts
+            prefix_caching=False,  # the first contender would fill the cache for the others
         ).engine
 
 
@@ -181,7 +181,7 @@ def _ours(engine: Engine, work: Options) -> list[Contender]:
 
 
 def _collect(found: Result, measured: Iterable[list[Row]], output: Options) -> None:
-    """Writes after each part: what is measured is kept, whatever happens next."""
+    """Writes the files after each part, so that an interrupted run keeps its results."""
     for rows in measured:
         found.rows += rows
         if "out" in output:
@@ -218,7 +218,7 @@ def _conclude(found: Result, output: Options, as_json: bool) -> None:
 
 
 def _tells(rows: list[Row], column: str) -> bool:
-    """Whether a column says anything: something other than one and the same setting."""
+    """Whether a column holds information: values that differ, or figures."""
     values = {str(row.get(column, "")) for row in rows}
     return values != {""} and (
         len(values) > 1 or column not in ("temperature", "batch", "workload")

@@ -15,18 +15,17 @@ from outrider.options import (
     KEY_VARIABLE,
     Options,
     expanded,
-    flag_of,
     of,
     option,
     read_count,
     read_keys,
 )
-from outrider.parameters import INPUT, OUTPUT, default_of
+from outrider.parameters import INPUT, OUTPUT, default_of, params
 
 if TYPE_CHECKING:
     from outrider.cli.partners import Partner, Settings, Step
 
-LOCAL = ("device", "dtype", "backend", "threads")  # what a server chooses for itself
+LOCAL = ("device", "dtype", "backend", "threads")  # parameters that a server has set for itself
 EXAMPLE = "Example: outrider chat --url http://127.0.0.1:8000"
 
 HELP = """\
@@ -37,7 +36,7 @@ HELP = """\
 /seed [N|off]           the same seed gives the same answer; off: a fresh one each time
 /reset                  forget the conversation
 /quit                   leave (also Ctrl-D)
-A line that ends in \\ goes on. Ctrl-C stops the answer, twice leaves."""
+A line that ends in \\ continues. Ctrl-C stops the answer; twice: leave."""
 
 Url = Annotated[
     str | None,
@@ -97,8 +96,8 @@ def chat(
     if url is not None:
         for name in ("draft_model", *LOCAL):
             if engine.get(name) != default_of(EngineConfig, name):
-                flag = flag_of(name, EngineConfig)
-                raise ConfigError(f"{flag} is the server's business: leave it out with --url")
+                flag = params(EngineConfig)[name].flag
+                raise ConfigError(f"{flag} is a parameter of the server: leave it out with --url")
     elif api_key_file is not None:
         raise ConfigError("--api-key-file goes with --url")
 
@@ -121,9 +120,9 @@ def chat(
 
 
 class Conversation:
-    """Reads messages until there are no more, and prints the answers.
+    """Reads messages until the input ends, and prints the answers.
 
-    At a terminal, mistakes are explained and the conversation goes on; in a script they end it.
+    At a terminal, an error is printed and the conversation goes on; in a script it ends it.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class Conversation:
         self._trace = show_trace
         self._marks = trace.needs_marks(self._out)
         self._is_interactive = sys.stdin.isatty()
-        self._interrupted = False  # by the last thing that happened
+        self._interrupted = False  # by the last event
         self._commands: dict[str, Callable[[list[str]], None]] = {
             "help": self._help,
             "speculation": self._speculation,
@@ -214,7 +213,7 @@ class Conversation:
             self._interrupted = True
         except OutriderError:
             if not pieces:
-                self._messages.pop()  # as if it had not been said
+                self._messages.pop()  # the conversation stays as before this message
             raise
         answer = "".join(pieces)
         self._messages.append({"role": "assistant", "content": answer})

@@ -106,7 +106,7 @@ def demo(
         # With a prefix cache, the second lane would use the prompt that the first computed.
         llm = LLM(**engine, max_sequences=2, prefix_caching=False)
     refuse_unused(llm)
-    # With --json, stdout is for the object alone.
+    # With --json, stdout holds the object only.
     console = stderr() if as_json else stdout()
     outcomes, total = show(llm.engine, plan(prompt, temperature), params, console)
     conclude(outcomes, console, llm.engine)
@@ -165,7 +165,7 @@ def race_rounds(
 
 
 def conclude(outcomes: Sequence[Outcome], console: Console, engine: Engine) -> None:
-    """The verdict on the outputs in one line, or where they part."""
+    """Prints whether the outputs are identical, or where they first differ."""
     console.print()
     different = [o for o in outcomes if o.first_difference is not None]
     if not different:

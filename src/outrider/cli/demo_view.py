@@ -34,7 +34,7 @@ class View(Protocol):
 
 
 class Stage:
-    """Two panes and the table below them: keeps the state and renders it, draws nothing itself."""
+    """Two panes and the table below them: keeps the state and renders it; the caller draws it."""
 
     def __init__(self, console: Console, spell: Spelling, num_rounds: int) -> None:
         self._console = console
@@ -105,7 +105,7 @@ class Stage:
 
 
 class LiveView(Stage):
-    """The stage, redrawn between steps and never during one; its last picture stays."""
+    """The live display, redrawn between steps, never during one; its last picture stays."""
 
     _live: Live | None = None
     _drawn = 0.0
@@ -137,7 +137,7 @@ class LiveView(Stage):
 
 
 class PlainView:
-    """The same story in lines, for files and pipes."""
+    """The same in lines, for files and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

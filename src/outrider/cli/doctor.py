@@ -1,4 +1,4 @@
-"""`outrider doctor`: will speculation help here, by how much, and what is in the way."""
+"""`outrider doctor`: whether speculation helps here, by how much, and what prevents it."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _load(options: Options) -> tuple[Engine, list[Finding]]:
 
     try:
         llm = LLM(**options, prefix_caching=False)
-    except VocabularyMismatch:  # a finding; what needs no drafter can still be measured
+    except VocabularyMismatch:  # a finding; look-ups can still be measured
         alone = options | {"draft_model": None, "proposer": WITHOUT_MODEL}
         llm = LLM(**alone, prefix_caching=False)
     bundled = "bundled:draft" if options["model"] == "bundled" else None

@@ -22,7 +22,7 @@ Target = Annotated[
 
 @app.callback()
 def group() -> None:
-    """A group even while it has one command."""
+    """Makes typer treat this as a group although it has one command."""
 
 
 @app.command(epilog="Example: outrider export vllm bundled:eagle3 eagle3-for-vllm")

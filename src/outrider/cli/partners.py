@@ -1,4 +1,4 @@
-"""Who answers in `outrider chat`: an engine in this process, or a server."""
+"""What answers in `outrider chat`: an engine in this process, or a server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outrider.sampling import SamplingParams
 from outrider.server.chat import load_template
 
 CONNECT_S = 10.0
-SILENCE_S = 300.0  # a long prompt takes its time
+SILENCE_S = 300.0  # a long prompt takes minutes to read
 
 Message = Mapping[str, str]
 Wish = dict[str, Any]  # the body field `speculation`; empty: the partner's own setting
@@ -39,7 +39,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one pass of the target did: its tokens as judged, and the text it confirmed."""
+    """One pass of the target: the drafted tokens with their verdicts, and the confirmed text."""
 
     tokens: list[tuple[Kind, str]]
     pieces: list[str]  # by confirmed token
@@ -59,11 +59,11 @@ class Partner(Protocol):
         ...
 
     def figures(self, *, sampled: bool) -> str:
-        """What the last answer amounted to, in a line."""
+        """The figures of the last answer, in one line."""
         ...
 
     def describe(self, wish: Wish) -> str:
-        """Who would draft; raises for a wish that cannot be granted."""
+        """What would draft; raises for a setting that is not possible."""
         ...
 
 
@@ -166,7 +166,7 @@ class Local:
 
 @contextmanager
 def between_steps() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C waits for the end of a step, which must not be torn; a second one does not wait."""
+    """Ctrl-C waits for the end of the step; a second one does not."""
     presses = 0
 
     def press(number: int, frame: FrameType | None) -> None:
@@ -282,7 +282,7 @@ class Remote:
             if response.status not in (403, 404):
                 return response
             response.read()
-            self._is_live = False  # it hides its steps
+            self._is_live = False  # its live stream is off
         return self._send(connection, "POST", "/v1/chat/completions", body | {"stream": True})
 
     def _send(

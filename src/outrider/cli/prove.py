@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EXAMPLE = "Example: outrider prove my/target --draft-model my/draft --prompts prompts.txt"
 MOST_PROMPTS = 16
 NUM_DRAFT_TOKENS = 4  # auto may find that drafts do not pay, and then there is nothing to prove
-LEAST_ROOM = 4  # tokens of context behind a prompt: the law of the output looks that far
+LEAST_ROOM = 4  # tokens of context after a prompt: the distribution of the output needs them
 
 Prompts = Annotated[
     Path | None,
@@ -176,7 +176,7 @@ def _prove(
 def run_checks(
     engine: Engine, prompts: list[list[int]], max_tokens: int, injection: Injection | None
 ) -> Iterator[tuple[Check, float]]:
-    """Each finished check with its seconds; a mistake is put into the two it can be put into."""
+    """Each finished check with its seconds. A mistake goes into the two checks that can hold it."""
     from outrider.prove import checks
     from outrider.prove.checks import Check
     from outrider.prove.small_pair import small_pair
@@ -194,14 +194,14 @@ def run_checks(
         yield timed("enumeration", lambda tell: checks.check_injection(mistake, pair, tell))
         for name in ("greedy identity", "seeded identity"):
             yield Check(name, None, "the mistake exists outside the engine only"), 0.0
-        yield timed("law", lambda tell: checks.check_injected_output(mistake, pair, tell))
+        yield timed("distribution", lambda tell: checks.check_injected_output(mistake, pair, tell))
         return
     yield timed(
         "enumeration", lambda tell: checks.check_rule(rule, draw, drafter.trees, pair, tell)
     )
     yield timed("greedy", lambda tell: checks.check_greedy(engine, prompts, max_tokens, tell))
     yield timed("seeded", lambda tell: checks.check_seeded(engine, prompts, max_tokens, tell))
-    yield timed("law", lambda tell: checks.check_output(rule, draw, pair, tell))
+    yield timed("distribution", lambda tell: checks.check_output(rule, draw, pair, tell))
 
 
 def read_prompts(file: Path | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""`outrider prove --endpoint`: the part of the proof that can be seen from outside a server."""
+"""`outrider prove --endpoint`: the checks that need no access to the engine."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _greedy(
 def _plain(
     sides: Sides, endpoint: Endpoint, key: str | None, prompts: list[str], max_tokens: int
 ) -> list[Output] | None:
-    """Outputs without speculation; None where there is no way to get them."""
+    """Outputs without speculation; None if there is no source of them."""
     if sides.against is not None:
         return load(sides.against, prompts, max_tokens)
     if sides.baseline is not None:

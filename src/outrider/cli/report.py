@@ -1,4 +1,4 @@
-"""What a finished request amounts to: one dim line for people, one JSON object for programs."""
+"""A finished request in figures: one dim line for people, one JSON object for programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from outrider.engine.engine import Completion, Engine, Result
     from outrider.origins import Spelling
 
-# Control characters would let a model's text drive the terminal; newline and tab are harmless.
+# Control characters in a model's text could control the terminal; newline and tab are harmless.
 _CONTROLS = {c: "\ufffd" for c in [*range(32), *range(127, 160)] if chr(c) not in "\n\t"}
 
 
@@ -18,7 +18,7 @@ def printable(text: str) -> str:
 
 
 def summary(result: Result, *, sampled: bool) -> str:
-    """Tokens, speed and what speculation did; the seed where it mattered."""
+    """Tokens, speed and acceptance; the seed if the output was sampled."""
     stats = result.stats
     parts = [f"{stats.num_tokens} tokens", f"{stats.tokens_per_s:.1f} tok/s"]
     if stats.num_proposals:

@@ -1,4 +1,4 @@
-"""One request from first to last token, with everything the command line shows of it."""
+"""One request from first to last token, with everything that the command line shows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Run:
         return report.record(self.result, self._engine, model, self._spell)
 
     def _show(self, event: StepEvent) -> None:
-        """What a step confirmed: never taken back."""
+        """Prints what a step confirmed; confirmed text does not change later."""
         if self._show_trace:
             self._out.print(trace.running_text(event, self._spell, marks=self._marks), end="")
         else:

@@ -13,7 +13,7 @@ import typer
 
 from outrider.config import BACKENDS, EngineConfig, ServerConfig, VllmConfig
 from outrider.errors import ConfigError, UnknownName
-from outrider.options import Options, expanded, flag_of, given_names, of
+from outrider.options import Options, expanded, given_names, of
 from outrider.parameters import params
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def serve(
         template = context.params["chat_template"]
         raise typer.Exit(serve_vllm(config, engine | vllm, given, template))
     if vllm_only := given & set(params(VllmConfig)):
-        raise ConfigError(f"{flag_of(min(vllm_only), VllmConfig)} needs --backend vllm")
+        raise ConfigError(f"{params(VllmConfig)[min(vllm_only)].flag} needs --backend vllm")
     leave(serve_native(config, EngineConfig(**engine)))
 
 
@@ -87,7 +87,7 @@ def serve_native(config: ServerConfig, engine_config: EngineConfig) -> int:
 
 
 def leave(code: int) -> None:
-    """Exits. A thread that is still loading or hangs in a step cannot be asked to end."""
+    """Exits, without waiting for a thread that is loading or hangs in a step."""
     busy = [t for t in threading.enumerate() if t.name in ("outrider-load", "outrider-engine")]
     if busy:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`outrider theory`: what speculation is worth, before anything is measured."""
+"""`outrider theory`: the speedup of speculation from formulas, without a measurement."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def theory(
 
 
 def row(alpha: float, num_draft_tokens: int, cost: float, verify: VerifyCost) -> Row:
-    """Everything the formulas say about one K."""
+    """The results of all formulas for one K."""
     return {
         "num_draft_tokens": num_draft_tokens,
         "expected_tokens": expected_tokens(alpha, num_draft_tokens),
@@ -99,7 +99,7 @@ def row(alpha: float, num_draft_tokens: int, cost: float, verify: VerifyCost) ->
 
 
 def shown(num_draft_tokens: int, best: int) -> list[int]:
-    """A readable choice of K that contains the one asked for and the best one."""
+    """Some values of K, among them the requested one and the best one."""
     return sorted({0, 1, 2, 3, 4, 5, 6, 8, 12, 16, num_draft_tokens, best})
 
 

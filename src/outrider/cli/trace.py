@@ -33,12 +33,12 @@ def cell(text: str) -> str:
 
 
 def running_text(event: StepEvent, spell: Spelling, *, marks: bool) -> Text:
-    """One step as it reads in the output; `marks` where the console shows no styles."""
+    """One step as a part of the output; with `marks` if the console shows no styles."""
     return styled([(kind, spell(token)) for kind, token in judged(event)], marks=marks)
 
 
 def styled(tokens: Iterable[tuple[Kind, str]], *, marks: bool) -> Text:
-    """Judged tokens one after the other, each in the style of its kind."""
+    """Verified tokens in order, each in the style of its kind."""
     line = Text()
     for kind, spelled in tokens:
         text = visible(spelled)
@@ -49,12 +49,12 @@ def styled(tokens: Iterable[tuple[Kind, str]], *, marks: bool) -> Text:
 
 
 def needs_marks(console: Console) -> bool:
-    """Whether the console shows no styles at all; NO_COLOR alone still leaves us the shapes."""
+    """Whether the console shows no styles at all; NO_COLOR alone keeps bold and underline."""
     return console.color_system is None
 
 
 def step_table(events: Sequence[StepEvent], spell: Spelling) -> Table:
-    """One row per step of the target: what was drafted, how far it held, what the target said."""
+    """One row per step: the draft, how many of its tokens were accepted, the target's own token."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in ("step", "source", "drafted", "accepted"):
         table.add_column(name, justify="left" if name == "source" else "right")
@@ -93,7 +93,7 @@ def legend(events: Sequence[StepEvent]) -> Text:
 
 
 def position_table(conditional: Sequence[float], unconditional: Sequence[float]) -> Table:
-    """How often the i-th drafted token survived: given that it was judged, and of all drafts."""
+    """How often draft position i was accepted: given that it was verified, and of all drafts."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("position", justify="right")
     table.add_column("if all before it held", justify="right")

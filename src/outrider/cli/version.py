@@ -1,4 +1,4 @@
-"""`outrider --version`: the version, which kernels would run, and which optional parts are here."""
+"""`outrider --version`: the version, the kernels in use and the optional parts installed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def version_text() -> str:
 def _is_there(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # a package around it is missing
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
