@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from outrider.train.trainer import train
 FAMILY = Path(__file__).parents[1] / "family"
 sys.path.insert(0, str(FAMILY))
 
-import build as family  # noqa: E402
+family = import_module("build")
 
 VARIANTS = {
     "forward KL": {"tvd_share": 0.0},
@@ -60,14 +61,14 @@ class Lengths:
         return self.short.rows(step - step // 4, num_rows)
 
 
-def rows_of(build: family.Build, target: Any) -> Lengths:
+def rows_of(build: Any, target: Any) -> Lengths:
     short, text = build.length // 2, build.tokens("train")
     own = build.own_rows(target, "train", 8 if build.tiny else OWN_ROWS, OWN_SHARES)
     mixed = Mixture([(Windows(text, short, seed=2), 1 / 3), (Rows(own.view(-1, short), 3), 2 / 3)])
     return Lengths(mixed, Windows(text, build.length, seed=5))
 
 
-def heldout_texts(build: family.Build, target: Any) -> dict[str, torch.Tensor]:
+def heldout_texts(build: Any, target: Any) -> dict[str, torch.Tensor]:
     num_rows = 4 if build.tiny else 64
     return {
         "held-out text": build.heldout_rows()[:num_rows],

@@ -30,9 +30,9 @@ def timed(run: Callable[[], object], count: int = 20, rounds: int = 5) -> float:
     """Milliseconds of one run: the median of several rounds, each `count` runs in a row."""
     run()
     torch.cuda.synchronize()
-    times = []
+    times: list[float] = []
     for _ in range(rounds):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         for _ in range(count):
             run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -83,8 +83,18 @@ def correct(bench: Bench) -> None:
             order = torch.randperm(8192 // 16, device=DEVICE)[: batch.tables_SW.shape[1]]
             ends = (context, context + width)
             counts = [torch.tensor([n], dtype=torch.int32, device=DEVICE) for n in ends]
-            where = Pass(1, width, *[torch.zeros(width, device=DEVICE, dtype=torch.int32)] * 3,
-                         masks, *counts, order.int()[None].contiguous())  # fmt: skip
+            zeros = torch.zeros(width, device=DEVICE, dtype=torch.int32)
+            where = Pass(
+                1,
+                width,
+                tokens_T=zeros,
+                positions_T=zeros,
+                slots_T=zeros,
+                masks_T=masks,
+                contexts_S=counts[0],
+                lengths_S=counts[1],
+                tables_SW=order.int()[None].contiguous(),
+            )
             out = torch.full((width, 32, 128), torch.nan, device=DEVICE, dtype=torch.bfloat16)
             ops.attend(qkv, store, where, 16, out)
             exact = torch.empty(width, 32, 128, device=DEVICE)
@@ -226,7 +236,7 @@ def pass_ms(bench: Bench, model: CudaDecoder, context: int, width: int) -> float
     return timed(graph.replay)
 
 
-def call_all(runs: list[Callable[[], None]]) -> None:
+def call_all(runs: Sequence[Callable[[], None]]) -> None:
     for run in runs:
         run()
 

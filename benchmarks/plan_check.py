@@ -371,7 +371,7 @@ def main() -> None:
     for row in checked:
         print(row, flush=True)
     paper = on_paper()
-    costs = [
+    costs: Rows = [
         {
             "streams": n,
             "plain step, s": curves.pass_s(n, 0, n),

@@ -221,7 +221,7 @@ def main() -> None:
             args = [] if dtype == DTYPES[0] else ["--dtype", dtype]
             served = stack.enter_context(outrider_server("bundled", *args))
             time.sleep(serve_overhead.SETTLING_S)  # before the next one measures the machine
-            off = {"speculation": {"off": True}}
+            off: dict[str, Any] = {"speculation": {"off": True}}
             run.contestants.append(Contestant("outrider auto", dtype, *served))
             run.contestants.append(Contestant("outrider off", dtype, *served, **off))
         warm_up(run.contestants)

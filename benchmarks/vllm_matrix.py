@@ -83,8 +83,8 @@ def works(llm: LLM) -> list[Figures]:
     """Greedy and at temperature 1, with vLLM's CPU kernels as they are and repaired."""
     code, edit = ([r["prompt"] for r in records(name)] for name in GREEDY)
     greedy = {"code": code[:NUM_PROMPTS], "edit": edit[:NUM_PROMPTS]}
-    hot = {"temperature": 1.0, "max_tokens": SAMPLED_LENGTH}
-    drawn = {"logprobs": 5, "temperature": 1.0}
+    hot: Figures = {"temperature": 1.0, "max_tokens": SAMPLED_LENGTH}
+    drawn: Figures = {"logprobs": 5, "temperature": 1.0}
     return [
         *(work(llm, name, texts) for name, texts in greedy.items()),
         *(work(llm, f"{name} repaired", texts, repaired=True) for name, texts in greedy.items()),

@@ -71,7 +71,7 @@ def spread(found: Figures, num_seeds: int) -> float:
 
 def per_pass(found: Figures) -> float:
     num_tokens = sum(len(tokens) for tokens in found["tokens"])
-    return num_tokens / (num_tokens - found["accepted"])
+    return float(num_tokens / (num_tokens - found["accepted"]))
 
 
 def greedy(name: str, engines: Figures, ours: Figures, works: Figures) -> Rows:

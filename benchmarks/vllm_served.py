@@ -149,8 +149,8 @@ def run_served() -> None:
     """Our front before a real vLLM: predictions, a killed worker, a restart, a drain."""
     found: Figures = {}
     # vLLM shows drafters no salt, so each count needs a prompt that was not decoded before.
-    lines = (TEXTS / "edit.jsonl").read_text().splitlines()[:2]
-    prompt, other = (json.loads(line)["prompt"] for line in lines)
+    records = (TEXTS / "edit.jsonl").read_text().splitlines()[:2]
+    prompt, other = (json.loads(record)["prompt"] for record in records)
     llm = LLM("bundled", dtype="float32", num_draft_tokens=0)
     plain, expected = (
         result.text for result in llm.generate([prompt, other], max_tokens=LENGTH, ignore_eos=True)
@@ -192,12 +192,12 @@ def run_served() -> None:
         with client.stream("POST", "/v1/completions", json=streamed) as stream:
             lines = stream.iter_lines()
             next(lines)
-            last = workers(process)
+            working = workers(process)
             process.terminate()
             rest = [line for line in lines if line]
         found["SIGTERM in mid-stream: the stream still ends with"] = rest[-1]
         found["exit code after SIGTERM"] = process.wait(60)
-    found["workers left"] = are_alive(last)
+    found["workers left"] = are_alive(working)
     keep("served", found)
 
 

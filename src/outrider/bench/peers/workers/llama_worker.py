@@ -7,10 +7,8 @@ from time import perf_counter
 
 
 def main() -> None:
-    from llama_cpp import Llama  # type: ignore[import-not-found]
-    from llama_cpp.llama_speculative import (  # type: ignore[import-not-found]
-        LlamaPromptLookupDecoding,
-    )
+    from llama_cpp import Llama
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
     options = json.loads(sys.argv[1])
     draft = None

@@ -8,7 +8,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 
 
 def main() -> None:
-    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+    from vllm import LLM, SamplingParams
 
     options = json.loads(sys.argv[1])
     llm = LLM(
