@@ -225,7 +225,7 @@ def draw_tokens(logits_RV: torch.Tensor, rows: RowParams, keys_R: list[int]) -> 
     return tokens
 
 
-def law_of(logits_RV: torch.Tensor, rows: RowParams) -> torch.Tensor:
+def distribution_of(logits_RV: torch.Tensor, rows: RowParams) -> torch.Tensor:
     """The distribution that `draw_tokens` draws from, as normalised float32 probabilities."""
     probs = filtered(logits_RV, rows).softmax(dim=-1)
     greedy = rows.temperature_R == 0
@@ -310,7 +310,7 @@ class RowDistributions:
         if (
             self._probs_RV is None
         ):  # all rows at once: one pass over the vocabulary, not one per call
-            self._probs_RV = law_of(self._logits_RV, self._rows)
+            self._probs_RV = distribution_of(self._logits_RV, self._rows)
         return self._probs_RV[start:stop]
 
     def mend(self) -> list[int]:

@@ -19,7 +19,7 @@ from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.layout import Slice, pack
-from outrider.sampling import LogitEdits, RowParams, SamplingParams, law_of
+from outrider.sampling import LogitEdits, RowParams, SamplingParams, distribution_of
 from outrider.testing import write_tiny_llama
 
 V = 4
@@ -114,7 +114,7 @@ def joint_law(engine: Engine, params: SamplingParams) -> dict[tuple[int, ...], f
             engine.kv.free(-1)
             if params.edits_logits:
                 edits.apply(logits[0], PROMPT, prefix)
-            (row,) = law_of(logits, RowParams.of([params], [1])).double()
+            (row,) = distribution_of(logits, RowParams.of([params], [1])).double()
             for token in range(V):
                 longer[(*prefix, token)] = mass * float(row[token] / row.sum())
         law = longer

@@ -19,9 +19,9 @@ from outrider.sampling import (
     RowParams,
     SamplingParams,
     depths,
+    distribution_of,
     draw_tokens,
     filtered,
-    law_of,
     path_to,
 )
 
@@ -103,7 +103,7 @@ def test_a_draw_is_the_argmax_over_what_is_kept(
 
 @given(logit_rows, filters)
 def test_the_law_is_normalised_over_what_is_kept(row: list[float], params: SamplingParams) -> None:
-    (law,) = law_of(torch.tensor([row]), RowParams.of([params], [1]))
+    (law,) = distribution_of(torch.tensor([row]), RowParams.of([params], [1]))
     assert set(law.nonzero().flatten().tolist()) == naive_kept(row, params)
     assert float(law.sum()) == pytest.approx(1, abs=1e-5)
 
@@ -112,7 +112,7 @@ def test_greedy_is_the_lowest_of_the_largest_and_ignores_filters() -> None:
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0]])
     rows = RowParams.of([SamplingParams(temperature=0, top_k=1, top_p=0.1)], [1])
     assert draw_tokens(logits, rows, [5]) == [1]
-    assert law_of(logits, rows).tolist() == [[0, 1, 0, 0]]
+    assert distribution_of(logits, rows).tolist() == [[0, 1, 0, 0]]
 
 
 def test_greedy_and_sampled_rows_mix() -> None:

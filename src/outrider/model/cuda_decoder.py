@@ -144,7 +144,7 @@ class CudaDecoder(TorchDecoder):
         rows: RowParams,
         key_S: npt.NDArray[np.uint64],
     ) -> list[list[int]] | None:
-        """See `contracts.DraftsChains`: all steps of a draft in one graph.
+        """See `capabilities.DraftsChains`: all steps of a draft in one graph.
 
         None while the drafter reads a prompt, and for requests with filters.
         """

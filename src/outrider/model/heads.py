@@ -247,7 +247,7 @@ class FastHead(OwnsKV, Protocol):
     """A head with a paged KV of its own that drafts in one call, without its torch module."""
 
     spec: ModelSpec
-    trees: bool  # whether it implements `contracts.DraftsInOneCall`, trees included
+    trees: bool  # whether it implements `capabilities.DraftsInOneCall`, trees included
 
     def use(self, features_nF: Tensor) -> None:
         """The next call reads these features, one row for each token of its batch."""
@@ -260,7 +260,7 @@ class FastHead(OwnsKV, Protocol):
         rows: RowParams,
         key_S: npt.NDArray[np.uint64],
     ) -> list[list[int]]:
-        """`num_tokens_S[s]` tokens for sequence s; see `contracts.DraftsInOneCall`."""
+        """`num_tokens_S[s]` tokens for sequence s; see `capabilities.DraftsInOneCall`."""
         ...
 
 

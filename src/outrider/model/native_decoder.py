@@ -1,9 +1,8 @@
 """Llama-shaped models on the CPU: one call of the native engine is one whole step.
 
-Weights stay in the type they are stored in (bfloat16 is widened in registers, which loses
-nothing) or are quantised while loading; arithmetic and cache are float32. A row's result depends
-on its own path only, bit for bit: not on the batch, the step width, the tree it sits in, the
-block layout or the number of threads.
+Weights keep their stored type (bfloat16 is widened in registers, without loss) or are quantised
+while loading; arithmetic and cache are float32. The result of a row depends on its own path only,
+bit for bit: not on the batch, the step width, the tree, the block layout or the number of threads.
 
 Shape legend: T tokens of the pass, R rows with logits, S sequences, V vocabulary, H hidden.
 """
@@ -49,7 +48,7 @@ log = logging.getLogger(__name__)
 
 _LOSSLESS = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
 
-# Tensor name -> kind of outrider.h, and its shape in terms of the config.
+# Tensor name -> kind in outrider.h.
 _LAYER_TENSORS = {
     "input_layernorm.weight": 3,
     "self_attn.q_proj.weight": 4,
@@ -78,7 +77,7 @@ def available(config: DecoderConfig, device: str) -> bool:
 
 
 def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """The layer tensors that a model with this config has."""
+    """The tensors of a layer and their shapes, for this config."""
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     num_q, num_kv = config.num_heads * dim, config.num_kv_heads * dim
     shapes: dict[str, tuple[int, ...]] = {
@@ -111,11 +110,11 @@ def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 class NativeDecoder(NativeModel):
-    """`contracts.Model` and `contracts.DraftsInOneCall`. Not for use from two threads at once."""
+    """`contracts.Model` and `capabilities.DraftsInOneCall`, for one thread at a time."""
 
     spec: ModelSpec
     continues = True
-    executor = "native"  # what runs several of its steps in one call
+    executor = "native"  # runs several steps in one call
 
     def __init__(
         self,
@@ -125,7 +124,7 @@ class NativeDecoder(NativeModel):
         kept: str,
         threads: int | None,
     ) -> None:
-        """`dtype` of the arithmetic; `kept`, the weights' own."""
+        """`dtype` of the arithmetic; `kept` is the type of the packed weights."""
         super().__init__(
             native.Config(
                 hidden=config.hidden_size,
@@ -151,7 +150,7 @@ class NativeDecoder(NativeModel):
         self.spec = spec
         self.dtype = dtype
         self.load_s = 0.0
-        self._embedding: torch.Tensor | None = None  # read in place, so it must stay alive
+        self._embedding: torch.Tensor | None = None  # native code reads it in place: keep it alive
         self._drawn = (ctypes.c_int32 * 64)()
         self._extend_rope(min(2048, config.max_positions))
 
@@ -161,8 +160,8 @@ class NativeDecoder(NativeModel):
     ) -> NativeDecoder:
         """Maps a Hugging Face folder and repacks its weights once.
 
-        dtype "auto" is the stored one. "bfloat16" rounds what the weights are multiplied with (sums
-        stay float32), "float32" rounds nothing, "int8" and "int4" quantise. `threads` None follows
+        dtype "auto" is the stored one. "bfloat16" also rounds activations (sums stay float32),
+        "float32" rounds nothing, "int8" and "int4" quantise. `threads` None follows
         `native.set_threads`. Raises `ModelError` for a folder that cannot be loaded.
         """
         started = time.perf_counter()
@@ -232,7 +231,7 @@ class NativeDecoder(NativeModel):
         return StepOutput(logits_RV, taps, draws)
 
     def head_weights(self, kind: str) -> tuple[str, ...]:
-        """See `heads.RunsHeads`, as `make_head`."""
+        """See `heads.RunsHeads`."""
         from outrider.model.heads_native import HEAD_WEIGHTS
 
         return HEAD_WEIGHTS
@@ -255,7 +254,7 @@ class NativeDecoder(NativeModel):
         rows: RowParams,
         key_S: npt.NDArray[np.uint64],
     ) -> tuple[list[list[int]], list[torch.Tensor]]:
-        """See `contracts.DraftsAndKeeps`."""
+        """See `capabilities.DraftsAndKeeps`."""
         counts = num_tokens_S.tolist()
         states_SNH = torch.empty(len(counts), max(counts) + 1, self.spec.hidden_size)
         chains = self._draft_chain(batch, num_tokens_S, rows, key_S, states_SNH)

@@ -1,4 +1,4 @@
-"""What every native model has: a handle, weights set one by one, a paged cache, drafts in one call.
+"""Base of the native models: a handle, packed weights, a paged cache, drafts in one call.
 
 Shape legend: T tokens of the pass, R rows with logits, S sequences, V vocabulary.
 """
@@ -32,7 +32,7 @@ _ALL_INT32 = (np.dtype(np.int32),) * 7
 
 
 class _Drafts(NamedTuple):
-    """Where sequence i's share of a flat result begins."""
+    """The places in a flat result where the parts of sequence i start."""
 
     values: ctypes.Array[ctypes.c_int32]
     width: int
@@ -75,13 +75,13 @@ _NEVER_STOPS = [float("inf")] * NUM_LEVELS  # above every floor
 
 
 class NativeModel:
-    """Not for use from two threads at once."""
+    """A model of the native library. Not for use from two threads at once."""
 
     def __init__(self, config: native.Config, rope: RopeConfig, threads: int | None) -> None:
         if threads is not None and not 1 <= threads <= 256:
             raise ConfigError(f"threads must be between 1 and 256, not {threads}")
         lib = native.library()
-        native.isa()  # a processor that cannot run the forced instruction set says so here
+        native.isa()  # raises if the processor cannot run the instruction set of OUTRIDER_ISA
         self._threads = threads
         self._handle: int | None = lib.outrider_new(ctypes.byref(config))
         if not self._handle:
@@ -127,7 +127,7 @@ class NativeModel:
 
     @property
     def handle(self) -> int | None:
-        """The library's model."""
+        """The handle of the library's model."""
         return self._handle
 
     @property
@@ -135,24 +135,26 @@ class NativeModel:
         return self._threads or native.num_threads()
 
     def extend_positions(self, num_positions: int) -> None:
-        """Makes the rotary table at least so long."""
+        """Makes the rotary table at least this long."""
         if self._rope_positions < num_positions:
             self._extend_rope(max(num_positions, 2 * self._rope_positions))
 
     def logits_address(self, num_rows: int) -> int:
-        """Room for so many rows of logits, until the next pass."""
+        """The address of room for this many rows of logits, valid until the next pass."""
         self._rows(num_rows)
         address: int = self._step.logits
         return address
 
     def populate(self, offset: int, num_bytes: int) -> int:
-        """Has the system provide a part of the KV's memory now, not at its first use. Returns how
-        much it was; 0: there is no more. The one method for another thread than the steps'."""
+        """Makes the system allocate a part of the KV memory before its first use.
+
+        Returns the number of bytes; 0 at the end. The only method that other threads may call.
+        """
         return int(self._lib.outrider_populate(self._handle, offset, num_bytes))
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the packed weights; the embedding is read where it lies."""
+        """The memory of the packed weights, without the embedding, which is not copied."""
         return int(self._lib.outrider_weight_bytes(self._handle))
 
     def _extend_rope(self, positions: int) -> None:
@@ -213,13 +215,13 @@ class NativeModel:
         states = begun.states_NH
         if states.dtype != torch.float32 or states.shape != (num_tokens, self._hidden_size):
             raise ValueError("a pass continues from one float32 state per token")
-        self._begun = states.contiguous()  # alive for as long as the call may read it
+        self._begun = states.contiguous()  # keeps the memory alive during the call
         self._step.start_layer, self._step.begun = begun.layer, self._begun.data_ptr()
 
     def _rows(self, num_rows: int) -> torch.Tensor:
         """The first `num_rows` rows of the logits buffer, which grows as needed.
 
-        It is at `self._step.logits`. Views are kept: asking torch for anything behind a pass takes
+        Its address is `self._step.logits`. Views are cached: after a pass, each torch call takes
         tens of microseconds.
         """
         rows = self._views.get(num_rows)
@@ -232,7 +234,7 @@ class NativeModel:
         return rows
 
     def _repair(self, code: int, batch: StepBatch, extra: int) -> None:
-        """Lengthens the rotary table if that was all that was wrong; raises otherwise."""
+        """Extends the rotary table if it was too short; raises for other errors."""
         if code != native.ROPE_SHORT:
             native.check(code)
         need = int(batch.positions_T.max()) + extra + 1
@@ -258,7 +260,7 @@ class NativeModel:
         key_S: npt.NDArray[np.uint64],
         states_SNH: torch.Tensor | None = None,
     ) -> list[list[int]]:
-        """`states_SNH`: room for the states of all that is fed; then the last draft is, too."""
+        """`states_SNH`: room for the states of all fed tokens; with it, the last draft is fed."""
         packed = self._describe(batch)
         counts = num_tokens_S.tolist()
         out = _room(self._step.num_seqs, max(counts, default=0))

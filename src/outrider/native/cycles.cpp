@@ -1,5 +1,5 @@
-// Several decoding cycles in one call: draft, pass, draws, verdict. After a pass over all weights the
-// caller's code has left the processor's caches; here it runs once for many tokens.
+// Several decoding cycles in one call: draft, pass, draws, verdict. A pass over all weights evicts
+// the caller's code from the processor's caches; one call runs it once for many tokens.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -23,7 +23,7 @@ void append(std::vector<int32_t>& out, const std::vector<T>& values) {
   out.insert(out.end(), first, first + values.size());
 }
 
-// How rows are drawn, as outrider_sample wants it.
+// The parameters of the draws of all rows, as outrider_sample reads them.
 class RowDraws {
  public:
   // A row that draws the token at `position` of sequence i.
@@ -54,13 +54,13 @@ struct Guess {
   double total;
   int32_t order, parent, depth, rank;
   double above;
-  bool operator<(const Guess& other) const {  // the best comes last
+  bool operator<(const Guess& other) const {  // the best is last
     return total != other.total ? total < other.total : order > other.order;
   }
 };
 
 // What drafted.
-enum Source : int32_t { kNobody = 0, kFound = 1, kDrafted = 2 };
+enum Source : int32_t { kNothing = 0, kFound = 1, kDrafted = 2 };
 
 class Cycles {
  public:
@@ -119,7 +119,7 @@ class Cycles {
       if (const int32_t code = draft()) return failed(code);
       const double drafted = now();
       if (const int32_t code = pass()) return failed(code);
-      // A row that is not a number has no draw: the caller repeats this cycle and finds out.
+      // A row with a NaN has no draw: the caller repeats this cycle and reports it.
       if (*std::min_element(drawn_.begin(), drawn_.end()) < 0) break;
       const bool finished = judge();
       const double ended = now();
@@ -131,14 +131,14 @@ class Cycles {
     return OUTRIDER_OK;
   }
 
-  // Where Medusa drafts: the target's state of sequence i's newest computed token, in this cycle.
+  // For Medusa: the target's state of sequence i's newest computed token, in this cycle.
   float* states(size_t i) const {
     return a_.states + (size_t(a_.cycles) * seqs_ + i) * size_t(m_.config.hidden);
   }
 
   bool guesses() const { return a_.drafter && a_.drafter->is(OUTRIDER_MEDUSA); }
 
-  // Cycles before a failed one stand.
+  // Cycles before a failed one remain valid.
   int32_t failed(int32_t code) const { return a_.cycles ? OUTRIDER_OK : code; }
 
   static int64_t reach(const int32_t* table, int width, int block_size) {
@@ -187,9 +187,9 @@ class Cycles {
     return OUTRIDER_OK;
   }
 
-  // Drafts what the look-up finds if that is to be taken; returns what the drafter is asked for.
+  // Drafts what the look-up finds, if it is to be taken; returns the number of drafts of the drafter.
   int look_up(size_t i) {
-    sources_[i] = kNobody;
+    sources_[i] = kNothing;
     counts_[i] = 0;
     parents_[i] = nullptr;
     int32_t* out = found_.data() + i * (2 * width_ + 2);
@@ -206,7 +206,7 @@ class Cycles {
     return 0;
   }
 
-  // The drafter, or the target's own first layers, which have read all but the newest token.
+  // Drafts with the drafter or the target's first layers, which have read all but the newest token.
   int32_t ask() {
     std::vector<int32_t> tokens, positions, starts(1, 0), context;
     for (size_t i = 0; i < seqs_; ++i) {
@@ -250,7 +250,7 @@ class Cycles {
     return OUTRIDER_OK;
   }
 
-  // Medusa: every head's best tokens, and the likeliest paths through them.
+  // Medusa: the best tokens of every head, and the likeliest paths through them.
   int32_t guess() {
     std::vector<size_t> members;
     std::vector<float> features;
@@ -275,7 +275,7 @@ class Cycles {
     const int32_t nothing = 0;
     if (const int32_t code = outrider_step(a_.drafter, &nothing, &s)) return code;
     RowDraws draws;
-    for (int r = 0; r < rows; ++r) {  // row d * members + m: head d's of member m
+    for (int r = 0; r < rows; ++r) {  // row d * members + m: head d, member m
       const size_t i = members[size_t(r) % members.size()];
       draws.add(p_, i, int64_t(context_[i]) + 1 + r / int(members.size()));
     }
@@ -301,7 +301,7 @@ class Cycles {
     return OUTRIDER_OK;
   }
 
-  // `likeliest` of outrider/proposers/medusa.py, for one sequence; taken as a look-up's tree is.
+  // `likeliest` of outrider/proposers/medusa.py for one sequence; used like the tree of a look-up.
   template <class F>
   void grow(size_t i, int depth, int children, F guessed) {
     const double least = a_.floor > 0 ? std::log(a_.floor) : -__builtin_inf();
@@ -328,7 +328,7 @@ class Cycles {
     out[1] = a_.children > 1;
     std::copy(drafts(i), drafts(i) + count, out + 2);
     std::copy(parents.begin(), parents.end(), out + 2 + count);
-    sources_[i] = count ? kFound : kNobody;
+    sources_[i] = count ? kFound : kNothing;
     if (count && a_.children > 1) parents_[i] = out + 2 + count;
   }
 
@@ -338,9 +338,9 @@ class Cycles {
   }
 
   const int32_t* script(size_t i) const { return a_.script + 2 * i * size_t(a_.script_length); }
-  // Where the sequence's next draft stands in its script.
+  // The place of the sequence's next draft in its script.
   int place(size_t i) const { return context_[i] - begun_[i]; }
-  // How many drafts from there on are as the script has them.
+  // The number of drafts from there on that follow the script.
   int num_right(size_t i) const {
     return place(i) < a_.script_length ? script(i)[a_.script_length + place(i)] : 0;
   }
@@ -365,7 +365,7 @@ class Cycles {
       trees = trees || parents_[i];
       depths.assign(1, 0);
       for (int j = 0; j <= counts_[i]; ++j) {
-        // Parents among the sequence's tokens, of which the last committed one is the first.
+        // Parents as indices of the sequence's tokens; index 0 is the last committed token.
         const int parent = j && parents_[i] ? parents_[i][j - 1] + 1 : j - 1;
         if (j) depths.push_back(depths[size_t(parent)] + 1);
         const int64_t position = int64_t(context_[i]) + depths.back();
@@ -392,7 +392,7 @@ class Cycles {
     s.has_parents = trees;
     s.exit_layer = -1;
     if (a_.exit_layer && *std::min_element(counts_.begin(), counts_.end())) {
-      // All rows have been through the first layers.
+      // The drafter has run the first layers for all rows.
       const size_t hidden = size_t(m_.config.hidden);
       begun_states_.clear();
       for (size_t i = 0; i < seqs_; ++i) {
@@ -415,7 +415,7 @@ class Cycles {
     return outrider_step_and_draw(&m_, packed_.data(), &s, draws.packed(), drawn_.data());
   }
 
-  // Judges and reports the drafts, and moves every sequence on; true where it is time to stop.
+  // Verifies and reports the drafts and advances every sequence; true if the call must stop.
   bool judge() {
     bool finished = false;
     const size_t stride = 5 * width_ + 7;
@@ -423,7 +423,7 @@ class Cycles {
     const int32_t* drawn = drawn_.data();
     for (size_t i = 0; i < seqs_; ++i) {
       const int k = counts_[i];
-      // The nodes that the draws walk through, and these draws.
+      // The nodes on the path of the draws, and these draws.
       std::vector<int32_t> path, emitted(1, drawn[0]);
       for (int node = 0, last = -1; node < k; ++node) {
         const int parent = parents_[i] ? parents_[i][node] : node - 1;
@@ -444,7 +444,7 @@ class Cycles {
       if (parents_[i]) line_up(i, path);
       if (a_.lookups && a_.lookups[i]) a_.lookups[i]->extend(emitted.data(), kept + 1);
       if (sources_[i] == kDrafted) {
-        // The drafter holds what it was given and all its drafts, but for the last token it drew.
+        // The drafter's KV has its input and all its drafts but the last one.
         const int held = std::min(kept, std::max(k, num_levels_[i]) - 1);
         fed_[i] += int32_t(pending_[i].size()) + held;
         pending_[i].assign(emitted.begin() + held, emitted.end());
@@ -486,7 +486,7 @@ class Cycles {
     std::copy(path.begin(), path.end(), out + width_);
   }
 
-  // Moves the keys and values of a path through a tree to where a chain's would lie.
+  // Moves the keys and values of a path through a tree to the slots of a chain.
   void line_up(size_t i, const std::vector<int32_t>& path) {
     const int32_t* table = tables_ + i * size_t(a_.table_width);
     std::vector<int32_t> source, target;
@@ -508,12 +508,12 @@ class Cycles {
   size_t seqs_, width_;
   std::vector<uint64_t> params_;
   DraftParams p_;
-  int32_t* asked_;  // how many tokens of the drafter in this cycle: among its parameters
+  int32_t* asked_;  // the drafter's number of drafts in this cycle; a part of its parameters
   std::vector<int32_t> last_, context_, left_, fed_, most_found_, begun_, most_drafts_;
   const int32_t *tables_, *draft_tables_, *finish_starts_, *finish_, *take_;
   std::vector<std::vector<int32_t>> pending_;
-  // Of this cycle, by sequence: who drafts, how many tokens, these, what was found and, of trees,
-  // the parents among that.
+  // Of this cycle, by sequence: the source of drafts, their number, the drafts, what was found and,
+  // for trees, its parents.
   std::vector<int32_t> sources_, counts_, drafts_, found_;
   std::vector<int32_t> num_levels_, levels_;  // of the tokens that the drafter drew
   std::vector<const int32_t*> parents_;

@@ -41,7 +41,7 @@ const Kernels* pick_kernels(const char* forced) {
   if (name == "avx512_bf16") return runs_avx512_bf16() ? avx512_bf16_kernels() : nullptr;
   if (name == "avx512") return runs_avx512() ? avx512_kernels() : nullptr;
   if (name == "avx2") return runs_avx2() ? avx2_kernels() : nullptr;
-  // Intel's processors have the instruction too, at half the pace of two multiply-adds.
+  // Intel's processors have the instruction too, at half the speed of two multiply-adds.
   if (name.empty() && runs_avx512_bf16() && __builtin_cpu_is("amd")) return avx512_bf16_kernels();
   if (name.empty() && runs_avx512()) return avx512_kernels();
   if (name.empty() && runs_avx2()) return avx2_kernels();

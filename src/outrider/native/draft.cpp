@@ -1,4 +1,4 @@
-// Drafting: the step, a draw, and round again, without leaving the parallel region.
+// Drafts chains: repeats a pass and a draw inside one parallel region.
 #include "draft.h"
 
 #include <algorithm>
@@ -84,17 +84,17 @@ namespace {
 struct Drawn {
   float value;
   int32_t token;
-  float second;  // the runner-up's value, where it is asked for
+  float second;  // the runner-up's value, if needed
 };
 
 struct Chain : Drafting {
   const OutriderDraft& d;
   int round = 0, rounds = 0, chunks = 1;
   std::vector<Drawn> drawn;  // [rows][chunks]
-  std::vector<int32_t> limits;  // [S]: tokens that each may draft, fewer once it has stopped
-  std::vector<float> chances;   // [S]: that all of a chain holds
+  std::vector<int32_t> limits;  // [S]: the most tokens to draft; fewer after a stop
+  std::vector<float> chances;   // [S]: the probability that the whole chain is accepted
   int taken = 0;                // drafts of all sequences
-  // DFlash: the logits of all places, [active][rounds], and what the bias of the next one reads.
+  // DFlash: the logits of all places, [active][rounds], and the input of the next bias.
   std::vector<float> places, previous;
   Chain(OutriderModel& m, const StepArgs& s, const DraftParams& p, const OutriderDraft& given)
       : Drafting(m, s, p),
@@ -109,7 +109,7 @@ struct Chain : Drafting {
   }
 };
 
-// The best token of one piece of the vocabulary, and the value of the next if that is asked for.
+// The best token of one part of the vocabulary, and the second value if needed.
 Drawn draw(const Kernels& k, const float* x, int n, int base, float temperature, float floor,
            uint64_t key, bool second) {
   Drawn d;
@@ -155,7 +155,7 @@ void draw_rows(Chain& f, Team& team, int thread) {
   }
 }
 
-// Whether a drawn token becomes a draft; says in `limits` where the chain ends.
+// Whether a drawn token becomes a draft; sets `limits` at the end of a chain.
 bool is_taken(Chain& f, const Drawn& token, int seq) {
   const int level = level_of(token);
   f.d.levels[int64_t(seq) * f.d.out_width + f.round] = level;
@@ -170,7 +170,7 @@ bool is_taken(Chain& f, const Drawn& token, int seq) {
   return true;
 }
 
-// Notes the drawn tokens; returns each sequence's, -1 for none.
+// Records the drawn tokens; returns those of each sequence, -1 for none.
 std::vector<int32_t> note(Chain& f) {
   std::vector<int32_t> drawn(size_t(f.step.s.num_seqs), -1);
   for (size_t row = 0; row < f.active.size(); ++row) {
@@ -189,7 +189,7 @@ std::vector<int32_t> note(Chain& f) {
   return drawn;
 }
 
-// Copies what the layers made of each sequence's last row.
+// Copies the states of each sequence's last row.
 void keep(Chain& f) {
   const StepArgs& s = f.step.s;
   const size_t hidden = size_t(f.step.m->config.hidden), width = size_t(f.d.out_width) + 1;
@@ -200,7 +200,7 @@ void keep(Chain& f) {
   }
 }
 
-// Makes the drawn tokens the next step's input. One thread, others wait.
+// Makes the drawn tokens the input of the next step. One thread; the others wait.
 void feed_back(Chain& f) {
   StepArgs& s = f.step.s;
   const OutriderModel& m = *f.step.m;
@@ -244,7 +244,7 @@ void draft_job(void* context, Team& team, int thread) {
     if (f.rounds == 0) return;
     team.sync();
     if (f.d.states && thread == 0) keep(f);
-    if (f.round == f.rounds) return;  // a pass for the last states only
+    if (f.round == f.rounds) return;  // this pass only computes the last states
     draw_rows(f, team, thread);
     team.sync();
     if (thread == 0) feed_back(f);
@@ -253,7 +253,7 @@ void draft_job(void* context, Team& team, int thread) {
   }
 }
 
-// DFlash: the features have become keys and values; now the blocks, one behind the other.
+// DFlash: keys and values of the features are stored; drafts the blocks one after another.
 void lay_blocks(Chain& f) {
   StepArgs& s = f.step.s;
   f.tokens.clear();
@@ -283,7 +283,7 @@ void lay_blocks(Chain& f) {
   f.plan();
 }
 
-// Adds to the logits of place `round` what the token drawn just before makes likely.
+// Adds the bias of the previously drawn token to the logits of place `round`.
 void bias_places(Chain& f, Team& team, int thread) {
   OutriderModel& m = *f.step.m;
   const int rank = m.config.markov_rank, rows = int(f.active.size());
@@ -364,7 +364,7 @@ int32_t run_draft(OutriderModel& m, const StepArgs& given, const DraftParams& p,
   if (const int32_t code = f.begin(extra, &length)) return code;
   if (s.num_tokens == 0) return OUTRIDER_OK;
   const size_t rows = f.active.size();
-  const bool filters = !f.scratch.empty();  // they look at whole rows
+  const bool filters = !f.scratch.empty();  // filters need whole rows
   f.chunks = blocks || filters || int(rows) >= s.threads || m.config.num_tokens < 2048 ? 1 : s.threads;
   f.drawn.resize(rows * size_t(f.chunks));
   f.logits.resize(blocks ? 0 : rows * m.config.vocab);

@@ -11,7 +11,7 @@ import torch
 
 from outrider.contracts import Draw, Proposal, SequenceView, Stream
 from outrider.noise import draw_key, mix
-from outrider.sampling import RowParams, draw_tokens, law_of, true_vocabulary
+from outrider.sampling import RowParams, distribution_of, draw_tokens, true_vocabulary
 
 
 class Chains:
@@ -39,7 +39,7 @@ class Chains:
         rows = RowParams.of([views[i].params for i in active], [1] * len(active))
         tokens = draw_tokens(logits_RV, rows, keys)
         if any(views[i].draw is Draw.SAMPLED for i in active):
-            law_RV = law_of(logits_RV, rows)
+            law_RV = distribution_of(logits_RV, rows)
             for row, i in enumerate(active):
                 self._laws[i].append(law_RV[row])
         self.active = []

@@ -47,7 +47,7 @@ from outrider.proposers._trees import (
     submit,
 )
 from outrider.proposers.draft_model import DraftModelProposer
-from outrider.sampling import RowParams, law_of, true_vocabulary
+from outrider.sampling import RowParams, distribution_of, true_vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +221,7 @@ class DraftTreeProposer:
         tokens_RC, scores_RC = best_children(logits_RV, rows, keys, self.config.children)
         law_RV = None
         if any(tree.view.draw is Draw.WITHOUT_REPLACEMENT for tree in trees):
-            law_RV = law_of(logits_RV, rows)
+            law_RV = distribution_of(logits_RV, rows)
         for row, (tree, node) in enumerate(wanted):
             size = tree.growth.num_children(node)
             tokens, scores = tokens_RC[row][:size], scores_RC[row][:size]

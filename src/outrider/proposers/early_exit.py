@@ -4,7 +4,7 @@ Drafting runs layers 1..E of the target, then its norm and head, and writes thei
 sequence's own lookahead slots: nothing needs to be kept in step, and nothing is left over when a
 draft is refused.
 
-Where the model can (`contracts.Continues`) drafting keeps the states after layer E as well, feeding
+If the model can (`capabilities.Continues`) drafting keeps the states after layer E too, feeding
 the last draft for that alone, and the verifying pass goes on from there. If another sequence of the
 batch needs the lower layers, it starts from the tokens and writes the same values to the same slots
 again. Going on saves arithmetic, not memory traffic: D drafts read the lower layers' weights D + 1
