@@ -226,7 +226,7 @@ def gpu_figures() -> list[str]:
             if peer and not row["temperature"]:
                 text += f", {row['tokens_per_s'] / peer['tokens_per_s']:.1f} times transformers'"
                 text += " assisted generation" if row["K"] else " `generate`"
-            rows.append((f"{what}, temperature {row['temperature']:g}, by `Cycle` below", text))
+            rows.append((f"{what}, temperature {row['temperature']:g}, bare cycle", text))
     return ["| | |", "|---|---|", *(f"| {what} | {text} |" for what, text in rows)]
 
 

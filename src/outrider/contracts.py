@@ -62,10 +62,11 @@ class StopRule:
     """When a drafter stops by itself, for one sequence.
 
     A draft's *level* says by how much its score beats the runner-up's, the noise of its draw
-    included; `chances[level]` is how often such a draft holds, and along a chain they multiply.
-    Where the product falls below `floors[n]`, n drafts of the whole pass being taken by then, the
-    draft is left out and the chain ends. It also ends behind a draft that is above its floor, but
-    not by `toll` divided by the number of sequences still drafting. No floors: nothing is left out.
+    included; `chances[level]` is how often such a draft is accepted, and along a chain they
+    multiply. If the product is below `floors[n]`, with n drafts in the whole pass so far, the draft
+    is left out and the chain ends. It also ends after a draft whose product exceeds its floor by
+    less than `toll` divided by the number of sequences still drafting. Without floors nothing is
+    left out.
     All sequences of a pass have the same floors and toll.
 
     For draws that sample-match judges only: under a ratio rule, leaving out a token that was drawn
@@ -249,11 +250,10 @@ class Needs:
     """What a proposer asks of the engine beyond the tokens."""
 
     taps: tuple[int, ...] = ()
-    # Whether it is asked in the pass over the prompt, too, as those are whose drafts are
-    # deterministic. Whoever draws them has a model, which would have to read the prompt as well:
-    # the first token does not wait for that.
+    # Whether it also drafts in the pass over the prompt, like proposers with deterministic drafts.
+    # Model drafters skip this step, so that the first token is not delayed.
     early: bool = False
-    every_step: bool = True  # False: of steps in which nobody drafted it hears nothing
+    every_step: bool = True  # False: `observe` is skipped for steps without drafts
     stop_rules: bool = False  # it follows `SequenceView.stop_rule`
 
 
@@ -372,7 +372,7 @@ class Distributions(Protocol):
 class Verifier(Protocol):
     """An acceptance rule. Stateless.
 
-    Ratio rules look behind the last node they keep, and the next step drafts those positions
+    Ratio rules use nodes after the last one they accept, and the next step drafts those positions
     again: SAMPLED draws must be keyed by step (the committed length) and node, never by position
     alone, or they return with a known bias. Which nodes exist must not depend on their tokens.
     """
@@ -390,5 +390,5 @@ class Verifier(Protocol):
 class ControlledView(SequenceView, Protocol):
     """What a controller sees of a sequence besides."""
 
-    proposer: str | None  # who drafts for it; None: nobody, or nobody any more
+    proposer: str | None  # None: no proposer, or one that is switched off
     adaptive: bool  # its K is the controller's choice, not the request's own

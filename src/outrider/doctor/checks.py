@@ -97,7 +97,7 @@ def _drafter(engine: Engine, name: str, device: str, dtype: str) -> list[Finding
     short = spec.max_positions < target.max_positions
     text = f"target {target.max_positions}, drafter {spec.max_positions}"
     if short:
-        text += ": nothing is drafted behind the drafter's last position"
+        text += ": nothing is drafted after the drafter's last position"
     found.append(Finding("positions", "note" if short else "ok", text))
     share = spec.num_parameters / target.num_parameters
     size = f"{spec.num_parameters / 1e6:.1f}M of {target.num_parameters / 1e6:.1f}M parameters"

@@ -57,7 +57,7 @@ class AsyncEngine:
         self._on_failure = on_failure
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._clients: dict[str, _Client] = {}  # touched by the engine thread only
-        self._sent_at = 0.0  # when everybody's news was last delivered
+        self._sent_at = 0.0  # when events were last delivered
         self._arrived: set[asyncio.AbstractEventLoop] = set()  # with requests since the last step
         self._failure: BaseException | None = None
         self._alive_at: float | None = None  # last sign of life; None while there is no work
@@ -172,7 +172,7 @@ class AsyncEngine:
             self._failure = error
         finally:
             self._alive_at = None
-            self._fail_everybody(self._failure or EngineError("the engine was closed"))
+            self._fail_all(self._failure or EngineError("the engine was closed"))
             if self._failure is not None and self._on_failure is not None:
                 self._on_failure(self._failure)
 
@@ -244,7 +244,7 @@ class AsyncEngine:
         for loop, mine in by_loop.items():
             _wait_for(loop, num_turns, partial(_deliver, mine))
 
-    def _fail_everybody(self, error: BaseException) -> None:
+    def _fail_all(self, error: BaseException) -> None:
         wrapped = error if isinstance(error, OutriderError) else EngineError(f"engine: {error}")
         for client in self._clients.values():
             client.news.append(wrapped)
@@ -255,7 +255,7 @@ class AsyncEngine:
 def _deliver(news: list[tuple[_Client, list[Item]]]) -> None:
     for client, items in news:
         if not client.left:
-            # Whoever has the last of it need not leave: that would only disturb the others' passes.
+            # A client with its last item need not cancel, which would interrupt other passes.
             client.left = not isinstance(items[-1], StepEvent)
             client.deliver(items)
 
@@ -275,8 +275,8 @@ def _wait_for(
     def begin() -> None:
         if work is not None:
             work()
-        loop.call_soon(turn, num_turns - 1)  # behind whatever it has woken
+        loop.call_soon(turn, num_turns - 1)  # after the tasks that it has woken
 
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+    with contextlib.suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(begin)
         done.wait(HEARING_S)

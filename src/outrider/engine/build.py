@@ -150,7 +150,7 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         SchedulerConfig(max_sequences=config.max_sequences, max_step_tokens=config.max_step_tokens),
     )
     evenly = 0
-    if isinstance(target, PrefersThinPasses):  # a step that is prepared is as wide for everybody
+    if isinstance(target, PrefersThinPasses):  # prepared steps are equally wide for all
         evenly = max([1, *(k for _, k in config.buckets or ((1, USUAL_DRAFTS),))])
     controller = AdaptiveController(evenly=evenly)
     default = Speculation(

@@ -236,7 +236,7 @@ class Engine:
     def step(self) -> StepReport | None:
         """One pass of the target. None when there is nothing to do.
 
-        Requests in the report's `failures` have ended; everybody else's tokens are unaffected.
+        Requests in the report's `failures` have ended; the tokens of others are unaffected.
         """
         expired = self._expired()
         report = run_step(self)
@@ -280,7 +280,7 @@ class Engine:
         for sequence in self._live.get(request_id, ()):
             if sequence.finish_reason is None:
                 sequence.finish_reason = reason
-                # What a failed request computed is no prefix for anybody.
+                # The K/V of a failed request must not be shared.
                 self.kv.free(sequence.id, keep=reason != "error")
                 self.scheduler.remove(sequence)
                 release_drafts(self, sequence)

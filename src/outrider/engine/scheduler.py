@@ -40,7 +40,7 @@ class Scheduler:
 
     @property
     def is_full(self) -> bool:
-        """Nobody is admitted before somebody ends."""
+        """No request is admitted before a sequence ends."""
         return len(self.running) >= self.config.max_sequences
 
     def plan(self) -> tuple[list[Line[Sequence]], list[Sequence]]:
@@ -48,7 +48,7 @@ class Scheduler:
         preempted: list[Sequence] = []
         lines: list[Line[Sequence]] = []
         free_tokens = self.config.max_step_tokens
-        # Decoding sequences first: a long prompt must not hold up everybody else's next token.
+        # Decoding sequences first: a long prompt must not delay their next tokens.
         for sequence in sorted(self.running, key=lambda s: s.num_pending > 1):
             if not free_tokens:
                 break

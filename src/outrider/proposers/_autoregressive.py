@@ -51,7 +51,7 @@ class AutoregressiveDrafter:
     def __init__(
         self, memory: Memory, num_tokens: int, name: str, exit_layer: int | None = None
     ) -> None:
-        """`num_tokens`: the target's true vocabulary, which q is a law over.
+        """`num_tokens`: the size of the target's true vocabulary, over which q is defined.
 
         `exit_layer`: draft with the model's first layers only.
         """
@@ -134,7 +134,7 @@ class AutoregressiveDrafter:
             batch = self._pack([slices[i] for i in chains.active])
             output = self._model.forward(batch)
             self._notice(chains.active, output)
-            chains.draw(self._laws(output.logits_RV))
+            chains.draw(self._dists(output.logits_RV))
             for i in chains.active:
                 slices[i].context += len(slices[i].tokens)
                 slices[i].tokens = [self._fed(chains.tokens[i][-1])]
@@ -143,7 +143,7 @@ class AutoregressiveDrafter:
     def _notice(self, active: Seq[int], output: StepOutput) -> None:
         """What a pass over a token of each active chain said, besides its logits."""
 
-    def _laws(self, logits_RD: torch.Tensor) -> torch.Tensor:
+    def _dists(self, logits_RD: torch.Tensor) -> torch.Tensor:
         """The drafter's logits by the target's ids."""
         return logits_RD
 

@@ -18,13 +18,13 @@ class Chains:
     """A chain for each view, of at most so many tokens; nothing follows a finishing token."""
 
     def __init__(self, views: Seq[SequenceView], lengths: Seq[int], num_tokens: int) -> None:
-        """`num_tokens`: the target's true vocabulary, which q is a law over."""
+        """`num_tokens`: the size of the target's true vocabulary, over which q is defined."""
         self.tokens: list[list[int]] = [[] for _ in views]
         self.active = [i for i, length in enumerate(lengths) if length > 0]  # still growing
         self._views = views
         self._lengths = lengths
         self._num_tokens = num_tokens
-        self._laws: list[list[torch.Tensor]] = [[] for _ in views]
+        self._dists: list[list[torch.Tensor]] = [[] for _ in views]
 
     def draw(self, logits_RV: torch.Tensor) -> None:
         """One token more for each active chain, in order; may edit `logits_RV` in place."""
@@ -39,9 +39,9 @@ class Chains:
         rows = RowParams.of([views[i].params for i in active], [1] * len(active))
         tokens = draw_tokens(logits_RV, rows, keys)
         if any(views[i].draw is Draw.SAMPLED for i in active):
-            law_RV = distribution_of(logits_RV, rows)
+            dist_RV = distribution_of(logits_RV, rows)
             for row, i in enumerate(active):
-                self._laws[i].append(law_RV[row])
+                self._dists[i].append(dist_RV[row])
         self.active = []
         for i, token in zip(active, tokens, strict=True):
             self.tokens[i].append(token)
@@ -53,19 +53,19 @@ class Chains:
             Proposal(
                 chain,
                 draw=view.draw,
-                q=torch.stack(law) if law and view.draw is Draw.SAMPLED else None,
+                q=torch.stack(dist) if dist and view.draw is Draw.SAMPLED else None,
                 source=source,
             )
-            for view, chain, law in zip(self._views, self.tokens, self._laws, strict=True)
+            for view, chain, dist in zip(self._views, self.tokens, self._dists, strict=True)
         ]
 
 
 def draft_key(view: SequenceView, depth: int, node: int) -> int:
     """The noise of one draw: `depth` tokens after the last committed one, the step's `node`-th.
 
-    Coupled drafts share the target's noise, which belongs to the position. Sampled ones must
-    not: the block and tree rules look at drafts beside and behind those they keep, so every node
-    and, since the next step drafts the same positions again, every step needs fresh noise.
+    Coupled drafts share the target's noise of the position. Sampled drafts must not: the block and
+    tree rules use siblings and later nodes of those they accept, so every node needs fresh noise.
+    The next step drafts the same positions again, so every step needs fresh noise too.
     """
     start = len(view.tokens)
     if view.draw is Draw.COUPLED:

@@ -1,8 +1,8 @@
 """Tokens that two tokenizers have in common: the same text under two ids.
 
-A drafter of another family that only ever says these can be drawn from directly. Its law is q
-restricted to them and renormalised, a law over the target's ids like any other: exact under every
-rule, and coupled to the target's noise where the rule is (Timor et al. 2025, "TLI").
+A drafter of another family can draw from these directly. Its q, restricted to them and
+renormalised, is a distribution over the target's ids: exact under every rule, and coupled to the
+target's noise if the rule is (Timor et al. 2025, "TLI").
 
 Shapes: R rows, D the drafter's vocabulary, V the target's true ids, C tokens in common.
 """
@@ -36,8 +36,8 @@ class CommonVocabulary:
     def __len__(self) -> int:
         return len(self._theirs)
 
-    def laws(self, logits_RD: torch.Tensor) -> torch.Tensor:
-        """The drafter's logits by the target's ids, [R, V]; impossible what it cannot say."""
+    def dists(self, logits_RD: torch.Tensor) -> torch.Tensor:
+        """The drafter's logits by the target's ids, [R, V]; -inf for ids that it lacks."""
         logits_RV = logits_RD.new_full((len(logits_RD), self.num_tokens), -torch.inf)
         device = logits_RD.device
         logits_RV[:, self._target_C.to(device)] = logits_RD[:, self._drafter_C.to(device)]
@@ -61,7 +61,7 @@ def _pieces(tokenizer: Tokenizer, limit: int) -> dict[int, bytes]:
     ids = [i for i in sorted(tokenizer.vocabulary) if i < limit and i not in tokenizer.special_ids]
     if tokenizer.is_byte_level:
         return {id: piece for id in ids if (piece := tokenizer.token_bytes(id))}
-    # Decoders treat the beginning of a text specially: look at ids behind another.
+    # Decoders treat the beginning of a text specially, so decode each id after another one.
     anchor = tokenizer.encode("a", special=False)[-1:]
     before = tokenizer.decode(anchor)
     pieces = {}

@@ -1,9 +1,8 @@
-"""A draft model and what its own KV holds of each sequence.
+"""A draft model and the content of its own KV for each sequence.
 
-Every drafter with a model works in the same rhythm: feed what the target committed since it last
-looked, feed some of its own drafts on top, and when the verdict is known keep the K/V of those
-that were committed. What was not fed (a last draft, a step that somebody else drafted) is simply
-committed text that is fed next time.
+Every drafter with a model repeats three things: compute the newly committed tokens, compute some of
+its own drafts after them, and after the verdict keep the K/V of those that were committed. Tokens
+not computed yet (the last draft, a step of another proposer) are computed the next time.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _NOTHING = Slice([], 0, np.empty(0, np.int32), None)
 @dataclass(slots=True)
 class _State:
     num_fed: int  # committed tokens whose K/V the drafter holds
-    drafted: list[int] = field(default_factory=list)  # drafts whose K/V lies behind them
+    drafted: list[int] = field(default_factory=list)  # drafts with K/V after them
     parents: Seq[int] = ()
     is_settled: bool = False  # it was not asked to draft since
 

@@ -32,15 +32,15 @@ class _Text:
     num_rows: int = 0
     unread: list[torch.Tensor] = field(default_factory=list)  # [n, F] each
     end: int = 0  # index in the text after the last token whose features we were shown
-    is_behind: bool = False  # steps of a plan have not all been observed
+    is_unobserved: bool = False  # steps of a plan have not all been observed
 
 
 class NativeRows:
     """What a head on the CPU's native engine or on the GPU holds of each sequence: rows in its own
     paged cache, features to come.
 
-    Drafts are written behind a sequence's rows and forgotten: what is accepted comes back with the
-    target's features.
+    Drafts are written after a sequence's rows and dropped; accepted tokens return with the target's
+    features.
     """
 
     def __init__(self, head: FastHead, kv: KVCache, taps: Seq[int]) -> None:
@@ -58,7 +58,7 @@ class NativeRows:
             return
         features_nF = torch.cat([seen.taps[tap] for tap in self._taps], dim=1)
         text = self._texts.get(view.id)
-        if text is None or text.is_behind or text.end != seen.start:
+        if text is None or text.is_unobserved or text.end != seen.start:
             text = self._texts[view.id] = _Text(seen.start)
         text.unread.append(features_nF)
         text.end = seen.start + len(features_nF)
@@ -75,9 +75,9 @@ class NativeRows:
         text.unread = [] if unread_nF is None else [unread_nF]
         if unread_nF is not None:
             text.num_rows = text.end - text.first - len(unread_nF)
-            text.is_behind = False
+            text.is_unobserved = False
         else:
-            text.is_behind = True
+            text.is_unobserved = True
 
     def knows(self, view: SequenceView) -> bool:
         """Whether the target has shown what a draft starts from: all but the last token."""
@@ -179,7 +179,7 @@ class FeatureHeadProposer(ABC):
     @property
     @abstractmethod
     def _num_scribbled(self) -> int:
-        """Rows that a native draft writes behind a text, at most."""
+        """The most rows that a native draft writes after a text."""
 
     @abstractmethod
     def _call(

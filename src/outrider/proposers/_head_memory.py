@@ -29,7 +29,7 @@ class GrowingKV:
         self._buffer: Tensor | None = None  # [2, K, capacity, D]
 
     def append(self, own: KeyValue) -> KeyValue:
-        """Adds [1, K, n, D] behind the others; returns views of all of them, until the next."""
+        """Appends [1, K, n, D]; returns views of all rows, valid until the next call."""
         end = self.length + own[0].shape[2]
         buffer = self._buffer
         if buffer is None or end > buffer.shape[2]:

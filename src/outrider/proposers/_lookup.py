@@ -23,8 +23,8 @@ from outrider.native.lookup import NativeLookup
 class Draft:
     """A tree of continuations (a chain: no parents).
 
-    Depth first, the likeliest child of a node right behind it: where the target follows these,
-    their K/V lie where they belong.
+    Depth first, the most probable child directly after its node: if the target accepts these, their
+    K/V need not be moved.
     """
 
     tokens: list[int] = field(default_factory=list)

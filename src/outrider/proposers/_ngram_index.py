@@ -115,11 +115,10 @@ def match_length(tokens: Sequence[int], end: int, most: int) -> int:
 
 
 def trusted_length(match: int, factor: float) -> int:
-    """How many tokens to copy from a place that agrees with the last `match` tokens.
+    """How many tokens to copy from a position that agrees with the last `match` tokens.
 
-    A copy that has gone well for long goes well a little longer, and every further row makes the
-    verifying pass dearer: four tokens for an agreement of one, six for two, then a quarter of a
-    token for each.
+    A longer match predicts a longer copy, but every further row makes the verifying pass more
+    expensive: four tokens for a match of one, six for two, then a quarter of a token for each.
     """
     return max(1, int(factor * min(2 + 2 * match, 6 + match / 4)))
 

@@ -2,8 +2,8 @@
 
 Each tenant has two indexes. New outputs go to the younger; when it holds half of the room, it
 becomes the older, and the older before it is dropped as a whole. That is a least-recently-used
-order without any book-keeping: text that was drafted from an old output and accepted is part of
-the new output too, so what leaves with the older index is what nobody has used since.
+order without further bookkeeping: text that was drafted from an old output and accepted is part of
+the new output too, so the dropped index contains only text that was not used since.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SharedOutputs:
         self._indexes: OrderedDict[str, list[SuffixIndex]] = OrderedDict()
 
     def of(self, salt: str) -> Seq[SuffixIndex]:
-        """What this tenant may read; nobody else's outputs are in it."""
+        """The indexes of this tenant, without outputs of other tenants."""
         return self._indexes.get(salt, ())
 
     def add(self, salt: str, output: Seq[int]) -> None:

@@ -1,4 +1,4 @@
-"""Which nodes of a draft tree to grow: two answers behind one interface.
+"""Which nodes of a draft tree to grow: two strategies with one interface.
 
     nodes = growth.to_expand()             -1 is the root; none: the tree is grown
     growth.add(node, tokens, scores)       for each of them, its children, best first
@@ -55,16 +55,16 @@ def path_tokens(growth: Growth, node: int) -> list[int]:
 
 
 def submit(
-    growth: Growth, draw: Draw, source: str, laws: Sequence[torch.Tensor] | None = None
+    growth: Growth, draw: Draw, source: str, dists: Sequence[torch.Tensor] | None = None
 ) -> Proposal:
-    """The chosen nodes as a proposal; `laws` has the q of every node, where a rule needs it."""
+    """The chosen nodes as a proposal; `dists` has the q of every node, if the rule needs it."""
     chosen = growth.chosen()
     place = {ROOT: ROOT} | {node: i for i, node in enumerate(chosen)}
     return Proposal(
         [growth.tokens[node] for node in chosen],
         [place[growth.parents[node]] for node in chosen],
         draw=draw,
-        q=torch.stack([laws[node] for node in chosen]) if laws and chosen else None,
+        q=torch.stack([dists[node] for node in chosen]) if dists and chosen else None,
         source=source,
     )
 
@@ -138,8 +138,8 @@ class BestFirst:
 
 
 class FixedShape:
-    """A shape of `num_nodes` nodes chosen beforehand; a finishing token or a law with too few
-    tokens leaves out what would have followed, and nothing takes its place."""
+    """A fixed shape of `num_nodes` nodes. A finishing token, or a distribution with too few tokens,
+    removes the nodes that would follow, without replacement."""
 
     def __init__(
         self, num_nodes: int, *, num_children: int, max_depth: int, finish_ids: Collection[int]

@@ -1,18 +1,17 @@
 """Staged drafting: a proposer drafts for a middle model, whose *own* output drafts for the target.
 
-Inside is a small engine of the same kind: the middle model verifies the inner proposer's drafts
-by sample-match, so that what it passes on are exactly its own draws, several for one of its
-passes. Hence the stage is exact whatever is inside, and stages nest:
+The middle model verifies the inner proposer's drafts by sample-match, so its output is exactly its
+own draws, several per pass. Hence the stage is exact for every inner proposer, and stages nest:
 
     coupled       the middle model draws with the target's noise, like any coupled drafter
-    ratio rules   it draws with noise of its own, fresh in every step, and q is its law
+    ratio rules   it draws with noise of its own, fresh in every step, and q is its distribution
 
-Whether it passes on one more token depends on how well the inner proposer guessed those before,
-never on that token itself: the stopping rule the ratio rules ask for.
+Whether it drafts one more token depends on the acceptance of the inner proposer's earlier drafts,
+never on that token itself, as the ratio rules require.
 
-What the target will make of the draws is unknown while several passes are chained in one step.
-An inner proposer that was told draws which the target then refuses forgets the sequence; a draft
-model inside finds most of it again among its cached prefixes.
+The target's verdict is unknown while several passes are chained in one step. An inner proposer that
+observed draws which the target then rejects forgets the sequence; a draft model inside finds most
+of it again among its cached prefixes.
 """
 
 from __future__ import annotations
@@ -92,9 +91,9 @@ class _Tentative:
         self.salt = outer.salt
         self.stop_rule: StopRule | None = None
         self.num_committed = len(self.tokens)
-        self.num_told = self.num_committed  # tokens the inner proposer knows of
+        self.num_observed = self.num_committed  # tokens that the inner proposer has observed
         self.untold: Observation | None = None
-        self.laws: list[torch.Tensor] = []  # of the draws, where the outer rule needs them
+        self.dists: list[torch.Tensor] = []  # of the draws, where the outer rule needs them
 
     @property
     def edits(self) -> Edits | None:
@@ -110,8 +109,8 @@ class _Tentative:
         return self.tokens[self.num_committed :]
 
     def start_step(self) -> None:
-        """Forgets the last step's laws and takes up this step's noise."""
-        self.laws = []
+        """Drops the distributions of the last step and sets this step's noise."""
+        self.dists = []
         outer = self.outer
         if outer.draw is Draw.SAMPLED:
             # A seed of the step's own: the inner proposer then shares the middle's noise as if
@@ -120,14 +119,14 @@ class _Tentative:
             self.seed = draw_key(outer.seed, outer.sample_index, self.num_committed, Stream.DRAFT)
 
     def follow(self) -> bool:
-        """Replaces draws by what was committed; False if the inner proposer was told otherwise."""
+        """Replaces draws by committed tokens; False if the inner proposer observed others."""
         tokens, committed = self.tokens, self.outer.tokens
         agreed = self.num_committed
         while agreed < min(len(tokens), len(committed)) and tokens[agreed] == committed[agreed]:
             agreed += 1
         tokens[agreed:] = committed[agreed:]
         self.num_committed = len(tokens)
-        was_right, self.num_told = self.num_told <= agreed, len(tokens)
+        was_right, self.num_observed = self.num_observed <= agreed, len(tokens)
         return was_right
 
 
@@ -224,15 +223,15 @@ class CascadeProposer:
             slice_.table = self.memory.kv.table(s.id)
             slice_.proposal = proposal
         logits_RV = self.memory.model.forward(pack([slices[s.id] for s in sequences])).logits_RV
-        laws = RowDistributions(
+        dists = RowDistributions(
             logits_RV,
             sequences,
             proposals,
             [s.edits for s in sequences],
             num_tokens=self._num_tokens,
         )
-        draws = laws.draw()
-        for s, proposal, root in zip(sequences, proposals, laws.starts, strict=True):
+        draws = dists.draw()
+        for s, proposal, root in zip(sequences, proposals, dists.starts, strict=True):
             mine = draws[root : root + 1 + len(proposal)]
             path = match(proposal.tokens, proposal.parents, mine)
             del path[lengths[s.id] - len(s.drawn) - 1 :]  # the draw after them comes free
@@ -242,7 +241,9 @@ class CascadeProposer:
             s.tokens += drawn
             slices[s.id].context, slices[s.id].tokens = len(s.tokens) - 1, drawn[-1:]
             if s.outer.draw is Draw.SAMPLED:
-                s.laws += [laws.probs(root + row, root + row + 1)[0] for row in rows[: len(drawn)]]
+                s.dists += [
+                    dists.probs(root + row, root + row + 1)[0] for row in rows[: len(drawn)]
+                ]
             s.untold = Observation(proposal, Verdict(path, drawn[-1], mine))
 
     def _inner_drafts(self, sequences: list[_Tentative], lengths: dict[int, int]) -> list[Proposal]:
@@ -267,7 +268,7 @@ class CascadeProposer:
     def _tell(self, s: _Tentative) -> None:
         assert s.untold is not None
         self._inner.observe([s], [s.untold])
-        s.num_told = len(s.tokens)
+        s.num_observed = len(s.tokens)
         s.untold = None
 
     def _keep(self, sequence_id: int, first_slot: int, path: list[int]) -> None:
@@ -280,7 +281,7 @@ class CascadeProposer:
         s = self._sequences[view.id]
         drawn = s.drawn
         self.memory.drafted(view, drawn[:-1])
-        q = torch.stack(s.laws) if view.draw is Draw.SAMPLED else None
+        q = torch.stack(s.dists) if view.draw is Draw.SAMPLED else None
         return Proposal(drawn, draw=view.draw, q=q, source=self.name)
 
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:

@@ -4,8 +4,8 @@ text          it drafts text, which the target's tokenizer cuts into tokens. The
               greedy continuation, a function of the text alone: one-hot for every rule, and exact
               under all of them however the two tokenizers differ. What does not align (half a
               character, special tokens) is not drafted.
-intersection  it drafts tokens that both have, drawn from its law over these. Sampled drafts are
-              then samples: coupled ones share the target's noise. Good where most is in common.
+intersection  it drafts tokens that both have, drawn from its distribution over these. Drafts can be
+              sampled, and coupled ones share the target's noise. Good if most tokens are common.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class _OpenEnded:
         self._settled.pop(sequence_id, None)
 
 
-class _Behind:
+class _TargetMemory:
     """`Memory` for the target's own views, each of which stands for its text in the drafter's ids.
 
     Token by token, so that both always end at the same place: no token is ever cut anew.
@@ -166,7 +166,7 @@ class _CommonDrafter(AutoregressiveDrafter):
     """Draws tokens of the common vocabulary, by the target's ids; step by step."""
 
     def __init__(
-        self, memory: _Behind, common: CommonVocabulary, num_tokens: int, name: str
+        self, memory: _TargetMemory, common: CommonVocabulary, num_tokens: int, name: str
     ) -> None:
         super().__init__(memory, num_tokens, name)
         self._common = common
@@ -176,8 +176,8 @@ class _CommonDrafter(AutoregressiveDrafter):
     ) -> list[Proposal]:
         return self._draft_stepwise(views, budgets, slices)
 
-    def _laws(self, logits_RD: torch.Tensor) -> torch.Tensor:
-        return self._common.laws(logits_RD)
+    def _dists(self, logits_RD: torch.Tensor) -> torch.Tensor:
+        return self._common.dists(logits_RD)
 
     def _fed(self, token: int) -> int:
         return self._common.fed(token)
@@ -201,12 +201,14 @@ class CrossVocabProposer:
         self._memory = _OpenEnded(memory)
         num_tokens = memory.model.spec.num_tokens
         self._drafter = AutoregressiveDrafter(self._memory, num_tokens, self.name)
-        self._behind: _Behind | None = None
+        self._target_memory: _TargetMemory | None = None
         self.draws = frozenset({Draw.DETERMINISTIC})
         if common is not None:
             self.draws = frozenset({Draw.COUPLED, Draw.SAMPLED})
-            self._behind = _Behind(memory, common)
-            self._drafter = _CommonDrafter(self._behind, common, common.num_tokens, self.name)
+            self._target_memory = _TargetMemory(memory, common)
+            self._drafter = _CommonDrafter(
+                self._target_memory, common, common.num_tokens, self.name
+            )
         self._followers: dict[int, Follower] = {}
 
     @classmethod
@@ -227,7 +229,7 @@ class CrossVocabProposer:
         return cls(context.tokenizer, tokenizer, memory, common)
 
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
-        if self._behind is not None:
+        if self._target_memory is not None:
             return self._drafter.draft(views, budgets)
         followers = [self._follow(view) for view in views]
         proposals = [Proposal(source=self.name) for _ in views]
@@ -261,8 +263,8 @@ class CrossVocabProposer:
         """Nothing to do: committed text is read when the next draft is asked for."""
 
     def release(self, sequence_id: int) -> None:
-        if self._behind is not None:
-            self._behind.release(sequence_id)
+        if self._target_memory is not None:
+            self._target_memory.release(sequence_id)
             return
         self._memory.release(sequence_id)
         self._followers.pop(sequence_id, None)

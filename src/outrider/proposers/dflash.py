@@ -110,7 +110,7 @@ class DFlashProposer(FeatureHeadProposer):
             layer.append(own)
 
     def _denoise(self, views: list[SequenceView]) -> Tensor:
-        """One pass over all blocks, packed one behind the other: [B, S, H]."""
+        """One pass over all blocks, packed one after the other: [B, S, H]."""
         size = self._head.config.block_size
         masks = [self._head.config.mask_token_id] * (size - 1)
         tokens: list[int] = []

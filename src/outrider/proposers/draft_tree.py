@@ -72,7 +72,7 @@ class _Tree:
         self.nodes: list[int] = []  # to expand in this pass
         self.tokens: list[int] = []  # fed, and their parents among the fed
         self.parents: list[int] = []
-        self.laws: list[torch.Tensor] = []  # q of every node, where a rule needs it
+        self.dists: list[torch.Tensor] = []  # q of every node, where a rule needs it
         self._slice = first
         self._fed_as: dict[int, int] = {ROOT: -1}  # node -> its index among the fed
 
@@ -99,7 +99,7 @@ class _Tree:
         return Slice(first, len(self.view.tokens) + last, self._slice.table, rest)
 
     def proposal(self, source: str) -> Proposal:
-        return submit(self.growth, self.view.draw, source, self.laws)
+        return submit(self.growth, self.view.draw, source, self.dists)
 
 
 class DraftTreeProposer:
@@ -111,7 +111,7 @@ class DraftTreeProposer:
     def __init__(
         self, memory: DraftMemory, num_tokens: int, config: DraftTreeConfig | None = None
     ) -> None:
-        """`num_tokens`: the target's true vocabulary, which q is a law over."""
+        """`num_tokens`: the size of the target's true vocabulary, over which q is defined."""
         self.config = config or DraftTreeConfig()
         self._memory = memory
         self._num_tokens = num_tokens
@@ -219,15 +219,15 @@ class DraftTreeProposer:
             keys.append(draft_key(tree.view, len(path), 1 + node))
         rows = RowParams.of([tree.view.params for tree in trees], [len(t.nodes) for t in trees])
         tokens_RC, scores_RC = best_children(logits_RV, rows, keys, self.config.children)
-        law_RV = None
+        dist_RV = None
         if any(tree.view.draw is Draw.WITHOUT_REPLACEMENT for tree in trees):
-            law_RV = distribution_of(logits_RV, rows)
+            dist_RV = distribution_of(logits_RV, rows)
         for row, (tree, node) in enumerate(wanted):
             size = tree.growth.num_children(node)
             tokens, scores = tokens_RC[row][:size], scores_RC[row][:size]
-            if law_RV is not None and tree.view.draw is Draw.WITHOUT_REPLACEMENT:
-                size = int((law_RV[row, tokens] > 0).sum())
-                tree.laws += [law_RV[row]] * size
+            if dist_RV is not None and tree.view.draw is Draw.WITHOUT_REPLACEMENT:
+                size = int((dist_RV[row, tokens] > 0).sum())
+                tree.dists += [dist_RV[row]] * size
             else:
                 size = sum(score > -math.inf for score in scores)
             tree.growth.add(node, tokens[:size], scores[:size])

@@ -73,7 +73,7 @@ class EarlyExitConfig:
 
 
 class _LookaheadSlots:
-    """`Memory` of a drafter that has none of its own: the target's slots behind the context."""
+    """`Memory` of a drafter without its own KV: the target's slots after the context."""
 
     def __init__(self, model: Model, kv: KVCache) -> None:
         self.model = model

@@ -185,6 +185,6 @@ class LookaheadProposer:
                 state.pool.add(ngram)
             del window[0]
             num_ahead -= 1  # level 1 stands where level 0 stood, one token on
-        # Columns the text has passed have nothing to guess any more; they come in again behind.
+        # Columns that the text has passed move to the end of the window.
         shift = num_ahead % len(draws)
         state.window = [level[shift:] + level[:shift] for level in window]

@@ -17,7 +17,7 @@ from outrider.proposers._lookup import Draft, LookupProposer, check_lookup
 from outrider.proposers._ngram_index import suffix_keys, trusted_length, up_to_finish
 from outrider.proposers._options import read_options
 
-_FIRST_TRUST = 4  # a guess nobody has contradicted yet counts as if this much had agreed
+_FIRST_TRUST = 4  # a prediction without rejections counts like this many agreements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,13 +60,13 @@ class RatioVerifier(ABC):
         """The pure decision; `uniforms[j]` in [0, 1) belongs to node j. Mutates nothing."""
 
     def verify(
-        self, views: Seq[SequenceView], proposals: Seq[Proposal], laws: Distributions
+        self, views: Seq[SequenceView], proposals: Seq[Proposal], distributions: Distributions
     ) -> list[Verdict]:
         """Raises LossyPairing for a proposal this rule is not exact for."""
         p: list[torch.Tensor] = []
-        for proposal, start in zip(proposals, laws.starts, strict=True):
+        for proposal, start in zip(proposals, distributions.starts, strict=True):
             self._check(proposal)
-            p.append(laws.probs(start, start + 1 + len(proposal)))
+            p.append(distributions.probs(start, start + 1 + len(proposal)))
         if p and p[0].device.type != "cpu" and any(map(len, proposals)):
             return self.verify_all(views, proposals, p)
         decisions = []

@@ -21,11 +21,11 @@ class CoupledVerifier:
     needs_draws_alone = True
 
     def verify(
-        self, views: Seq[SequenceView], proposals: Seq[Proposal], laws: Distributions
+        self, views: Seq[SequenceView], proposals: Seq[Proposal], distributions: Distributions
     ) -> list[Verdict]:
-        draws = laws.draw()
+        draws = distributions.draw()
         verdicts = []
-        for start, proposal in zip(laws.starts, proposals, strict=True):
+        for start, proposal in zip(distributions.starts, proposals, strict=True):
             mine = draws[start : start + 1 + len(proposal.tokens)]
             path = match(proposal.tokens, proposal.parents, mine)
             last = path[-1] + 1 if path else 0
