@@ -259,13 +259,18 @@ def _typed(config: type, name: str) -> Any:
     """The type of a field as the command line reads it."""
     if name in READERS:
         return READERS[name][0]
-    hint = get_type_hints(config)[name]
+    hint = _hints(config)[name]
     if get_origin(hint) is Literal:
         return str
     if get_origin(hint) is tuple:
         member: Any = get_args(hint)[0]
         return list[member] | None
     return hint
+
+
+@functools.cache
+def _hints(config: type) -> dict[str, Any]:
+    return get_type_hints(config)  # evaluates the text of every annotation
 
 
 def _as_tuple(value: Any) -> Any:
@@ -293,7 +298,7 @@ def http_fields(config: type, types: Mapping[str, Any] = {}) -> dict[str, Any]:
 
     `types` are by field of `config`, where the type of the body is another. None means left out.
     """
-    hints = get_type_hints(config)
+    hints = _hints(config)
     found = {}
     for name, declared in params(config).items():
         if declared.http:

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from outrider.errors import ConfigError, OutriderError, UnknownName
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from outrider.contracts import Proposer, ProposerContext
 
 Drafter = Literal["", "model", "head"]  # what `draft_model` is to a proposer: not used, ...
@@ -107,6 +108,8 @@ def register(name: str, proposer: type) -> None:
 
 @cache
 def plugins() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points
+
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
