@@ -215,9 +215,7 @@ class GreedyScoredAsSoft:
     def release(self, sequence_id: int) -> None: ...
 
 
-def test_the_same_test_flags_a_biased_drafter(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "proposers", {"biased": GreedyScoredAsSoft()})
+def test_the_same_test_flags_a_biased_drafter(engine: Engine) -> None:
+    engine.proposers["biased"] = GreedyScoredAsSoft()  # the executors share this mapping
     speculation = Speculation(proposer="biased", num_draft_tokens=1, verifier="token")
     assert p_value(engine, speculation) < 1e-6
