@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from outrider.contracts import Draw, Proposal
 from outrider.prove import reference
 from outrider.prove.reference import Distribution, Draft, normalised, one_hot
-from outrider.verifiers._ratio import RatioVerifier
 from outrider.verifiers.block import BlockVerifier
 from outrider.verifiers.coupled import match
+from outrider.verifiers.ratio import RatioVerifier
 from outrider.verifiers.token import TokenVerifier
 from outrider.verifiers.tree import TreeVerifier
 

@@ -12,9 +12,9 @@ from hypothesis import example, given
 from native_models import needs_native
 from outrider.contracts import Draw, SequenceView
 from outrider.errors import ConfigError, UnknownName
-from outrider.proposers._ngram_index import NativeNgramIndex, PythonNgramIndex
-from outrider.proposers._options import read_options
 from outrider.proposers.ngram import MakeIndex, NgramConfig, NgramProposer
+from outrider.proposers.ngram_index import NativeNgramIndex, PythonNgramIndex
+from outrider.proposers.options import read_options
 from outrider.proposers.prediction import PredictionConfig, PredictionProposer
 
 TOKENS = st.lists(st.integers(0, 2), max_size=30)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Inner
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from outrider.model.tokenizer import Tokenizer, load_tokenizer
-from outrider.proposers._retokenize import Follower, continuation
+from outrider.proposers.retokenize import Follower, continuation
 
 TEXT = "def add(first, second):\n    return first + second\n" * 3 + "naïve café — 東京\n" * 3
 MARKS = 2  # index of the tokenizer that works the SentencePiece way

@@ -14,10 +14,10 @@ from hypothesis import given
 from native_models import needs_native
 from outrider.contracts import Draw, Proposal, SequenceView
 from outrider.errors import ConfigError
-from outrider.proposers._shared_outputs import SharedOutputs
-from outrider.proposers._suffix_automaton import ROOT, Context, SuffixAutomaton
-from outrider.proposers._suffix_index import NativeSuffixIndex, PythonSuffixIndex, SuffixRule
+from outrider.proposers.shared_outputs import SharedOutputs
 from outrider.proposers.suffix import MakeIndex, SuffixConfig, SuffixProposer
+from outrider.proposers.suffix_automaton import ROOT, Context, SuffixAutomaton
+from outrider.proposers.suffix_index import NativeSuffixIndex, PythonSuffixIndex, SuffixRule
 
 TEXT = st.lists(st.integers(0, 2), max_size=20)
 TEXTS = st.lists(TEXT, min_size=1, max_size=4)

@@ -1,4 +1,4 @@
-// Prompt lookup as in outrider/proposers/_ngram_index.py, but by a scan: reading the text once is
+// Prompt lookup as in outrider/proposers/ngram_index.py, but by a scan: reading the text once is
 // fast compared with a pass over all weights, and a scan needs no index.
 #include "lookup.h"
 #include "step.h"

@@ -1,5 +1,5 @@
-// Suffix decoding in one call: the automaton of outrider/proposers/_suffix_automaton.py and the
-// search of _suffix_index.py, step by step. Those files explain the algorithm; this one runs it in
+// Suffix decoding in one call: the automaton of outrider/proposers/suffix_automaton.py and the
+// search of suffix_index.py, step by step. Those files explain the algorithm; this one runs it in
 // a few microseconds. Python code takes a hundred, because a pass evicts it from the cache.
 #include <algorithm>
 #include <queue>

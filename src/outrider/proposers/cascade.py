@@ -39,8 +39,8 @@ from outrider.errors import ConfigError
 from outrider.layout import Slice, pack
 from outrider.noise import draw_key
 from outrider.proposers._draft_memory import DraftMemory
-from outrider.proposers._ngram_index import up_to_finish
-from outrider.proposers._options import read_options
+from outrider.proposers.ngram_index import up_to_finish
+from outrider.proposers.options import read_options
 from outrider.registry import WITH_MODEL, proposer_class
 from outrider.sampling import RowDistributions
 from outrider.verifiers import exact_pairing, make_verifier

@@ -30,10 +30,10 @@ from outrider.model.tokenizer import Tokenizer, load_tokenizer
 from outrider.proposers._autoregressive import AutoregressiveDrafter
 from outrider.proposers._common_vocabulary import CommonVocabulary
 from outrider.proposers._draft_memory import DraftMemory
-from outrider.proposers._ngram_index import up_to_finish
-from outrider.proposers._options import read_options
-from outrider.proposers._retokenize import Follower, continuation
 from outrider.proposers.draft_model import chosen_drafter
+from outrider.proposers.ngram_index import up_to_finish
+from outrider.proposers.options import read_options
+from outrider.proposers.retokenize import Follower, continuation
 from outrider.sampling import SamplingParams
 
 _METHODS = ("text", "intersection")

@@ -28,11 +28,11 @@ from outrider.contracts import (
 from outrider.errors import ConfigError
 from outrider.model.dflash_head import DFlashHead, Mix
 from outrider.model.head_layers import KeyValue
-from outrider.proposers._chains import Chains
+from outrider.proposers._autoregressive import Chains
 from outrider.proposers._feature_heads import FeatureHeadProposer, NativeRows
 from outrider.proposers._head_memory import HeadMemory, gather
 from outrider.proposers._heads import Loaded, load_fitting_head, native_rows
-from outrider.proposers._options import read_options
+from outrider.proposers.options import read_options
 from outrider.sampling import RowParams
 
 

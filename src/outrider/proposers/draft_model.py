@@ -18,7 +18,7 @@ from outrider.draft_plans import Chain, DraftPlan, Propose
 from outrider.errors import ConfigError, ModelError
 from outrider.proposers._autoregressive import AutoregressiveDrafter
 from outrider.proposers._draft_memory import DraftMemory
-from outrider.proposers._options import read_options
+from outrider.proposers.options import read_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,21 +32,20 @@ from outrider.contracts import (
 )
 from outrider.layout import Slice, pack
 from outrider.model.capabilities import DraftsInOneCall, TreeLimits
-from outrider.proposers._autoregressive import target_keys
-from outrider.proposers._chains import draft_key
-from outrider.proposers._children import best_children
+from outrider.proposers._autoregressive import draft_key, target_keys
 from outrider.proposers._draft_memory import DraftMemory
-from outrider.proposers._options import read_options
-from outrider.proposers._trees import (
+from outrider.proposers.draft_model import DraftModelProposer
+from outrider.proposers.options import read_options
+from outrider.proposers.trees import (
     ROOT,
     BestFirst,
     FixedShape,
     Growth,
+    best_children,
     check_limits,
     path_tokens,
     submit,
 )
-from outrider.proposers.draft_model import DraftModelProposer
 from outrider.sampling import RowParams, distribution_of, true_vocabulary
 
 

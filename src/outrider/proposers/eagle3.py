@@ -37,13 +37,19 @@ from outrider.errors import ConfigError
 from outrider.model.capabilities import DraftsInOneCall, TreeLimits
 from outrider.model.head_layers import KeyValue
 from outrider.model.heads import Eagle3Head
-from outrider.proposers._chains import Chains, draft_key
-from outrider.proposers._children import best_children
+from outrider.proposers._autoregressive import Chains, draft_key
 from outrider.proposers._feature_heads import FeatureHeadProposer, NativeRows
 from outrider.proposers._head_memory import HeadMemory, gather
 from outrider.proposers._heads import Loaded, load_fitting_head, native_rows
-from outrider.proposers._options import read_options
-from outrider.proposers._trees import ROOT, BestFirst, check_limits, path_tokens, submit
+from outrider.proposers.options import read_options
+from outrider.proposers.trees import (
+    ROOT,
+    BestFirst,
+    best_children,
+    check_limits,
+    path_tokens,
+    submit,
+)
 from outrider.sampling import RowParams, true_vocabulary
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from outrider.kv.cache import KVCache
 from outrider.layout import Slice
 from outrider.model.capabilities import Continues, DraftsAndKeeps, DraftsChains
 from outrider.proposers._autoregressive import AutoregressiveDrafter
-from outrider.proposers._options import read_options
+from outrider.proposers.options import read_options
 from outrider.sampling import RowParams
 
 _SHARE = 0.4  # of the target's layers, where the user does not say

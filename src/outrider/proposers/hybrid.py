@@ -51,8 +51,8 @@ from outrider.draft_plans import Chain, DraftPlan, Lookup, Propose
 from outrider.errors import ConfigError
 from outrider.proposers._economy import BEHIND, Choice, Done, Economy
 from outrider.proposers._lookup import TextProposer
-from outrider.proposers._options import read_options
 from outrider.proposers._worth import OwnWorth, Worth, first_nodes, follow
+from outrider.proposers.options import read_options
 
 _LEARN_EVERY = 8  # steps; after every second ...
 _FIRST_STEPS = 64  # ... of the first

@@ -32,8 +32,8 @@ from outrider.contracts import (
     Verdict,
 )
 from outrider.errors import ConfigError
-from outrider.proposers._ngram_index import up_to_finish
-from outrider.proposers._options import read_options
+from outrider.proposers.ngram_index import up_to_finish
+from outrider.proposers.options import read_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

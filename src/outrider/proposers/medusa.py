@@ -33,9 +33,9 @@ from outrider.model.heads import MedusaHeads
 from outrider.model.heads_native import HEAD_WEIGHTS, NativeMedusa
 from outrider.model.native_model import NativeModel
 from outrider.noise import draw_key
-from outrider.proposers._children import best_children
 from outrider.proposers._heads import Loaded, load_fitting_head
-from outrider.proposers._options import read_options
+from outrider.proposers.options import read_options
+from outrider.proposers.trees import best_children
 from outrider.sampling import RowParams, SamplingParams
 
 

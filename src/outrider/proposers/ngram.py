@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from outrider import native
 from outrider.contracts import ProposerContext, SequenceView
 from outrider.proposers._lookup import Index, TextProposer, check_lookup
-from outrider.proposers._ngram_index import (
+from outrider.proposers.ngram_index import (
     MAX_MATCH,
     NativeNgramIndex,
     NgramRule,
     PythonNgramIndex,
     trusted_length,
 )
-from outrider.proposers._options import read_options
+from outrider.proposers.options import read_options
 
 MakeIndex = Callable[[NgramRule, frozenset[int]], Index]
 

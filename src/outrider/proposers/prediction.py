@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from outrider.contracts import ProposerContext, SequenceView
 from outrider.draft_plans import DraftPlan, Propose, Script
 from outrider.proposers._lookup import Draft, LookupProposer, check_lookup
-from outrider.proposers._ngram_index import suffix_keys, trusted_length, up_to_finish
-from outrider.proposers._options import read_options
+from outrider.proposers.ngram_index import suffix_keys, trusted_length, up_to_finish
+from outrider.proposers.options import read_options
 
 _FIRST_TRUST = 4  # a prediction without rejections counts like this many agreements
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from outrider.contracts import ProposerContext
 from outrider.errors import ConfigError, ModelError, UnknownName
 from outrider.proposers._draft_memory import DraftMemory
-from outrider.proposers._options import read_options
 from outrider.proposers.draft_model import ModelProposer
+from outrider.proposers.options import read_options
 
 _DTYPES = ("int8", "int4")
 

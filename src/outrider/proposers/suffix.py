@@ -17,10 +17,10 @@ from typing import cast
 from outrider.contracts import ProposerContext, SequenceView
 from outrider.errors import ConfigError
 from outrider.proposers._lookup import Index, TextProposer
-from outrider.proposers._ngram_index import trusted_length
-from outrider.proposers._options import read_options
-from outrider.proposers._shared_outputs import SharedOutputs
-from outrider.proposers._suffix_index import SuffixIndex, SuffixRule, suffix_index
+from outrider.proposers.ngram_index import trusted_length
+from outrider.proposers.options import read_options
+from outrider.proposers.shared_outputs import SharedOutputs
+from outrider.proposers.suffix_index import SuffixIndex, SuffixRule, suffix_index
 
 MakeIndex = Callable[..., SuffixIndex]
 

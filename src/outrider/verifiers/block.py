@@ -17,8 +17,8 @@ from collections.abc import Sequence as Seq
 import torch
 
 from outrider.contracts import Proposal
-from outrider.verifiers._batched import EPS, decide_trials
-from outrider.verifiers._ratio import (
+from outrider.verifiers.batched import EPS, decide_trials
+from outrider.verifiers.ratio import (
     Decision,
     RatioVerifier,
     at_tokens,

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import torch
 
 from outrider.contracts import Draw, Proposal
-from outrider.verifiers._batched import EPS, decide_trials
-from outrider.verifiers._ratio import Decision, RatioVerifier, draft_distribution, ratio, residual
+from outrider.verifiers.batched import EPS, decide_trials
 from outrider.verifiers.block import keep_probability
+from outrider.verifiers.ratio import Decision, RatioVerifier, draft_distribution, ratio, residual
 
 
 class TreeVerifier(RatioVerifier):

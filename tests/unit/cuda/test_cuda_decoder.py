@@ -37,7 +37,7 @@ from outrider.model.torch_decoder import TorchDecoder
 from outrider.policy.base import Decision
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
-from outrider.verifiers._ratio import RatioVerifier, accept_uniforms, draw_next
+from outrider.verifiers.ratio import RatioVerifier, accept_uniforms, draw_next
 from tiny_models import SMALL, write
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,7 +10,7 @@ import torch
 from native_models import ISAS, needs_native
 from outrider import native
 from outrider.noise import gumbel, mix, uniforms_numpy
-from outrider.proposers._children import best_children
+from outrider.proposers.trees import best_children
 from outrider.sampling import RowParams
 
 pytestmark = needs_native

@@ -15,9 +15,9 @@ from outrider.engine.request import Speculation
 from outrider.errors import ConfigError, LossyPairing
 from outrider.events import StepEvent
 from outrider.proposers import draft_tree
-from outrider.proposers._trees import ROOT, BestFirst, FixedShape, likely_shape
 from outrider.proposers.draft_model import DraftModelProposer
 from outrider.proposers.draft_tree import DraftTreeConfig
+from outrider.proposers.trees import ROOT, BestFirst, FixedShape, likely_shape
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
 

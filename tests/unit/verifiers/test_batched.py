@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from outrider.contracts import Draw, Proposal, SequenceView
-from outrider.verifiers._batched import Batch, walk
-from outrider.verifiers._ratio import RatioVerifier, accept_uniforms, draw_next
+from outrider.verifiers.batched import Batch, walk
 from outrider.verifiers.block import BlockVerifier
+from outrider.verifiers.ratio import RatioVerifier, accept_uniforms, draw_next
 from outrider.verifiers.token import TokenVerifier
 from outrider.verifiers.tree import TreeVerifier
 

@@ -12,7 +12,7 @@ from outrider.contracts import Distributions, Draw, Proposal, SequenceView, Stre
 from outrider.errors import LossyPairing, UnknownName
 from outrider.noise import draw_key, gumbel
 from outrider.verifiers import VERIFIERS, exact_pairing, make_verifier
-from outrider.verifiers._ratio import accept_uniforms
+from outrider.verifiers.ratio import accept_uniforms
 
 COUPLED, DETERMINISTIC = Draw.COUPLED, Draw.DETERMINISTIC
 SAMPLED, DISTINCT = Draw.SAMPLED, Draw.WITHOUT_REPLACEMENT

@@ -25,9 +25,9 @@ import numpy.typing as npt
 
 from outrider.contracts import Draw, Edits, Observation, Proposal, Proposer, SequenceView, StopRule
 from outrider.integrations.vllm.mailbox import Mailbox
-from outrider.proposers._options import read_options
 from outrider.proposers.hybrid import HybridProposer
 from outrider.proposers.ngram import NgramConfig, NgramProposer
+from outrider.proposers.options import read_options
 from outrider.proposers.prediction import PredictionConfig, PredictionProposer
 from outrider.proposers.suffix import SuffixConfig, SuffixProposer
 from outrider.sampling import SamplingParams

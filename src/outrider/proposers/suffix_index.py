@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, Self
 from outrider import native
 from outrider.native.lookup import NativeLookup, packed
 from outrider.proposers._lookup import Draft
-from outrider.proposers._suffix_automaton import Context, SuffixAutomaton
+from outrider.proposers.suffix_automaton import Context, SuffixAutomaton
 
 
 @dataclass(frozen=True, slots=True)

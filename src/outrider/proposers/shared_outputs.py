@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from outrider.proposers._suffix_index import SuffixIndex
+from outrider.proposers.suffix_index import SuffixIndex
 
 
 class SharedOutputs:

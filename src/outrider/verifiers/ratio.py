@@ -30,7 +30,7 @@ from outrider.noise import (
     sequence_key,
     uniform,
 )
-from outrider.verifiers._batched import Batch
+from outrider.verifiers.batched import Batch
 
 RATIO_DRAWS = frozenset({Draw.SAMPLED, Draw.WITHOUT_REPLACEMENT, Draw.DETERMINISTIC})
 
