@@ -324,10 +324,8 @@ def on_paper() -> Rows:
     for rate in RATES:
         load = Load(rate=rate, prompt_tokens=512, output_tokens=256)
         fleets = {
-            speculate: plan(
-                make, load, Goal(tpot_s=0.01), alpha=0.7, speculate=speculate, price=2.5
-            )
-            for speculate in (False, True)
+            alpha > 0: plan(make, load, Goal(tpot_s=0.01), alpha=alpha, price=2.5)
+            for alpha in (0.0, 0.7)
         }
         rows.append(
             {

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
-from typing import Any, Literal, Never, overload
+from typing import Any, Literal, Never, TypedDict, Unpack, overload
 
 from outrider.config import EngineConfig, NumDraftTokens, SamplingParams, Speculation
 from outrider.engine.build import build
@@ -21,6 +21,31 @@ from outrider.errors import ConfigError, UnknownName
 from outrider.events import StepEvent
 
 Prompt = str | list[int]
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """The fields of `SamplingParams` as keyword arguments; one that is left out has its default."""
+
+    # types of SamplingParams, written by `make reference`
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    banned_ids: tuple[int, ...]
+    seed: int | None
+    n: int
+    max_tokens: int
+    min_tokens: int
+    stop: tuple[str, ...]
+    stop_ids: tuple[int, ...]
+    ignore_eos: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
+    # end
 
 
 class LLM:
@@ -54,7 +79,7 @@ class LLM:
         # end
         **unknown: Never,
     ) -> None:
-        given = _given(locals())
+        given = {k: v for k, v in locals().items() if k not in ("self", "unknown")}
         _refuse("LLM", unknown, EngineConfig)
         self.config = EngineConfig(**given | {"model": str(model)})
         self.engine: Engine = build(self.config)
@@ -67,26 +92,7 @@ class LLM:
         *,
         speculation: Speculation | None = None,
         prediction: str = "",
-        # fields of SamplingParams, written by `make reference`
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        repetition_penalty: float = 1.0,
-        logit_bias: Mapping[int, float] = {},
-        banned_ids: tuple[int, ...] = (),
-        seed: int | None = None,
-        n: int = 1,
-        max_tokens: int = 128,
-        min_tokens: int = 0,
-        stop: tuple[str, ...] = (),
-        stop_ids: tuple[int, ...] = (),
-        ignore_eos: bool = False,
-        logprobs: int | None = None,
-        prompt_logprobs: int | None = None,
-        # end
+        **sampling: Unpack[SamplingKeywords],
     ) -> Result: ...
 
     @overload
@@ -97,26 +103,7 @@ class LLM:
         *,
         speculation: Speculation | None = None,
         prediction: str = "",
-        # fields of SamplingParams, written by `make reference`
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        repetition_penalty: float = 1.0,
-        logit_bias: Mapping[int, float] = {},
-        banned_ids: tuple[int, ...] = (),
-        seed: int | None = None,
-        n: int = 1,
-        max_tokens: int = 128,
-        min_tokens: int = 0,
-        stop: tuple[str, ...] = (),
-        stop_ids: tuple[int, ...] = (),
-        ignore_eos: bool = False,
-        logprobs: int | None = None,
-        prompt_logprobs: int | None = None,
-        # end
+        **sampling: Unpack[SamplingKeywords],
     ) -> list[Result]: ...
 
     def generate(
@@ -126,7 +113,7 @@ class LLM:
         *,
         speculation: Speculation | None = None,
         prediction: str = "",
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Result | list[Result]:
         """One result per prompt, all decoded in one batch; a single prompt gives a single result.
 
@@ -149,30 +136,9 @@ class LLM:
         *,
         speculation: Speculation | None = None,
         prediction: str = "",
-        # fields of SamplingParams, written by `make reference`
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        repetition_penalty: float = 1.0,
-        logit_bias: Mapping[int, float] = {},
-        banned_ids: tuple[int, ...] = (),
-        seed: int | None = None,
-        n: int = 1,
-        max_tokens: int = 128,
-        min_tokens: int = 0,
-        stop: tuple[str, ...] = (),
-        stop_ids: tuple[int, ...] = (),
-        ignore_eos: bool = False,
-        logprobs: int | None = None,
-        prompt_logprobs: int | None = None,
-        # end
-        **unknown: Never,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Iterator[StepEvent]:
         """Each step's confirmed tokens and text as they come; leaving early cancels the request."""
-        sampling = _given(locals()) | unknown
         return self._stream(prompt, _params(params, sampling), speculation, prediction)
 
     def _stream(
@@ -184,12 +150,6 @@ class LLM:
                 for event in report.events:
                     if event.request_id == request_id:
                         yield event
-
-
-def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a configuration among a method's arguments."""
-    own = ("self", "prompt", "params", "speculation", "prediction", "unknown")
-    return {name: value for name, value in arguments.items() if name not in own}
 
 
 def _refuse(what: str, names: Iterable[str], config: type) -> None:
@@ -204,10 +164,8 @@ def _params(params: SamplingParams | None, sampling: Mapping[str, Any]) -> Sampl
     _refuse("generate", sampling, SamplingParams)
     if params is None:
         return SamplingParams(**sampling)
-    usual = SamplingParams()
-    changed = [name for name, value in sampling.items() if value != getattr(usual, name)]
-    if changed:
+    if sampling:
         raise ConfigError(
-            f"give sampling either as SamplingParams or as keywords ({', '.join(changed)})"
+            f"give sampling either as SamplingParams or as keywords ({', '.join(sampling)})"
         )
     return params

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from outrider.config import EngineConfig, SamplingParams, ServerConfig, Speculation, VllmConfig
 from outrider.errors import ConfigError, RequestError, UnknownName
 from outrider.integrations.vllm.mapping import options
-from outrider.llm import LLM
+from outrider.llm import LLM, SamplingKeywords
 from outrider.options import (
     Options,
     docs_rows,
@@ -32,8 +32,6 @@ from outrider.parameters import PANELS, SAMPLING, default_of, param, params, ref
 from outrider.server.schema import Body
 
 CONFIGS = (EngineConfig, Speculation, SamplingParams, ServerConfig, VllmConfig)
-# A request's own arguments, beside the sampling.
-BESIDE = {"self", "prompt", "prompts", "params", "speculation", "prediction", "unknown"}
 
 
 def declared(config: type) -> dict[str, tuple[str, object]]:
@@ -41,19 +39,19 @@ def declared(config: type) -> dict[str, tuple[str, object]]:
     return {f.name: (str(f.type), default_of(config, f.name)) for f in fields(config)}
 
 
-def keywords(function: Callable[..., Any]) -> dict[str, tuple[str, object]]:
-    """Keyword -> its type as written, and its default."""
-    found = inspect.signature(function).parameters.values()
-    return {p.name: (p.annotation, p.default) for p in found if p.name not in BESIDE}
-
-
 def test_an_editor_shows_every_parameter_of_an_engine() -> None:
-    assert keywords(LLM.__init__) == declared(EngineConfig)
+    found = inspect.signature(LLM.__init__).parameters.values()
+    beside = ("self", "unknown")
+    shown = {p.name: (p.annotation, p.default) for p in found if p.name not in beside}
+    assert shown == declared(EngineConfig)
 
 
 @pytest.mark.parametrize("function", [*typing.get_overloads(LLM.generate), LLM.stream])
 def test_an_editor_shows_every_parameter_of_a_request(function: Callable[..., Any]) -> None:
-    assert keywords(function) == declared(SamplingParams)
+    assert function.__annotations__["sampling"] == "Unpack[SamplingKeywords]"
+    types = {name: kind for name, (kind, _) in declared(SamplingParams).items()}
+    shown = {name: ref.__forward_arg__ for name, ref in SamplingKeywords.__annotations__.items()}
+    assert shown == types
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -139,7 +137,7 @@ def written_keywords(config: type) -> str:
     assert spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    written: str = tool.keywords(config, "    ")
+    written: str = tool.keywords(config, "    ", defaults=True)
     return written
 
 

@@ -163,9 +163,7 @@ def bench_server(
 
 
 def _body(model: str, max_tokens: int) -> dict[str, Any]:
-    """With a fresh salt: no request finds an earlier load's prompts or outputs."""
     return {
-        "cache_salt": fresh_salt(),
         "model": model,
         "max_tokens": max_tokens,
         "ignore_eos": True,
@@ -177,13 +175,20 @@ def _body(model: str, max_tokens: int) -> dict[str, Any]:
 def load(
     server: Server, prompts: Sequence[Prompt], clients: int, body: dict[str, Any]
 ) -> tuple[float, list[Answer]]:
-    """All prompts, `clients` at a time; the seconds from the first to the last, and the answers."""
+    """All prompts, `clients` at a time; the seconds from the first to the last, and the answers.
+
+    No prompt runs twice under one salt, neither in a load nor in two: no request finds its own
+    prompt or output of before.
+    """
     ready = threading.Event()
+    salt = fresh_salt()
+    texts = [prompt.text for prompt in prompts]
 
     def ask(numbered: tuple[int, Prompt]) -> Answer:
         number, prompt = numbered
         ready.wait()
         own = {"prompt": prompt.text, "temperature": prompt.temperature, "seed": number}
+        own["cache_salt"] = f"{salt} {texts[:number].count(prompt.text)}"
         return server.complete(body | own)
 
     with ThreadPoolExecutor(clients) as pool:

@@ -12,6 +12,7 @@ drafts for a text of its own, which contains as many of its tokens as were accep
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from random import Random
 from typing import Any, cast
@@ -38,9 +39,16 @@ class SyntheticProposer:
     trees = False
 
     def __init__(
-        self, alphas: Seq[float], num_tokens: int, beneath: Proposer | None = None, seed: int = 0
+        self,
+        alphas: Seq[float],
+        num_tokens: int,
+        beneath: Proposer | None = None,
+        random: Callable[[], float] | None = None,
     ) -> None:
-        """`alphas[k]`: acceptance of draft k + 1 if all before it were; the last one goes on."""
+        """`alphas[k]`: acceptance of draft k + 1 if all before it were; the last one goes on.
+
+        `random` draws from [0, 1).
+        """
         if not alphas or not all(0.0 <= alpha <= 1.0 for alpha in alphas):
             raise ConfigError("a synthetic acceptance must be within [0, 1]")
         if beneath is not None and beneath.needs.taps:
@@ -49,7 +57,7 @@ class SyntheticProposer:
         self._num_tokens = num_tokens
         self._beneath = beneath
         self.needs = Needs(every_step=False) if beneath is None else beneath.needs
-        self._random = Random(seed)
+        self._random = random or Random(0).random
         self._shadows: dict[int, _Shadow] = {}
 
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
@@ -111,7 +119,7 @@ class SyntheticProposer:
 
     def _num_right(self, most: int) -> int:
         for k in range(most):
-            if self._random.random() >= self.alphas[min(k, len(self.alphas) - 1)]:
+            if self._random() >= self.alphas[min(k, len(self.alphas) - 1)]:
                 return k
         return most
 

@@ -126,15 +126,8 @@ def plan(*, options: Annotated[Options, of(PlanConfig)], as_json: Json = False) 
     )
     goal = Goal(ttft_s=config.ttft, tpot_s=config.tpot)
     fleets = {
-        name: find(
-            config.replica,
-            load,
-            goal,
-            alpha=config.alpha,
-            speculate=speculate,
-            price=config.price,
-        )
-        for name, speculate in (("without", False), ("with", True))
+        name: find(config.replica, load, goal, alpha=alpha, price=config.price)
+        for name, alpha in (("without", 0.0), ("with", config.alpha))
     }
     console = stderr() if as_json else stdout()
     console.print(page(fleets))

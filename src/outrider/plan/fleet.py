@@ -77,13 +77,13 @@ def plan(
     goal: Goal,
     *,
     alpha: float,
-    speculate: bool,
     price: float | None = None,
     num_requests: int = 400,
 ) -> Fleet:
     """The fleet with the fewest devices; ConfigError where no degree keeps the goal.
 
-    `make(degree)` is a replica, None where the models do not fit; `price` is per device and hour.
+    `make(degree)` is a replica, None where the models do not fit; `alpha` 0 is plain decoding;
+    `price` is per device and hour.
     """
     found: list[Fleet] = []
     for degree in DEGREES:
@@ -98,7 +98,6 @@ def plan(
                 replica.costs,
                 replace(load, rate=rate),
                 alpha=alpha,
-                speculate=speculate,
                 max_sequences=replica.max_sequences,
                 capacity=replica.capacity,
                 num_requests=max(num_requests, int(STAYS * rate * stay_s)),
@@ -106,7 +105,7 @@ def plan(
 
         fewest = _fewest(run, goal)
         if fewest is not None:
-            found.append(_fleet(replica, *fewest, load, alpha if speculate else 0.0, price))
+            found.append(_fleet(replica, *fewest, load, alpha, price))
     if not found:
         raise ConfigError("no fleet keeps this goal: even an idle replica is too slow or too small")
     return min(found, key=lambda fleet: (fleet.num_devices, fleet.degree))

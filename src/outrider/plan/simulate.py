@@ -9,9 +9,8 @@ after the first token is out.
 from __future__ import annotations
 
 import random
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cache
@@ -78,6 +77,7 @@ class Outcome:
 
 @dataclass(slots=True, eq=False)
 class _Request:
+    ready_s: float  # when the engine sees it
     arrived_s: float
     prompt_left: int
     context: int
@@ -86,6 +86,18 @@ class _Request:
     unread: int  # tokens of the prompt that its drafter has not seen
     first_s: float = 0.0
 
+    @property
+    def need(self) -> int:
+        """Tokens of KV that it holds at its end."""
+        return self.context + self.output_left
+
+    def emit(self, num_tokens: int, now: float) -> None:
+        if self.output_left == self.num_output:
+            self.first_s = now
+        num_tokens = min(num_tokens, self.output_left)
+        self.output_left -= num_tokens
+        self.context += num_tokens
+
 
 def simulate(
     costs: Costs,
@@ -93,7 +105,6 @@ def simulate(
     *,
     alpha: float = 0.0,
     alpha_from: Mapping[int, float] | None = None,
-    speculate: bool = True,
     max_sequences: int = EngineConfig.max_sequences,
     capacity: float = float("inf"),
     chunk: int = 512,
@@ -106,75 +117,114 @@ def simulate(
 ) -> Outcome:
     """Runs until `num_requests` have finished, or all of `trace`, whose mean is then the load.
 
-    `alpha_from`: acceptance from so many tokens of an output on, where it is known to change along
-    the text (0 must be there); `alpha` is then its mean, which the best K is chosen by.
-    `capacity` is how many tokens the KV holds; `num_draft_tokens` None: the best K of the moment;
-    latencies of the `warm_up` share of requests that finish first are left out; `latency_s` passes
-    between client and engine before a request can be admitted.
+    `alpha` is the acceptance of a draft; 0 is plain decoding. `alpha_from`: acceptance from so many
+    tokens of an output on, if it is known to change along the text (0 must be there); `alpha` is
+    then its mean, from which the best K is chosen. `capacity` is how many tokens the KV holds;
+    `num_draft_tokens` None: the best K of the moment; latencies of the `warm_up` share of requests
+    that finish first are left out; `latency_s` passes between client and engine before a request
+    can be admitted.
     """
     rng = random.Random(seed)
     if trace is None:
         trace = poisson(rng, load, 2 * num_requests + 1000)
     else:
         num_requests = len(trace)
-    arrivals = deque(_Request(at, prompt, 0, out, out, prompt) for at, prompt, out in trace)
-    waiting: deque[_Request] = deque()
-    running: list[_Request] = []
-    found = Outcome()
-    now = 0.0
-    alphas = alpha_from or {0: alpha}
-    starts = sorted(alphas)
 
     @cache
     def k_at(num_sequences: int) -> int:
-        if num_draft_tokens is not None:
-            return num_draft_tokens
-        if not (speculate and alpha):
-            return 0
+        if num_draft_tokens is not None or not alpha:
+            return num_draft_tokens or 0
         context = num_sequences * (load.prompt_tokens + load.output_tokens / 2)
         return best_k(costs, alpha, num_sequences, context, load.reading_s(costs))
 
+    replica = _Replica(costs, k_at, alpha_from or {0: alpha}, chunk, rng)
+    arrivals = deque(
+        _Request(at + latency_s, at, prompt, 0, out, out, prompt) for at, prompt, out in trace
+    )
+    waiting: deque[_Request] = deque()
+    found = Outcome()
     while found.num_requests < num_requests:
-        while arrivals and arrivals[0].arrived_s + latency_s <= now:
+        while arrivals and arrivals[0].ready_s <= replica.now:
             waiting.append(arrivals.popleft())
-        held = sum(r.context + r.output_left for r in running)
-        while waiting and len(running) < max_sequences:
-            need = waiting[0].context + waiting[0].output_left
-            if running and held + need > capacity:
-                break
-            held += need
-            running.append(waiting.popleft())
-        if not running:
-            now = arrivals[0].arrived_s + latency_s
+        replica.admit(waiting, max_sequences, capacity)
+        if not replica.running:
+            replica.now = arrivals[0].ready_s
             continue
-        decoding = [r for r in running if not r.prompt_left]
-        prefilling = [r for r in running if r.prompt_left]
-        k = k_at(len(decoding)) if decoding else 0
-        # An output's last token is never a draft.
-        drafts = [min(k, r.output_left - 1) for r in decoding]
-        num_tokens = len(decoding) + sum(drafts) + _read(prefilling, chunk)
-        context = float(sum(r.context for r in decoding))
-        seconds = costs.pass_s(num_tokens, context, len(running)) + costs.draft_s(len(decoding), k)
-        if k and (unread := sum(r.unread for r in decoding)):
-            seconds += costs.read_s(unread)
-            for request in decoding:
-                request.unread = 0
-        now += seconds
+        seconds = replica.step()
         found.busy_s += seconds
-        found.batch_sum += len(running) * seconds
-        for request, num_drafts in zip(decoding, drafts, strict=True):
-            num_output = request.num_output - request.output_left
-            likely = alphas[starts[bisect_right(starts, num_output) - 1]]
-            _emit(request, 1 + _accepted(rng, likely, num_drafts), now)
-        for request in prefilling:
-            if not request.prompt_left:  # a prompt's last chunk gives the first token
-                _emit(request, 1, now)
-        running = _finish(running, found, now, int(num_requests * warm_up))
+        found.batch_sum += len(replica.running) * seconds
+        replica.finish(found, int(num_requests * warm_up))
         if len(waiting) > OVERRUN * max_sequences:
             found.is_stable = False
             break
-    found.duration_s = now
+    found.duration_s = replica.now
     return found
+
+
+@dataclass(slots=True)
+class _Replica:
+    """The requests of a replica between two passes, and its clock."""
+
+    costs: Costs
+    k_at: Callable[[int], int]  # drafts per step, by the number of sequences that decode
+    alphas: Mapping[int, float]  # acceptance from so many tokens of an output on
+    chunk: int
+    rng: random.Random
+    now: float = 0.0
+    running: list[_Request] = field(default_factory=list)
+
+    def admit(self, waiting: deque[_Request], max_sequences: int, capacity: float) -> None:
+        """Starts waiting requests in their order, as long as there is room."""
+        held = sum(request.need for request in self.running)
+        while waiting and len(self.running) < max_sequences:
+            if self.running and held + waiting[0].need > capacity:
+                break
+            held += waiting[0].need
+            self.running.append(waiting.popleft())
+
+    def step(self) -> float:
+        """One pass and its drafts; returns the seconds they take."""
+        decoding = [request for request in self.running if not request.prompt_left]
+        prefilling = [request for request in self.running if request.prompt_left]
+        k = self.k_at(len(decoding)) if decoding else 0
+        # An output's last token is never a draft.
+        drafts = [min(k, request.output_left - 1) for request in decoding]
+        num_tokens = len(decoding) + sum(drafts) + _read(prefilling, self.chunk)
+        context = float(sum(request.context for request in decoding))
+        seconds = self.costs.pass_s(num_tokens, context, len(self.running))
+        seconds += self.costs.draft_s(len(decoding), k)
+        if k and (unread := sum(request.unread for request in decoding)):
+            seconds += self.costs.read_s(unread)
+            for request in decoding:
+                request.unread = 0
+        self.now += seconds
+        for request, num_drafts in zip(decoding, drafts, strict=True):
+            request.emit(1 + self._accepted(request, num_drafts), self.now)
+        for request in prefilling:
+            if not request.prompt_left:  # a prompt's last chunk gives the first token
+                request.emit(1, self.now)
+        return seconds
+
+    def _accepted(self, request: _Request, num_drafts: int) -> int:
+        num_output = request.num_output - request.output_left
+        alpha = self.alphas[max(start for start in self.alphas if start <= num_output)]
+        count = 0
+        while count < num_drafts and self.rng.random() < alpha:
+            count += 1
+        return count
+
+    def finish(self, found: Outcome, num_warm_up: int) -> None:
+        """Counts the finished requests in `found` and removes them."""
+        for request in self.running:
+            if request.output_left == 0:
+                found.num_requests += 1
+                found.num_tokens += request.num_output
+                if found.num_requests <= num_warm_up:
+                    continue
+                found.ttft_s.append(request.first_s - request.arrived_s)
+                if request.num_output > 1:
+                    found.tpot_s.append((self.now - request.first_s) / (request.num_output - 1))
+        self.running = [request for request in self.running if request.output_left]
 
 
 def poisson(rng: random.Random, load: Load, num_requests: int) -> list[Arrival]:
@@ -200,36 +250,6 @@ def _read(running: Seq[_Request], chunk: int) -> int:
         request.context += taken
         left -= taken
     return chunk - left
-
-
-def _accepted(rng: random.Random, alpha: float, k: int) -> int:
-    count = 0
-    while count < k and rng.random() < alpha:
-        count += 1
-    return count
-
-
-def _emit(request: _Request, num_tokens: int, now: float) -> None:
-    if request.output_left == request.num_output:
-        request.first_s = now
-    num_tokens = min(num_tokens, request.output_left)
-    request.output_left -= num_tokens
-    request.context += num_tokens
-
-
-def _finish(
-    running: list[_Request], found: Outcome, now: float, num_warm_up: int
-) -> list[_Request]:
-    for request in running:
-        if request.output_left == 0:
-            found.num_requests += 1
-            found.num_tokens += request.num_output
-            if found.num_requests <= num_warm_up:
-                continue
-            found.ttft_s.append(request.first_s - request.arrived_s)
-            if request.num_output > 1:
-                found.tpot_s.append((now - request.first_s) / (request.num_output - 1))
-    return [request for request in running if request.output_left]
 
 
 def percentile(values: Seq[float], share: float) -> float:

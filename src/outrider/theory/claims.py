@@ -34,9 +34,12 @@ class Claim:
 
 def claims() -> list[Claim]:
     """The table of `outrider theory --claims`."""
+    return _about_tokens() + _about_costs()
+
+
+def _about_tokens() -> list[Claim]:
     p, q = (0.5, 0.5), (0.9, 0.1)
     biased = replaced_from_p(p, q)
-    cycle = cycle_cost(4, 1 / 6)
     return [
         Claim(
             "After a refusal, sample the replacement from p.",
@@ -71,6 +74,12 @@ def claims() -> list[Claim]:
             "tokens:",
             {"alpha=.7, K=4": bonus_share(0.7, 4), "alpha=.9, K=4": bonus_share(0.9, 4)},
         ),
+    ]
+
+
+def _about_costs() -> list[Claim]:
+    cycle = cycle_cost(4, 1 / 6)
+    return [
         Claim(
             "Below alpha = .3 it gets slower.",
             "Break-even depends on cost and K; at K = 1 it is the draft's cost itself.",

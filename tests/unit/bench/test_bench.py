@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from types import SimpleNamespace
 from typing import cast
 
@@ -103,7 +102,6 @@ def test_a_prescribed_acceptance_is_what_happens(engine: Engine, beneath: str | 
 def test_dice_are_thrown_no_further_than_a_draft_can_reach() -> None:
     """The engine is timed with them."""
     view = SimpleNamespace(tokens=[1, 2], num_prompt_tokens=2, prediction=[3] * 100)
-    synthetic = SyntheticProposer([1.0], 9)
     thrown = 0
 
     def throw() -> float:
@@ -111,7 +109,7 @@ def test_dice_are_thrown_no_further_than_a_draft_can_reach() -> None:
         thrown += 1
         return 0.5
 
-    synthetic._random = cast(Random, SimpleNamespace(random=throw))
+    synthetic = SyntheticProposer([1.0], 9, random=throw)
     plan = synthetic.plan(cast("list[SequenceView]", [view]), [4], 6)
     assert isinstance(plan, Script)
     [text], [right] = plan.texts, plan.num_right

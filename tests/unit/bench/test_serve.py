@@ -84,6 +84,13 @@ def test_no_load_finds_the_prompts_of_another_in_the_cache(address: str) -> None
     assert len(set(salts)) == len(loads)
 
 
+def test_no_prompt_runs_twice_under_one_salt(address: str) -> None:
+    work = Workload("w", [Prompt("a"), Prompt("b"), Prompt("a", temperature=1.0)])
+    bench_server(address, work, [1, 2], 16, None, None)
+    asked = [(body["cache_salt"], body["prompt"]) for body in Handler.asked]
+    assert len(set(asked)) == len(asked)
+
+
 def test_another_server_is_what_it_is(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Handler, "owner", "vllm")
     result = bench_server(address, WORK, [1], 16, None, None)

@@ -200,23 +200,22 @@ def test_memory_limits_the_batch() -> None:
 def test_ten_thousand_requests_a_second_scale_in_proportion() -> None:
     replica = Replica(costs=Roofline(hardware=HARDWARE, target=TARGET, draft=DRAFT))
 
-    def fleet(rate: float, speculate: bool) -> int:
+    def fleet(rate: float, alpha: float) -> int:
         load = Load(rate=rate, prompt_tokens=40, output_tokens=10)
         return plan(
             lambda degree: replica if degree == 1 else None,
             load,
             Goal(ttft_s=0.1, tpot_s=0.02),
-            alpha=0.8,
-            speculate=speculate,
+            alpha=alpha,
             num_requests=100,
         ).num_replicas
 
-    small, large = fleet(2000, False), fleet(10_000, False)
+    small, large = fleet(2000, 0.0), fleet(10_000, 0.0)
     assert large == pytest.approx(5 * small, rel=0.4)
-    assert fleet(10_000, True) <= large
+    assert fleet(10_000, 0.8) <= large
 
 
-def test_a_goal_nobody_can_keep_is_refused() -> None:
+def test_a_goal_that_no_fleet_keeps_is_refused() -> None:
     load = Load(rate=1, prompt_tokens=10, output_tokens=40)
     with pytest.raises(ConfigError, match="no fleet"):
         plan(
@@ -224,7 +223,6 @@ def test_a_goal_nobody_can_keep_is_refused() -> None:
             load,
             Goal(tpot_s=0.001),
             alpha=0.0,
-            speculate=False,
             num_requests=50,
         )
 
