@@ -16,10 +16,10 @@ from outrider.engine.lane import Group
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError, EngineError, RequestError
 from outrider.llm import LLM
+from outrider.model.chat_template import load_template
 from outrider.origins import Kind, judged, spelling
 from outrider.registry import PREDICTION, proposer_names
 from outrider.sampling import SamplingParams
-from outrider.server.chat import load_template
 
 CONNECT_S = 10.0
 SILENCE_S = 300.0  # a long prompt takes minutes to read

@@ -19,8 +19,8 @@ from time import monotonic
 from outrider.contracts import HasModel
 from outrider.engine.async_engine import AsyncEngine
 from outrider.engine.engine import Engine
+from outrider.model.chat_template import ChatTemplate, load_template
 from outrider.model.tokenizer import Tokenizer
-from outrider.server.chat import ChatTemplate, load_template
 from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError, overloaded
 from outrider.server.grammars import Grammars
