@@ -1,4 +1,4 @@
-"""What a proposer lets an executor draft by itself, as data.
+"""How an executor can draft without calling the proposer, as data.
 
 A proposer may have a method
 
@@ -66,7 +66,7 @@ class Heads:
 
 @dataclass(slots=True)
 class Lookup:
-    """The text itself says how it goes on; where it does not, another plan drafts."""
+    """A look-up in the text drafts; if it finds nothing, another plan drafts."""
 
     source: str
     indexes: list[object]  # native.lookup.NativeLookup, up to date: the executor extends them
@@ -77,7 +77,7 @@ class Lookup:
 
 @dataclass(slots=True)
 class Script:
-    """Known tokens stand for the drafts; with `clock`, that plan drafts too, for its time only."""
+    """Known tokens are the drafts; with `clock`, that plan drafts too, to measure its time."""
 
     source: str
     texts: list[list[int]]  # from the next token on

@@ -16,7 +16,7 @@ from outrider.engine.build import EngineConfig, assemble, build
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.events import StepEvent
-from outrider.model.cuda_decoder import CudaDecoder
+from outrider.model.cuda_target import CudaTarget
 from outrider.model.tokenizer import load_tokenizer
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
@@ -121,8 +121,8 @@ def make(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Make:
         if executor != "cuda":
             return build(config)
 
-        def load(name: str | Path, **_: object) -> CudaDecoder:
-            return CudaDecoder.load(name, device=DEVICE, dtype=torch.float32)
+        def load(name: str | Path, **_: object) -> CudaTarget:
+            return CudaTarget.load(name, device=DEVICE, dtype=torch.float32)
 
         monkeypatch.setattr("outrider.engine.build.load_model", load)
         return assemble(config, load(pair[0]), load_tokenizer(str(pair[0])))

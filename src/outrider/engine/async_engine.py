@@ -24,16 +24,16 @@ from outrider.events import StepEvent, StepReport
 
 logger = logging.getLogger(__name__)
 
-# What delivering takes, the next passes lack. So the more sequences there are, the longer their
-# news is gathered, and the engine waits until it is heard: passes and clients that fight for the
-# same cores and the interpreter's lock lose twice the time that they take in turns.
+# Passes and clients share the cores and the interpreter's lock. Running at the same time costs both
+# about twice what taking turns costs. So events are gathered, longer for more sequences, and the
+# engine waits while the clients' loops handle them.
 GATHER_S = 0.008  # times the sequences of a step
 MAX_GATHER_S = 0.08
-HEARING_S = 0.004  # most of that wait: clients that do more than listen are not waited for
-# What begins or ends takes a loop several turns: what has come in has been posted by then, what is
-# new has been sent. And who begins may not be alone: prompts that came together are read together.
+HANDLING_S = 0.004  # limit of that wait: a client that takes longer runs beside the next pass
+# The engine waits for 8 turns of an event loop after requests begin or end: by then, answers have
+# been sent and other new requests posted, so that prompts which arrive together form one batch.
 TURNS = 8
-ARRIVING_S = 0.012  # most of the wait for others
+ARRIVING_S = 0.012  # limit of the wait for more requests
 Item = StepEvent | Result | Exception
 Deliver = Callable[[list[Item]], None]
 
@@ -102,10 +102,10 @@ class AsyncEngine:
     ) -> Callable[[], None]:
         """Starts a request; arguments are Engine.add's. Call it on a running loop.
 
-        `deliver` is called on that loop with what is new: events, and last of all a Result or an
-        exception. First and last news come at once, others may be gathered a little. Returns what
-        to call to leave: it cancels a request that still runs, and may be called at any time.
-        Raises EngineError when the engine is no more.
+        `deliver` is called on that loop with new items: events, and at the end a Result or an
+        exception. The first and the last items come at once; others may be gathered for some
+        milliseconds. Returns a function that cancels the request if it still runs; it may be called
+        at any time. Raises EngineError if the engine has stopped.
         """
         client = _Client(asyncio.get_running_loop(), deliver)
 
@@ -136,7 +136,7 @@ class AsyncEngine:
         return leave
 
     def _post(self, command: Callable[[], None] | None) -> None:
-        """To the engine's thread, which sees to it before the next step; None: the end."""
+        """Has the engine's thread run a command before its next step; None ends the thread."""
         self._commands.put(command)
         self._engine.interrupt()
 
@@ -180,7 +180,7 @@ class AsyncEngine:
         """Runs all posted commands, waiting for one if there is nothing else to do."""
         waited_s = 0.0
         while True:
-            self._engine.resume()  # before they are looked for: none is overlooked
+            self._engine.resume()  # first: a command posted later interrupts again
             block = not self._engine.has_work
             self._alive_at = None if block else monotonic()
             try:
@@ -235,7 +235,7 @@ class AsyncEngine:
         self._send(urgent, num_turns)
 
     def _send(self, clients: Iterable[_Client], num_turns: int = 1) -> None:
-        """Hands over what these have gathered; wakes each loop once, and lets it work."""
+        """Delivers the gathered items; wakes each loop once and waits while it handles them."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Client, list[Item]]]] = {}
         for client in clients:
             if client.news:
@@ -263,7 +263,7 @@ def _deliver(news: list[tuple[_Client, list[Item]]]) -> None:
 def _wait_for(
     loop: asyncio.AbstractEventLoop, num_turns: int, work: Callable[[], None] | None = None
 ) -> None:
-    """Has a loop do some work, and all that follows from it in so many turns; waits, not long."""
+    """Runs `work` on a loop and waits for `num_turns` turns of it, at most HANDLING_S."""
     done = threading.Event()
 
     def turn(left: int) -> None:
@@ -279,4 +279,4 @@ def _wait_for(
 
     with contextlib.suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(begin)
-        done.wait(HEARING_S)
+        done.wait(HANDLING_S)

@@ -9,7 +9,7 @@ import torch
 
 from outrider import native
 from outrider.config import EngineConfig as EngineConfig
-from outrider.contracts import Model, OwnsKV, Proposer, ProposerContext
+from outrider.contracts import Model, ModelSpec, OwnsKV, Proposer, ProposerContext
 from outrider.control.adaptive import AdaptiveController
 from outrider.engine.calibrate import USUAL_DRAFTS, Calibration
 from outrider.engine.engine import Engine
@@ -89,52 +89,14 @@ def build(config: EngineConfig) -> Engine:
 def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engine:
     """An engine around a target that is already loaded."""
     spec = target.spec
-    if config.buckets is not None and not isinstance(target, PrefersThinPasses):
-        raise ConfigError("buckets are what a GPU prepares: leave them out, or use device cuda")
-    if config.num_draft_tokens != "auto" and config.num_draft_tokens >= spec.max_positions:
-        raise ConfigError(
-            f"num_draft_tokens must be below the context of {spec.max_positions} tokens, "
-            f"not {config.num_draft_tokens}"
-        )
+    _check(config, target)
     draft_model = config.draft_model
     if draft_model is None and config.model == "bundled":
         draft_model = "bundled:draft"
-    kv_tokens = config.kv_tokens or max(
-        spec.max_positions,
-        min(config.max_sequences * spec.max_positions, DEFAULT_KV_BYTES // spec.kv_bytes_per_token),
-    )
-
-    def make_kv(owner: OwnsKV) -> KVCache:
-        num_blocks = -(-kv_tokens // config.block_size)
-        owner.allocate(num_blocks, config.block_size)
-        return KVCache(num_blocks, config.block_size, config.prefix_caching)
-
-    def load(name: str, *, dtype: str | None = None) -> Model:
-        # The backend is what can run the engine's own type; another type may need another one.
-        backend = config.backend if dtype is None else "auto"
-        return load_model(name, device=config.device, dtype=dtype or config.dtype, backend=backend)
-
-    def load_drafter(name: str, *, dtype: str | None = None) -> Model:
-        kind = head_kind(find_folder(name))
-        if kind is not None:
-            raise ConfigError(f"{name} holds {kind} heads, no draft model: use proposer {kind!r}")
-        check_same_vocabulary(tokenizer, load_tokenizer(name))
-        return load(name, dtype=dtype)
-
-    kv = make_kv(target)
-    context = partial(
-        ProposerContext,
-        target=target,
-        model=config.model,
-        target_kv=kv,
-        tokenizer=tokenizer,
-        drafter=draft_model,
-        load_drafter=load_drafter,
-        load_model=load,
-        make_kv=make_kv,
-    )
-    proposers = ProposerSet(context, config.proposer_options)
     name = config.proposer or _default_proposer(draft_model)
+    make_kv = _kv_maker(config, spec)
+    kv = make_kv(target)
+    proposers = _make_proposers(config, target, kv, make_kv, tokenizer, draft_model)
     verifiers = {known: make_verifier(known) for known in VERIFIERS}
     if config.verifier not in verifiers:
         make_verifier(config.verifier)  # raises with a suggestion
@@ -143,12 +105,10 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         exact_pairing(proposer.draws, proposer.trees, verifiers[config.verifier])
     else:
         check_names([name])
-    limit = min(spec.max_positions, kv.num_blocks * kv.block_size)
-    scheduler = Scheduler(
-        kv,
-        limit,
-        SchedulerConfig(max_sequences=config.max_sequences, max_step_tokens=config.max_step_tokens),
+    limits = SchedulerConfig(
+        max_sequences=config.max_sequences, max_step_tokens=config.max_step_tokens
     )
+    max_length = min(spec.max_positions, kv.num_blocks * kv.block_size)
     evenly = 0
     if isinstance(target, PrefersThinPasses):  # prepared steps are equally wide for all
         evenly = max([1, *(k for _, k in config.buckets or ((1, USUAL_DRAFTS),))])
@@ -161,7 +121,7 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
     engine = Engine(
         target,
         kv,
-        scheduler,
+        Scheduler(kv, max_length, limits),
         controller,
         proposers,
         verifiers,
@@ -170,16 +130,80 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         default,
         config.max_ahead_steps,
     )
-    identity = {
+    controller.measure = Calibration(engine, _identity(config, draft_model), config.buckets)
+    if config.num_draft_tokens == "auto" or (config.buckets and config.num_draft_tokens):
+        controller.prepare(name)
+    return engine
+
+
+def _check(config: EngineConfig, target: Model) -> None:
+    if config.buckets is not None and not isinstance(target, PrefersThinPasses):
+        raise ConfigError("buckets are what a GPU prepares: leave them out, or use device cuda")
+    limit = target.spec.max_positions
+    if config.num_draft_tokens != "auto" and config.num_draft_tokens >= limit:
+        raise ConfigError(
+            f"num_draft_tokens must be below the context of {limit} tokens, "
+            f"not {config.num_draft_tokens}"
+        )
+
+
+def _kv_maker(config: EngineConfig, spec: ModelSpec) -> Callable[[OwnsKV], KVCache]:
+    """Gives a model its KV store and its bookkeeping, as long as the target's."""
+    kv_tokens = config.kv_tokens or max(
+        spec.max_positions,
+        min(config.max_sequences * spec.max_positions, DEFAULT_KV_BYTES // spec.kv_bytes_per_token),
+    )
+
+    def make_kv(owner: OwnsKV) -> KVCache:
+        num_blocks = -(-kv_tokens // config.block_size)
+        owner.allocate(num_blocks, config.block_size)
+        return KVCache(num_blocks, config.block_size, config.prefix_caching)
+
+    return make_kv
+
+
+def _make_proposers(
+    config: EngineConfig,
+    target: Model,
+    kv: KVCache,
+    make_kv: Callable[[OwnsKV], KVCache],
+    tokenizer: Tokenizer,
+    draft_model: str | None,
+) -> ProposerSet:
+    def load(name: str, *, dtype: str | None = None) -> Model:
+        # The backend is what can run the engine's own type; another type may need another one.
+        backend = config.backend if dtype is None else "auto"
+        return load_model(name, device=config.device, dtype=dtype or config.dtype, backend=backend)
+
+    def load_drafter(name: str, *, dtype: str | None = None) -> Model:
+        kind = head_kind(find_folder(name))
+        if kind is not None:
+            raise ConfigError(f"{name} holds {kind} heads, no draft model: use proposer {kind!r}")
+        check_same_vocabulary(tokenizer, load_tokenizer(name))
+        return load(name, dtype=dtype)
+
+    context = partial(
+        ProposerContext,
+        target=target,
+        model=config.model,
+        target_kv=kv,
+        tokenizer=tokenizer,
+        drafter=draft_model,
+        load_drafter=load_drafter,
+        load_model=load,
+        make_kv=make_kv,
+    )
+    return ProposerSet(context, config.proposer_options)
+
+
+def _identity(config: EngineConfig, draft_model: str | None) -> dict[str, object]:
+    """What measured costs depend on."""
+    return {
         "model": config.model,
         "draft_model": draft_model,
         "options": repr(sorted(config.proposer_options.items())),
         "machine": [config.device, config.dtype, config.backend, config.tensor_parallel_size],
     }
-    controller.measure = Calibration(engine, identity, config.buckets)
-    if config.num_draft_tokens == "auto" or (config.buckets and config.num_draft_tokens):
-        controller.prepare(name)
-    return engine
 
 
 def _default_proposer(draft_model: str | None) -> str:

@@ -194,7 +194,7 @@ class Engine:
             raise RequestError(f"token ids must be in 0..{num_tokens - 1}", param)
 
     def prompt_too_long(self, num_tokens: str, param: str = "prompt") -> RequestError:
-        """The error for a prompt of `num_tokens` tokens, in the words that API clients look for."""
+        """The error for a prompt of `num_tokens` tokens, in the words that API clients search."""
         return RequestError(
             f"this model's maximum context length is {self.scheduler.max_positions} tokens, and "
             f"your {param} has {num_tokens}: shorten the {param}",
@@ -314,7 +314,7 @@ class Engine:
         )
 
     def run(self, request_ids: list[str]) -> Iterator[StepReport]:
-        """Steps until all of these are finished; cancels what is left if the caller walks away.
+        """Steps until all of these are finished; cancels the rest if the caller stops iterating.
 
         Raises the EngineError that one of them failed with.
         """

@@ -33,7 +33,7 @@ def _absorb_one(
     sequence: Sequence, token: int, max_positions: int, pieces: list[str]
 ) -> str | None:
     num_output = sequence.num_output_tokens
-    # Where a grammar is complete there is nothing but the end, however early.
+    # A complete grammar allows only the end, also below min_tokens.
     is_due = num_output > sequence.params.min_tokens or sequence.matcher is not None
     if token in sequence.finish_ids and is_due:
         reason = "length" if _is_cut_short(sequence, token) else "stop"

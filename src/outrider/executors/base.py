@@ -1,4 +1,4 @@
-"""What an executor gets and gives: one batch, and one result for each step that it ran."""
+"""Input and output of an executor: one batch, and one result for each step that it ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several steps on the device one after another, some of them in flight while the host catches up.
+"""Several steps on the device in a row; some are in flight while the host commits earlier ones.
 
 Coupled sample-match over chains, temperature without filters: see `cuda_cycles`.
 """
@@ -28,7 +28,7 @@ from outrider.executors.planned import Decoding, PlannedExecutor
 from outrider.kv.cache import KVCache
 from outrider.model.cuda_decoder import CudaDecoder, padded_batch
 
-_CLOCKED = 3  # runs of a cycle whose time is asked for
+_CLOCKED = 3  # timed runs of a cycle
 
 
 class CudaExecutor(PlannedExecutor):
@@ -87,10 +87,10 @@ class CudaExecutor(PlannedExecutor):
 
     @torch.no_grad()
     def decode(self, batch: Decoding, max_steps: int, limit_s: float) -> list[StepResult]:
-        """None where the batch needs more than these cycles can do.
+        """None if these cycles cannot run the batch.
 
-        Where the steps end for no reason of the sequences', more cycles stay in flight: mostly the
-        next call is about what they compute.
+        If the steps end before any sequence does, more cycles stay in flight: the next call mostly
+        needs their results.
         """
         cycles = self._cycles_for(batch, max_steps)
         if cycles is None:
@@ -142,7 +142,7 @@ class CudaExecutor(PlannedExecutor):
         return self.prepared(draft, count, num_drafts)
 
     def _catch_up(self, batch: Decoding, cycles: Cycles) -> None:
-        """Brings the cycles to where the sequences stand, unless they are there."""
+        """Sets the cycles to the sequences' current tokens, unless they are there already."""
         if cycles.draft is not None and cycles.head is None:
             first = catch_up_of(batch)
             if int(np.diff(first.starts_S1).max()) > 2:
@@ -151,11 +151,11 @@ class CudaExecutor(PlannedExecutor):
             cycles.set(batch)
 
     def _ends(self, batch: Decoding, cycles: Cycles) -> list[int]:
-        """Where each sequence ends: where its slots do, or earlier."""
+        """The length at which each sequence ends: its slots, or fewer."""
         spare = cycles.width - cycles.num_drafts - 1
         ends_S = _reach(batch.tables_SW, self._target.block_size) - spare
         if cycles.draft is not None:
-            # Drafts beyond that are of no use and find no slots: only a text's end comes so close.
+            # Drafts beyond the end have no slots; this happens only at the end of a text.
             tables_SW = catch_up_of(batch).tables_SW
             reach_S = _reach(tables_SW, cycles.draft.block_size) + offset_S(batch)
             ends_S = np.minimum(ends_S, reach_S + 1 + cycles.num_drafts)
@@ -164,7 +164,7 @@ class CudaExecutor(PlannedExecutor):
 
 
 class _Steps:
-    """Landed cycles as steps, and where they leave the sequences."""
+    """Landed cycles as steps, and the sequences' state after them."""
 
     def __init__(self, batch: Decoding, cycles: Cycles, ends: list[int]) -> None:
         self._batch = batch
@@ -184,7 +184,7 @@ class _Steps:
         )
 
     def add(self, landed: Landed) -> bool:
-        """Takes a cycle in; whether a sequence ends with it."""
+        """Adds a cycle; returns whether a sequence ends with it."""
         proposals, verdicts = [], []
         pass_tokens = sum(map(len, landed.chains)) + len(landed.chains)
         finished = False
@@ -209,7 +209,7 @@ class _Steps:
         return finished
 
     def hand_over(self, *, with_states: bool = True) -> list[StepResult]:
-        """The results; `with_states`, the last one with the states that a head goes on from."""
+        """The results; `with_states`: the last one has the states that a head continues from."""
         self._cycles.handed_over(len(self.results))
         if self._cycles.head is not None and self.results and with_states:
             last = self.results[-1]

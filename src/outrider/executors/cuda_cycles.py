@@ -6,7 +6,7 @@ no rollback: its slots are written again. If another request or draft length com
 cycles start anew from where the sequences stand.
 
 A pass over sixteen tokens hardly takes longer than one over five. So beside a chain of drafts, the
-runners-up of its draws are verified too: about every other rejected draft has one that is the
+runners-up of its draws are verified too. For about half of the rejected drafts, a runner-up is the
 target's draw, and then the draw after it counts as well.
 
 Shape legend: S sequences, W pages a sequence may have.
@@ -46,9 +46,9 @@ class Landed:
 
 
 class _Flight:
-    """A cycle under way: what comes back of it, and when its parts were done."""
+    """A cycle in flight: its report, and the times of its parts."""
 
-    features_SKF: torch.Tensor | None = None  # of what it emitted, where a head drafts
+    features_SKF: torch.Tensor | None = None  # of emitted tokens, if a head drafts
 
     def __init__(self, size: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -63,7 +63,7 @@ class _Flight:
             self._times[part] = perf_counter()
 
     def seconds(self) -> tuple[float, float]:
-        """Of drafting and of verifying; waits for them."""
+        """Seconds of drafting and of verifying; waits until both are done."""
         if self._events:
             first, second, third = self._events
             third.synchronize()
@@ -103,7 +103,7 @@ class Cycles:
         self._launched = self._landed = 0
         self._step_s = 0.0
         self._handed: tuple[int, float] | None = None  # steps of the last call, and when it ended
-        self.most_steps = 1 << 30  # a call should take
+        self.most_steps = 1 << 30  # the most for one call
         self._course: _Course | None = None
         self.empty(2)
         self.launch()  # captures the graphs, off the policy's clock
@@ -114,7 +114,7 @@ class Cycles:
 
     @property
     def _head_rows(self) -> int:
-        """Of a head's first pass of a draft."""
+        """The rows of the first pass of a head's draft."""
         return self.num_sequences * (self.num_drafts + 1)
 
     @property
@@ -148,7 +148,7 @@ class Cycles:
         return 1 if model is self.draft else self.width
 
     def set(self, batch: Decoding) -> None:
-        """Brings both models and the state to where the sequences stand."""
+        """Sets both models and the state to the sequences' current tokens."""
         count = len(batch.last_S)
         for model in self._models:
             if isinstance(model, CudaEagle3):
@@ -169,11 +169,11 @@ class Cycles:
         self._course = _Course(batch, [model.inputs.num_changes for model in self._models])
 
     def resume(self, batch: Decoding) -> bool:
-        """Whether the cycles in flight are the batch's next ones: nothing has come between.
+        """Whether the cycles in flight are the batch's next ones, with no change in between.
 
-        Then they are kept, and later ones reach as far as the batch's tables do. How long the host
-        took to come back says how many steps it should be given at once: while it catches up with
-        them, the device has no more to do than what is in flight.
+        Then they are kept, and later ones use the batch's tables. The time since the last call sets
+        how many steps a call returns: while the host commits them, the device runs only the cycles
+        in flight.
         """
         course, changes = self._course, [model.inputs.num_changes for model in self._models]
         if course is None or not self.in_flight or course.num_changes != changes:
@@ -222,43 +222,30 @@ class Cycles:
         verify_part(self.target, self.draft, where, self._report, self._moves)
 
     def _parts(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of what a cycle brings: `report` of `Ops.settle`, and the drafts, by sequence."""
+        """Splits a cycle's output into the `report` of `Ops.settle` and the drafts, by sequence."""
         split = self.num_sequences * (self.num_drafts + 3)
         report, chains = out[:split], out[split:]
         return report.view(self.num_sequences, -1), chains.view(self.num_sequences, self.num_drafts)
 
     def land(self, count: int) -> Landed:
-        """Waits for the oldest cycle in flight; what it did for the first `count` sequences.
-
-        Where a runner-up was accepted, it is reported as the draft whose place it took, followed by
-        the drafts after that one, as refused: a policy that learns acceptance by position sees
-        chains of K. `num_own` counts the drafts before it.
-        """
+        """Waits for the oldest cycle in flight; its results for the first `count` sequences."""
         flight = self._flights[self._landed % IN_FLIGHT]
         draft_s, pass_s = flight.seconds()
         self._landed += 1
         report, chains = (part[:count].tolist() for part in self._parts(flight.host))
-        emitted, num_own, is_sound = [], [], True
-        for s, (num, *drawn, runner_up) in enumerate(report):
-            num_own.append(num - 2 if runner_up else self.num_drafts)
-            if runner_up:
-                chains[s][: num - 1] = drawn[: num - 1]
-                # A refused draft equals no token of the target: it would look accepted.
-                if chains[s][num - 1 : num] == drawn[num - 1 : num]:
-                    del chains[s][num - 1 :]
-            emitted.append(drawn[:num])
-            is_sound = is_sound and min(drawn) >= 0
+        emitted, num_own = read_report(report, chains)
         self._step_s = draft_s + pass_s
         if self._course is not None:
             self._course.follow(emitted)
+        is_sound = all(min(drawn) >= 0 for _, *drawn, _ in report)
         return Landed(chains, emitted, num_own, draft_s, pass_s, is_sound)
 
     def handed_over(self, num_steps: int) -> None:
-        """The host begins to catch up with so many steps."""
+        """Called when the host starts to commit `num_steps` steps."""
         self._handed = (num_steps, perf_counter()) if num_steps else None
 
     def features(self, index: int, num_rows: int) -> torch.Tensor | None:
-        """Of a head: those of the tokens that a sequence emitted in the last landed cycle."""
+        """Of a head: the features of what a sequence emitted in the last landed cycle."""
         features_SKF = self._flights[(self._landed - 1) % IN_FLIGHT].features_SKF
         return None if features_SKF is None else features_SKF[index, -num_rows:].clone()
 
@@ -268,12 +255,12 @@ class Cycles:
 
 
 class _Course:
-    """Where the sequences of a batch stand after the cycles that have landed."""
+    """The last tokens and slots of a batch after the cycles that have landed."""
 
     def __init__(self, batch: Decoding, num_changes: list[int]) -> None:
         self.num_changes = num_changes
         self._keys, self._temperature = batch.keys, batch.rows.temperature_R
-        # Copies: what a sequence holds changes in place.
+        # Copies, because tables change in place.
         self._tables = [_tables(batch, of_draft).copy() for of_draft in _sides(batch)]
         self._before, self._last = list(batch.before_S), list(batch.last_S)
         self._contexts = list(batch.context_S)
@@ -285,8 +272,9 @@ class _Course:
             self._contexts[s] += len(tokens)
 
     def leads_to(self, batch: Decoding, reaches: list[IntArray], page: int) -> bool:
-        """Whether the batch stands there, with the same slots as far as `reaches` say, [S, 1] of
-        the target and of the drafter."""
+        """Whether the batch has these tokens and, as far as `reaches`, the same slots.
+
+        `reaches` are in tokens, [S, 1], of the target and of the drafter."""
         return (
             (self._before, self._last, self._contexts)
             == (batch.before_S, batch.last_S, batch.context_S)
@@ -310,13 +298,13 @@ def _tables(batch: Decoding, of_draft: bool) -> IntArray:
 
 
 def catch_up_of(batch: Decoding) -> StepBatch:
-    """What the drafter reads first; only where one drafts."""
+    """The batch that the drafter reads first; for batches with a drafter only."""
     assert isinstance(batch.plan, Chain)
     return batch.plan.catch_up
 
 
 def offset_S(batch: Decoding) -> IntArray:
-    """Tokens of each text that come before what the drafter holds of it."""
+    """Tokens of each text before the drafter's first."""
     if batch.plan is None:
         return np.zeros(len(batch.last_S), np.int32)
     first = catch_up_of(batch)
@@ -335,8 +323,28 @@ def _same_slots(old_SW: IntArray, new_SW: IntArray, reach_S1: IntArray, page: in
     return bool((same_SW | (np.arange(width) >= needed_S1)).all())
 
 
+def read_report(
+    report: list[list[int]], chains: list[list[int]]
+) -> tuple[list[list[int]], list[int]]:
+    """`Landed.emitted` and `Landed.num_own`, of the rows that `Ops.settle` wrote.
+
+    Changes `chains`: an accepted runner-up takes the place of its draft, and the drafts after it
+    count as refused. So a policy that learns acceptance by position sees chains of K.
+    """
+    emitted, num_own = [], []
+    for chain, (num, *drawn, runner_up) in zip(chains, report, strict=True):
+        num_own.append(num - 2 if runner_up else len(chain))
+        if runner_up:
+            chain[: num - 1] = drawn[: num - 1]
+            # A refused draft equals no token of the target: it would look accepted.
+            if chain[num - 1 : num] == drawn[num - 1 : num]:
+                del chain[num - 1 :]
+        emitted.append(drawn[:num])
+    return emitted, num_own
+
+
 def num_runners_up(num_sequences: int, num_drafts: int) -> int:
-    """Runners-up of each draft that a pass takes along for next to nothing."""
+    """Runners-up of each draft that a pass verifies at almost no cost."""
     for num in range(MOST_OTHERS, 0, -1):
         if num_drafts and num_sequences * (1 + num_drafts * (1 + num)) <= MAX_WIDTH:
             return num
@@ -346,7 +354,8 @@ def num_runners_up(num_sequences: int, num_drafts: int) -> int:
 def draft_part(draft: CudaDecoder, num_sequences: int, num_drafts: int, num_others: int) -> None:
     """Lays out the last two committed tokens of each line and drafts from there.
 
-    Twice the same token at times: after a full accept one is new to the drafter.
+    After a full accept, the drafter has not read the token before the last. Otherwise that token is
+    read a second time.
     """
     if isinstance(draft, CudaEagle3):
         draft.draft(num_sequences, num_drafts + 1, num_drafts, num_others=num_others)
@@ -372,7 +381,7 @@ def verify_part(
     """
     head = draft if isinstance(draft, CudaEagle3) else None
     num_sequences = where.num_sequences
-    # The state lies where drafting needs it; a head counts rows of its own.
+    # Where the state lies depends on the drafter; a head numbers its own rows.
     on = (target if draft is None or head is not None else draft).inputs.device
     line, committed = (draft or target).line[:num_sequences], on["committed"][:num_sequences]
     keys = target.inputs.device["keys"]

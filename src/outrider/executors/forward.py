@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Pass:
-    """What the target said."""
+    """The target's output."""
 
     distributions: RowDistributions
     taps: dict[int, torch.Tensor]
@@ -35,7 +35,7 @@ class Pass:
 
 
 class TurnedAway(Exception):
-    """Memory is too short even without drafts: no sequence moved, and one request has to go."""
+    """Memory is too short even without drafts: no sequence moved, and one request must end."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__(request_id)

@@ -39,7 +39,7 @@ from outrider.native.lookup import NativeLookup
 
 T = TypeVar("T")
 
-_FOUND, _DRAFTED = 1, 2  # what drafted, in the library's report
+_FOUND, _DRAFTED = 1, 2  # source of a draft, in the library's report
 
 
 class NativeExecutor(PlannedExecutor):
@@ -71,7 +71,7 @@ class _Drafts:
         self.num_sequences = len(batch.last_S)
         self.counts = [0] * self.num_sequences
         self.max_found = [0] * self.num_sequences
-        self.source = self.found_source = ""  # of what the drafter drafts, and of what is found
+        self.source = self.found_source = ""  # of drafts by the model, and of look-ups
         self.chain: Chain | None = None
         self.catch_up: StepBatch | None = None
         self.heads: Heads | None = None
@@ -150,7 +150,7 @@ class _Drafts:
 
 
 class _Call:
-    """One call of the library: its arguments, which must live as long, and its report."""
+    """One call of the library: its arguments, which must live until it returns, and its report."""
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class _Call:
         return results
 
     def _add_states(self, last: StepResult, states_SH: torch.Tensor) -> None:
-        """What Medusa goes on from."""
+        """The states that Medusa continues from."""
         for s in self._batch.members:
             proposal = last.proposals[s]
             assert proposal.drafted is not None

@@ -1,4 +1,4 @@
-"""What native and CUDA executors share: the layout of decoding sequences, and the draft plan."""
+"""The base of the native and CUDA executors: the layout of decoding sequences, the draft plan."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class PythonExecutor:
         return results
 
     def _draw_next(self, batch: StepBatch, rows: RowParams, keys: list[int]) -> list[int] | None:
-        """None where the pass fails or a row is NaN: `_step` meets it again and deals with it."""
+        """None if the pass fails or a row is NaN: `_step` repeats and handles it."""
         try:
             logits_SV = self._target.forward(batch).logits_RV
         except Exception:
@@ -148,7 +148,7 @@ class PythonExecutor:
 
 
 class Drafting:
-    """Asks the proposers for drafts. A proposer's mistake costs speed, never the request."""
+    """Asks the proposers for drafts. A proposer's fault costs speed, never the request."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Drafting:
         return proposals
 
     def _forced(self, sequence: RunningSequence, budget: int) -> Proposal:
-        """The tokens that the request's grammar leaves no choice about: a draft without cost."""
+        """The tokens that the request's grammar forces: a draft without cost."""
         assert sequence.matcher is not None
         proposal = Proposal(sequence.matcher.forced(sequence.tokens)[:budget], source="grammar")
         is_exact = Draw.DETERMINISTIC in self._verifiers[sequence.verifier].draws

@@ -28,8 +28,6 @@ from outrider.cuda.inputs import MAX_TOKENS, Inputs
 from outrider.cuda.ops import MAX_WIDTH, Pass, TorchOps
 from outrider.cuda.triton_ops import TritonOps
 from outrider.model.attention import Plan
-from outrider.model.borrowed import Borrowed
-from outrider.model.heads import Eagle3Head, FastHead, Head
 from outrider.model.int8 import RoundedLayer, Scales, round_layer, round_rows
 from outrider.model.torch_decoder import Layer, TorchDecoder
 from outrider.noise import draw_keys
@@ -40,7 +38,7 @@ _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, MAX_WIDTH)
 
 
 class CudaDecoder(TorchDecoder):
-    """`contracts.Model`, `DraftsChains` and `heads.RunsHeads`. One pass at a time."""
+    """`contracts.Model` and `DraftsChains`. One pass at a time."""
 
     ops: TorchOps
     continues = False  # the kernels run whole passes only
@@ -187,15 +185,6 @@ class CudaDecoder(TorchDecoder):
         self.replay(("draft", *bucket, most, exit_layer), run)
         drafted = self.line[: len(counts), 2 : 2 + most].tolist()
         return [chain[:count] for chain, count in zip(drafted, counts, strict=True)]
-
-    def head_weights(self, kind: str) -> tuple[str, ...]:
-        return ("int8",) if kind == "eagle3" else ()
-
-    def make_head(self, head: Head, borrowed: Borrowed, weights: str) -> FastHead:
-        from outrider.model.cuda_eagle3 import CudaEagle3
-
-        assert isinstance(head, Eagle3Head)
-        return CudaEagle3(head, borrowed, self, rounded=weights == "int8")
 
     def most_drafts(self, num_sequences: int) -> int:
         """See `capabilities.PrefersThinPasses`: the most drafts that fit in a captured pass."""

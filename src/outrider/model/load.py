@@ -126,9 +126,9 @@ def gpu_decoder(device: str) -> type[CudaDecoder] | None:
     """The decoder with our GPU kernels; None without CUDA or Triton."""
     if torch.device(device).type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
-    from outrider.model.cuda_decoder import CudaDecoder
+    from outrider.model.cuda_target import CudaTarget
 
-    return CudaDecoder
+    return CudaTarget
 
 
 def _native(config: DecoderConfig, device: str) -> Any | None:

@@ -31,7 +31,7 @@ from outrider.sampling import RowParams, distribution_of, draw_tokens, true_voca
 
 
 class Memory(Protocol):
-    """Whose model drafts and where its K/V goes; see `DraftMemory`, which is the usual one."""
+    """The drafting model and its K/V; `DraftMemory` is the usual one."""
 
     @property
     def model(self) -> Model: ...
@@ -44,12 +44,12 @@ class Memory(Protocol):
 
 
 def target_keys(views: Seq[SequenceView]) -> npt.NDArray[np.uint64]:
-    """What the target's own noise is drawn with, by sequence."""
+    """The key of the target's own noise, for each sequence."""
     return np.array([sequence_key(v.seed, v.sample_index, Stream.TARGET) for v in views], np.uint64)
 
 
 class Chains:
-    """A chain for each view, of at most so many tokens; nothing follows a finishing token."""
+    """A chain for each view, of at most `lengths` tokens; nothing follows a finishing token."""
 
     def __init__(self, views: Seq[SequenceView], lengths: Seq[int], num_tokens: int) -> None:
         """`num_tokens`: the size of the target's true vocabulary, over which q is defined."""
@@ -61,7 +61,7 @@ class Chains:
         self._dists: list[list[torch.Tensor]] = [[] for _ in views]
 
     def draw(self, logits_RV: torch.Tensor) -> None:
-        """One token more for each active chain, in order; may edit `logits_RV` in place."""
+        """Adds one token to each active chain, in order; may edit `logits_RV` in place."""
         views, active = self._views, self.active
         logits_RV = true_vocabulary(logits_RV, self._num_tokens)
         keys = []
@@ -117,7 +117,7 @@ class AutoregressiveDrafter:
         """
         self._memory = memory
         self._model = memory.model
-        # Asked once: a protocol's check goes through all its members each time.
+        # Looked up once: a protocol's check is slow.
         self._chains = memory.model if isinstance(memory.model, DraftsChains) else None
         self._ruled = memory.model if isinstance(memory.model, DraftsWithStopRules) else None
         self._num_tokens = num_tokens
@@ -175,7 +175,7 @@ class AutoregressiveDrafter:
         rows: RowParams,
         key_S: npt.NDArray[np.uint64],
     ) -> list[Proposal] | None:
-        """Chains from one call of the model; None: it cannot after all."""
+        """Chains from one call of the model; None if it cannot draft these."""
         chains = model.draft_chain(batch, num_tokens_S, rows, key_S)
         if chains is None:
             return None
@@ -201,7 +201,7 @@ class AutoregressiveDrafter:
         return chains.proposals(self._name)
 
     def _notice(self, active: Seq[int], output: StepOutput) -> None:
-        """What a pass over a token of each active chain said, besides its logits."""
+        """Called with the output of every pass over the active chains."""
 
     def _dists(self, logits_RD: torch.Tensor) -> torch.Tensor:
         """The drafter's logits by the target's ids."""

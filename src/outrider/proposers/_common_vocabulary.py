@@ -44,7 +44,7 @@ class CommonVocabulary:
         return logits_RV
 
     def translate(self, token: int) -> list[int]:
-        """The drafter's ids of any of the target's tokens; none for what is no text by itself."""
+        """The drafter's ids for the text of a target's token; none if it alone is no text."""
         id = self._theirs.get(token)
         if id is not None:
             return [id]

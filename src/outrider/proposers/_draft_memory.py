@@ -27,7 +27,7 @@ class _State:
     num_fed: int  # committed tokens whose K/V the drafter holds
     drafted: list[int] = field(default_factory=list)  # drafts with K/V after them
     parents: Seq[int] = ()
-    is_settled: bool = False  # it was not asked to draft since
+    is_settled: bool = False  # no draft since the last `settle`
 
 
 class DraftMemory:
@@ -48,10 +48,10 @@ class DraftMemory:
         return state
 
     def catch_up(self, view: SequenceView, num_drafts: int) -> Slice | None:
-        """Feeds the committed text but for its last chunk, and reserves room for drafts.
+        """Feeds the committed text except its last chunk, and reserves room for drafts.
 
-        Returns that chunk, which the caller must feed: it asks for the logits of the last token.
-        None when the drafter's KV is full: the sequence is forgotten then.
+        Returns that chunk, which the caller must feed; it requests the logits of the last token.
+        None if the drafter's KV is full: the sequence is then released.
         """
         tokens = view.tokens
         state = self._state(view)
@@ -78,7 +78,7 @@ class DraftMemory:
     ) -> Chain | None:
         """`num_tokens` drafts a step for each view, 0: none; a look-up may draft `max_found`.
 
-        None where a text is too long to catch up with in one pass, or the pool is short.
+        None if a text is too long to catch up in one pass, or if the pool is short.
         """
         slices = []
         max_emitted = []
@@ -100,7 +100,7 @@ class DraftMemory:
         return Chain(source, self.model, self.kv, pack(slices), num_tokens, max_emitted)
 
     def _hold(self, view: SequenceView, num_drafts: int, furthest: int) -> Slice | None:
-        """Holds slots for `furthest` more tokens; the text that the model has yet to read."""
+        """Holds slots for `furthest` more tokens; returns the text to read first."""
         is_new = view.id not in self._states
         num_unread = len(view.tokens) - self._state(view).num_fed
         is_possible = num_unread <= CATCH_UP_TOKENS and num_drafts <= self.room(view)

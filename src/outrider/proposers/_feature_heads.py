@@ -1,8 +1,8 @@
 """Proposers whose head reads the target's features of every token and keeps keys and values.
 
-Where the native engine runs or, for EAGLE-3, our GPU kernels, and a request's drafts are coupled
-and unedited, a draft is one call of a head that has a paged cache (`NativeRows`): native code, or
-one graph on the GPU. Every other request is drafted for by the torch module over a `HeadMemory`.
+On the native engine, and for EAGLE-3 on our GPU kernels, a head with a paged cache (`NativeRows`)
+drafts in one call: native code, or one graph on the GPU. It drafts for requests whose drafts are
+coupled and whose logits are not edited. The torch module over a `HeadMemory` drafts for all others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outrider.kv.cache import KVCache
 from outrider.layout import Slice, pack
 from outrider.model.heads import FastHead
 from outrider.proposers._autoregressive import target_keys
-from outrider.proposers._head_memory import HeadMemory
+from outrider.proposers.head_memory import HeadMemory
 from outrider.sampling import RowParams
 
 
@@ -31,16 +31,16 @@ class _Text:
     first: int
     num_rows: int = 0
     unread: list[torch.Tensor] = field(default_factory=list)  # [n, F] each
-    end: int = 0  # index in the text after the last token whose features we were shown
+    end: int = 0  # index in the text after the last token with known features
     is_unobserved: bool = False  # steps of a plan have not all been observed
 
 
 class NativeRows:
-    """What a head on the CPU's native engine or on the GPU holds of each sequence: rows in its own
-    paged cache, features to come.
+    """State of a head on the native engine or the GPU, by sequence: rows in its own paged cache
+    and features not read yet.
 
-    Drafts are written after a sequence's rows and dropped; accepted tokens return with the target's
-    features.
+    Drafts are written after a sequence's rows and dropped. The head reads accepted tokens again,
+    with the target's features.
     """
 
     def __init__(self, head: FastHead, kv: KVCache, taps: Seq[int]) -> None:
@@ -50,7 +50,7 @@ class NativeRows:
         self._texts: dict[int, _Text] = {}
 
     def see(self, view: SequenceView, seen: Observation) -> None:
-        """Remembers the taps of a step; starts anew where they do not continue the last ones."""
+        """Keeps the taps of a step; starts anew if they do not continue the last ones."""
         if seen.proposal.drafted is not None and seen.verdict is not None:
             self._follow(view, len(seen.verdict.path) + 1, seen.proposal.drafted.states_nF)
             return
@@ -64,9 +64,9 @@ class NativeRows:
         text.end = seen.start + len(features_nF)
 
     def _follow(self, view: SequenceView, num_tokens: int, unread_nF: torch.Tensor | None) -> None:
-        """Takes in a step that the head drafted by plan: it has read all rows but `unread_nF`.
+        """Records a step that the head drafted by plan: it has read all rows but `unread_nF`.
 
-        None: further steps follow. A text whose last one is dropped is read anew.
+        None: further steps of the plan follow. If they are dropped, the text is read anew.
         """
         text = self._texts.get(view.id)
         if text is None:
@@ -80,14 +80,14 @@ class NativeRows:
             text.is_unobserved = True
 
     def knows(self, view: SequenceView) -> bool:
-        """Whether the target has shown what a draft starts from: all but the last token."""
+        """Whether the features of all tokens but the last are known: a draft needs them."""
         text = self._texts.get(view.id)
         return text is not None and bool(text.unread) and text.end == len(view.tokens) - 1
 
     def read_on(self, views: Seq[SequenceView], num_drafts: int) -> tuple[list[int], StepBatch]:
-        """What was shown since the last draft as a batch the head is set to read; whose it is.
+        """The rows to read before the next draft, and the views that they belong to.
 
-        Reserves room for `num_drafts` rows more; views without room are left out.
+        Reserves room for `num_drafts` more rows; views without room are left out.
         """
         members = [i for i, view in enumerate(views) if self.reserve(view, num_drafts)]
         batch = self.lay_out([views[i] for i in members])
@@ -98,7 +98,7 @@ class NativeRows:
         return members, batch
 
     def reserve(self, view: SequenceView, num_drafts: int) -> bool:
-        """Room for what was shown and so many rows more; where there is none it is forgotten."""
+        """Reserves rows for unread features and drafts; drops the sequence if there is no room."""
         text = self._texts[view.id]
         if self.kv.reserve(view.id, text.end - text.first + num_drafts):
             return True
@@ -106,7 +106,7 @@ class NativeRows:
         return False
 
     def lay_out(self, views: Seq[SequenceView]) -> StepBatch:
-        """What was shown since the last draft; the head is set to read it."""
+        """The rows of unread features, as a batch; passes the features to the head."""
         slices: list[Slice] = []
         shifts: list[int] = []
         features: list[torch.Tensor] = []
@@ -129,7 +129,7 @@ class NativeRows:
 
 
 class FeatureHeadProposer(ABC):
-    """The two ways to draft, and who is drafted for by which."""
+    """Chooses between the native head and the torch module, by view."""
 
     name: str
 
@@ -153,7 +153,7 @@ class FeatureHeadProposer(ABC):
         return proposals
 
     def _knows(self, view: SequenceView) -> bool:
-        """Whether the torch module has seen what this draft starts from: all but the last token."""
+        """Whether the torch module has the features of all tokens but the last."""
         memory = self._memories.get(view.id)
         return memory is not None and memory.has_unread and memory.reaches(len(view.tokens) - 1)
 
@@ -162,7 +162,7 @@ class FeatureHeadProposer(ABC):
 
     @abstractmethod
     def _draft(self, views: list[SequenceView], budgets: list[int]) -> list[Proposal]:
-        """By the torch module, for views it knows."""
+        """Drafts by the torch module, for views whose features it has."""
 
     def _draft_natively(self, views: list[SequenceView], budgets: list[int]) -> list[Proposal]:
         assert self._native is not None

@@ -1,4 +1,4 @@
-"""Finding the drafting head a proposer runs, and refusing one that does not fit the target."""
+"""Finds the drafting head of a proposer, and refuses one that does not fit the target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AnyHead = TypeVar("AnyHead", MedusaHeads, Eagle3Head, DFlashHead)
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[AnyHead]):
-    """A head that fits its target, and what it borrows from it; on the target's device."""
+    """A head that fits its target, and the target's layers that it uses; on the target's device."""
 
     head: AnyHead
     borrowed: Borrowed
@@ -28,8 +28,8 @@ class Loaded(Generic[AnyHead]):
     num_layers: int  # of the target
 
     def weights(self, chosen: str | None, *others: str) -> str:
-        """What the head's weights are to be: the choice, or the first that can be had, which are
-        `others` and the torch module's own. ConfigError for a choice that is not among them."""
+        """The dtype of the head's weights: the choice, or the first possible one. Possible are
+        `others` and the torch module's own; ConfigError for another choice."""
         own = str(next(self.head.parameters()).dtype).removeprefix("torch.")
         known = list(dict.fromkeys([*others, own]))
         if chosen is not None and chosen not in known:
@@ -65,7 +65,7 @@ def load_fitting_head(
 def native_rows(
     loaded: Loaded[Any], context: ProposerContext, weights: str | None
 ) -> NativeRows | None:
-    """The head with a cache of its own where the target can run it; None: its torch module does."""
+    """The head with a paged cache, if the target can run it; None: the torch module runs."""
     target = context.target
     offered = target.head_weights(loaded.head.kind) if isinstance(target, RunsHeads) else ()
     chosen = loaded.weights(weights, *offered)
@@ -89,7 +89,7 @@ def check_fit(head: MedusaHeads | Eagle3Head | DFlashHead, spec: ModelSpec, name
 
 
 def _offered(cls: type[AnyHead], context: ProposerContext) -> str:
-    """What the user chose as draft model if it is such a head, else the bundled target's own."""
+    """The user's draft model if it is such a head, else the bundled target's head."""
     if context.drafter is not None and head_kind(find_folder(context.drafter)) == cls.kind:
         return context.drafter
     if find_folder(context.model) == bundled_path():
@@ -101,7 +101,7 @@ def _offered(cls: type[AnyHead], context: ProposerContext) -> str:
 
 
 def _place(target: Model) -> tuple[torch.device, torch.dtype]:
-    """Where the taps will lie; on a CPU in float32, whatever the weights are stored as."""
+    """Device and dtype of the taps; on a CPU float32, for every stored dtype."""
     device = getattr(target, "device", torch.device("cpu"))
     dtype = getattr(target, "dtype", torch.float32) if device.type != "cpu" else torch.float32
     return device, dtype

@@ -1,4 +1,4 @@
-"""What look-ups share: drafts that are a function of the text alone."""
+"""The base of look-ups: proposers whose drafts are a function of the text alone."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class Draft:
 
 
 class Index(Protocol):
-    """A text by its endings."""
+    """An index of a text: looks up its ending."""
 
     @property
     def num_tokens(self) -> int: ...
 
     def draft(self, tokens: Seq[int], budget: int) -> Draft:
-        """Takes in `tokens`; how the text goes on."""
+        """Adds `tokens` to the text; returns a draft of its continuation."""
         ...
 
 
 class _Reader(NamedTuple):
-    """One sequence: its own text, and how much of it was there when we first saw it."""
+    """One sequence: its own index, and the length of its text at its first draft."""
 
     view: SequenceView
     own: Index
@@ -51,7 +51,7 @@ class _Reader(NamedTuple):
 
 
 class LookupProposer(ABC):
-    """Subclasses say `name`, `trees`, `_draft` and `release`."""
+    """Subclasses define `name`, `trees`, `_draft` and `release`."""
 
     name: str
     trees: bool
@@ -66,7 +66,7 @@ class LookupProposer(ABC):
         return proposals
 
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:  # noqa: B027
-        """Nothing to do: committed tokens are taken in when the next draft is asked for."""
+        """Nothing to do: the next draft reads the committed tokens."""
 
     @abstractmethod
     def _draft(self, view: SequenceView, budget: int) -> Draft: ...
@@ -76,7 +76,7 @@ class LookupProposer(ABC):
 
 
 class TextProposer(LookupProposer):
-    """Looks the text's ending up in an index of its own."""
+    """Looks up the text's ending in an index of each sequence."""
 
     def __init__(self) -> None:
         self._readers: dict[int, _Reader] = {}
@@ -87,11 +87,11 @@ class TextProposer(LookupProposer):
         return len(self._readers)
 
     def index_of(self, view: SequenceView) -> Index:
-        """It may not have read the newest tokens yet."""
+        """The sequence's index; it may lack the newest tokens."""
         reader = self._readers.get(view.id)
         if reader is not None and reader.own.num_tokens <= len(view.tokens):
             return reader.own
-        # An index that read more than the text has read steps that were dropped.
+        # An index longer than the text contains steps that were dropped.
         num_returning = len(view.tokens) if reader is None else reader.num_returning
         index = self._index_for(view)
         self._readers[view.id] = _Reader(view, index, num_returning)
@@ -103,7 +103,7 @@ class TextProposer(LookupProposer):
             self._forgotten(reader.view, reader.num_returning)
 
     def native_index(self, view: SequenceView) -> NativeLookup | None:
-        """The index of all its text, if the native library has it."""
+        """The native index of the sequence's text; None if there is none."""
         index = self.index_of(view)
         if not isinstance(index, NativeLookup):
             return None
@@ -124,11 +124,11 @@ class TextProposer(LookupProposer):
     def _index_for(self, view: SequenceView) -> Index: ...
 
     def _forgotten(self, view: SequenceView, num_returning: int) -> None:
-        """A sequence is released."""
+        """Called when a sequence is released."""
 
 
 def check_lookup(proposer: str, min_n: int, max_n: int, factor: float) -> None:
-    """Raises ConfigError for n-gram lengths or a factor that cannot work."""
+    """Raises ConfigError for impossible n-gram lengths or an impossible factor."""
     if not 1 <= min_n <= max_n:
         raise ConfigError(f"{proposer} needs 1 <= min_n <= max_n, not min_n={min_n}, max_n={max_n}")
     if not factor > 0:

@@ -1,4 +1,4 @@
-"""Staged drafting: a proposer drafts for a middle model, whose *own* output drafts for the target.
+"""Staged drafting: a proposer drafts for a middle model, whose own output is the target's draft.
 
 The middle model verifies the inner proposer's drafts by sample-match, so its output is exactly its
 own draws, several per pass. Hence the stage is exact for every inner proposer, and stages nest:
@@ -10,8 +10,8 @@ Whether it drafts one more token depends on the acceptance of the inner proposer
 never on that token itself, as the ratio rules require.
 
 The target's verdict is unknown while several passes are chained in one step. An inner proposer that
-observed draws which the target then rejects forgets the sequence; a draft model inside finds most
-of it again among its cached prefixes.
+observed draws which the target then rejects must release the sequence; a draft model finds most of
+its K/V again in its prefix cache.
 """
 
 from __future__ import annotations
@@ -49,12 +49,9 @@ from outrider.verifiers.coupled import match
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeConfig:
-    """Who drafts for whom, and how much.
-
-    mid: the middle model; the bundled target has one. proposer: who drafts for it, and its
-    options (a cascade in a cascade has a middle model of its own). num_draft_tokens: how many
-    tokens the inner proposer drafts for one pass of the middle model, of which there are at most
-    `passes` in a step.
+    """`mid`: the middle model; the bundled target has one. `proposer`: drafts for the middle model,
+    with `options` (a cascade in a cascade has a middle model of its own). `num_draft_tokens`: of
+    the inner proposer for one pass of the middle model. `passes`: limit of these passes in a step.
     """
 
     mid: str | None = None
@@ -72,7 +69,7 @@ class CascadeConfig:
 
 
 class _Tentative:
-    """The sequence as the inner proposer sees it: what is committed, then the middle's draws.
+    """The sequence for the inner proposer: committed tokens, then draws of the middle model.
 
     Satisfies SequenceView, with the middle model in the target's place.
     """
@@ -100,7 +97,7 @@ class _Tentative:
         return None if self.outer.edits is None else self
 
     def apply(self, row_V: torch.Tensor, tokens: list[int], path: Seq[int]) -> None:
-        """`Edits`: to the request's own, which keep count of the committed, draws are guesses."""
+        """`Edits`: for the request's own edits, draws of the middle model are drafts."""
         assert self.outer.edits is not None
         self.outer.edits.apply(row_V, self.outer.tokens, [*tokens[self.num_committed :], *path])
 
@@ -113,8 +110,8 @@ class _Tentative:
         self.dists = []
         outer = self.outer
         if outer.draw is Draw.SAMPLED:
-            # A seed of the step's own: the inner proposer then shares the middle's noise as if
-            # it were the target's, and no later step meets it again.
+            # A new seed for every step: the inner proposer shares the middle model's noise as if
+            # it were the target's, and no later step uses it again.
             self.sample_index = 0
             self.seed = draw_key(outer.seed, outer.sample_index, self.num_committed, Stream.DRAFT)
 
@@ -234,7 +231,7 @@ class CascadeProposer:
         for s, proposal, root in zip(sequences, proposals, dists.starts, strict=True):
             mine = draws[root : root + 1 + len(proposal)]
             path = match(proposal.tokens, proposal.parents, mine)
-            del path[lengths[s.id] - len(s.drawn) - 1 :]  # the draw after them comes free
+            del path[lengths[s.id] - len(s.drawn) - 1 :]  # the draw after them costs nothing
             self._keep(s.id, len(s.tokens), path)
             rows = [0, *(1 + node for node in path)]
             drawn = up_to_finish([mine[row] for row in rows], s.finish_ids)
@@ -253,7 +250,7 @@ class CascadeProposer:
         for i, s in enumerate(sequences):
             if s.untold is not None:
                 self._tell(s)
-            # A chain is never longer than what is wanted besides the draw after it.
+            # The pass adds one draw after the chain, so the chain is one token shorter.
             wanted = lengths[s.id] - len(s.drawn) - 1
             if wanted > 0:
                 asked.append(i)
@@ -290,7 +287,7 @@ class CascadeProposer:
             self._follow(view)
 
     def _follow(self, view: SequenceView) -> None:
-        """Tells the inner proposer what the target committed; makes it forget what it cannot."""
+        """Passes the target's verdicts on; releases what the inner proposer must forget."""
         s = self._sequences.get(view.id)
         if s is None:
             return

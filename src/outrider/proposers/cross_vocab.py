@@ -1,4 +1,4 @@
-"""A draft model of another family, with a tokenizer of its own. Two ways to use it:
+"""A draft model of another family, with another tokenizer. There are two methods:
 
 text          it drafts text, which the target's tokenizer cuts into tokens. The draft is its
               greedy continuation, a function of the text alone: one-hot for every rule, and exact
@@ -56,7 +56,7 @@ class CrossVocabConfig:
 class _Translated:
     """The sequence in the drafter's tokens. Satisfies SequenceView; drafts greedily.
 
-    Its tokens may change at the end, unlike a sequence's own: see `_OpenEnded`.
+    Unlike a sequence's own tokens, the last ones may change: see `_OpenEnded`.
     """
 
     id: int
@@ -75,9 +75,9 @@ class _Translated:
 
 
 class _OpenEnded:
-    """`Memory` over a DraftMemory that commits all but the open end of each text.
+    """`Memory` over a DraftMemory that commits all but the last tokens of each text.
 
-    The open end is fed along with the drafts and kept or dropped as they are.
+    The last tokens may still change. They are fed with the drafts, and kept or dropped like drafts.
     """
 
     def __init__(self, memory: DraftMemory) -> None:
@@ -110,7 +110,7 @@ class _OpenEnded:
         self._memory.drafted(settled, view.tokens[len(settled.tokens) :] + tokens)
 
     def changed(self, sequence_id: int, num_stayed: int) -> None:
-        """Says that only the first `num_stayed` tokens are still what they were."""
+        """Called when only the first `num_stayed` tokens are unchanged."""
         settled = self._settled.get(sequence_id)
         if settled is not None and len(settled.tokens) > num_stayed:
             self.release(sequence_id)
@@ -121,9 +121,9 @@ class _OpenEnded:
 
 
 class _TargetMemory:
-    """`Memory` for the target's own views, each of which stands for its text in the drafter's ids.
+    """`Memory` for the target's views: translates each text into the drafter's ids.
 
-    Token by token, so that both always end at the same place: no token is ever cut anew.
+    It translates token by token, so that both texts end at the same place and no token changes.
     """
 
     def __init__(self, memory: DraftMemory, common: CommonVocabulary) -> None:
@@ -260,7 +260,7 @@ class CrossVocabProposer:
         return follower
 
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
-        """Nothing to do: committed text is read when the next draft is asked for."""
+        """Nothing to do: the next draft reads the committed text."""
 
     def release(self, sequence_id: int) -> None:
         if self._target_memory is not None:

@@ -1,8 +1,8 @@
 """DFlash: a whole block of tokens denoised in one pass over the target's features.
 
 The block is the last committed token followed by masks. Its places see each other and, in every
-layer, keys and values made from the target's hidden states of the text before. The one thing done
-token by token is cheap: a low-rank bias by the token drawn just before (DSpark's Markov bias).
+layer, keys and values made from the target's hidden states of the text before. Only one cheap part
+runs token by token: a low-rank bias by the token drawn just before (DSpark's Markov bias).
 
 Shapes: B sequences, S places of a block, n tokens, T taps, H hidden, V vocabulary.
 """
@@ -30,8 +30,8 @@ from outrider.model.dflash_head import DFlashHead, Mix
 from outrider.model.head_layers import KeyValue
 from outrider.proposers._autoregressive import Chains
 from outrider.proposers._feature_heads import FeatureHeadProposer, NativeRows
-from outrider.proposers._head_memory import HeadMemory, gather
 from outrider.proposers._heads import Loaded, load_fitting_head, native_rows
+from outrider.proposers.head_memory import HeadMemory, gather
 from outrider.proposers.options import read_options
 from outrider.sampling import RowParams
 
@@ -39,7 +39,7 @@ from outrider.sampling import RowParams
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DFlashConfig:
     """A draft ends before the first place whose predicted chance to be reached and accepted is
-    below `floor`. `head` is the folder of the head, where it is not the draft model."""
+    below `floor`. `head` is the folder of the head, if it is not the draft model."""
 
     floor: float = 0.0
     head: str | None = None
@@ -71,7 +71,7 @@ class DFlashProposer(FeatureHeadProposer):
     def build(cls, context: ProposerContext) -> DFlashProposer:
         config = read_options(DFlashConfig, cls.name, context.options)
         loaded = load_fitting_head(DFlashHead, context, config.head)
-        if config.floor:  # only the torch module says how sure it is
+        if config.floor:  # only the torch module predicts its acceptance
             loaded.weights(config.weights)
             return cls(loaded, config)
         return cls(loaded, config, native_rows(loaded, context, config.weights))
@@ -100,7 +100,7 @@ class DFlashProposer(FeatureHeadProposer):
         return self._draw(views, lengths, hidden_BSH)
 
     def _read_on(self, view: SequenceView) -> None:
-        """Turns what the target has shown since the last draft into keys and values."""
+        """Turns the features of tokens committed since the last draft into keys and values."""
         memory = self._memories[view.id]
         taps_nTH, places = memory.take()
         features_1nH = self._head.fuse(taps_nTH[None].to(self._head.fc.weight.dtype))
@@ -139,8 +139,8 @@ class DFlashProposer(FeatureHeadProposer):
         return mix
 
     def _cut(self, hidden_BSH: Tensor, lengths: list[int]) -> list[int]:
-        """Shorter lengths where the head doubts. It looks at no token that is drawn later on, so
-        that ratio rules stay exact."""
+        """Shortens drafts by the predicted acceptance. The prediction depends on no token that is
+        drawn afterwards, so that ratio rules stay exact."""
         chances_BS = self._head.confidence(hidden_BSH)[:, 1:].cumprod(dim=1)
         trusted = (chances_BS >= self.config.floor).sum(dim=1).tolist()
         return [min(n, max(1, trust)) for n, trust in zip(lengths, trusted, strict=True)]

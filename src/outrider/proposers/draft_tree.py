@@ -1,13 +1,13 @@
-"""A draft model that drafts a tree: several children where it is unsure, depth where it is not.
+"""A draft model that drafts a tree: several children if it is unsure, depth if it is not.
 
 Children of a node are the k largest of log q + Gumbel noise. With the *target's* noise at that
-position (coupled) the order is the order in which the target is likely to draw them; with noise of
-their own they are samples without replacement, which is what the tree ratio rule asks for. At
-temperature 0 they are simply the k most probable tokens.
+position (coupled) they are in the order of their chance to be the target's draw. With noise of
+their own they are samples without replacement, which the tree ratio rule requires. At temperature 0
+they are the k most probable tokens.
 
-The tree grows level by level, one pass of the drafter each. A pass cannot attend to half of what
-an earlier pass wrote, so the whole tree is fed again, from where it first branches: few tokens,
-which a pass hardly notices.
+The tree grows level by level, one pass of the drafter each. A pass cannot attend to only a part of
+the K/V of an earlier pass, so the whole tree is fed again from its first branch. These few tokens
+hardly lengthen the pass.
 
 Shape legend: R rows of a pass (the nodes it expands), V vocabulary.
 """
@@ -51,8 +51,8 @@ from outrider.sampling import RowParams, distribution_of, true_vocabulary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftTreeConfig:
-    """At most `passes` passes of the drafter, so many tokens deep; `width` nodes expanded in each,
-    `children` tokens considered after each of those."""
+    """The tree is at most `passes` tokens deep, with a pass of the drafter for each level. A pass
+    expands `width` nodes and considers `children` tokens after each of them."""
 
     passes: int = 6
     width: int = 4
@@ -76,7 +76,7 @@ class _Tree:
         self._fed_as: dict[int, int] = {ROOT: -1}  # node -> its index among the fed
 
     def next_pass(self) -> Slice | None:
-        """What to feed; its last rows of logits belong to `nodes`. None: the tree is grown."""
+        """The next tokens to feed; their last rows belong to `nodes`. None: the tree is done."""
         self.nodes = self.growth.to_expand()
         if not self.nodes:
             return None

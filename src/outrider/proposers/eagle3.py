@@ -39,8 +39,8 @@ from outrider.model.head_layers import KeyValue
 from outrider.model.heads import Eagle3Head
 from outrider.proposers._autoregressive import Chains, draft_key
 from outrider.proposers._feature_heads import FeatureHeadProposer, NativeRows
-from outrider.proposers._head_memory import HeadMemory, gather
 from outrider.proposers._heads import Loaded, load_fitting_head, native_rows
+from outrider.proposers.head_memory import HeadMemory, gather
 from outrider.proposers.options import read_options
 from outrider.proposers.trees import (
     ROOT,
@@ -60,10 +60,10 @@ _CHILDREN = 4  # of a tree's nodes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config:
-    """A tree takes at most `passes` passes of the head, so many tokens deep; `width` nodes are
-    expanded in each and `children` tokens considered after each of those. `children` 1 makes a
-    chain, for rules that judge no trees; our GPU kernels draft nothing else, in one graph. `head`
-    is the folder of the head, where it is not the draft model."""
+    """The tree is at most `passes` tokens deep, with a pass of the head for each level. A pass
+    expands `width` nodes and considers `children` tokens after each of them. `children` 1 makes a
+    chain, for rules without trees; on our GPU kernels, all drafts are chains, in one graph. `head`
+    is the folder of the head, if it is not the draft model."""
 
     passes: int = 4
     width: int = 2
@@ -108,7 +108,7 @@ class _Draft:
 
 
 class Eagle3Proposer(FeatureHeadProposer):
-    """Trees where the rule does not mind how they came about; ratio rules get chains."""
+    """Drafts trees for sample-match, and chains for ratio rules."""
 
     name = "eagle3"
     draws = frozenset({Draw.COUPLED, Draw.SAMPLED})
@@ -198,7 +198,7 @@ class Eagle3Proposer(FeatureHeadProposer):
         return proposals
 
     def _read_on(self, views: list[SequenceView]) -> tuple[list[_Draft], Tensor]:
-        """Feeds what the target has shown since the last draft; logits of the first drafts.
+        """Feeds the features of tokens committed since the last draft; logits of the first drafts.
 
         Only the last row of each sequence goes through the whole layer.
         """

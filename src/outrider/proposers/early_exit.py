@@ -1,8 +1,8 @@
 """The target's first layers draft for all of them: no second model, no second KV.
 
 Drafting runs layers 1..E of the target, then its norm and head, and writes their K/V into the
-sequence's own lookahead slots: nothing needs to be kept in step, and nothing is left over when a
-draft is refused.
+sequence's own lookahead slots. So there is no state besides the target's own, and a rejected draft
+leaves nothing to undo.
 
 If the model can (`capabilities.Continues`) drafting keeps the states after layer E too, feeding
 the last draft for that alone, and the verifying pass goes on from there. If another sequence of the
@@ -44,8 +44,8 @@ from outrider.proposers._autoregressive import AutoregressiveDrafter
 from outrider.proposers.options import read_options
 from outrider.sampling import RowParams
 
-_SHARE = 0.4  # of the target's layers, where the user does not say
-_MAX_PENDING = 8  # tokens the target has yet to see; more are the end of a prompt
+_SHARE = 0.4  # of the target's layers, by default
+_MAX_PENDING = 8  # tokens not computed yet; more are the end of a prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class _LookaheadSlots:
 
 
 class _ExitDrafter(AutoregressiveDrafter):
-    """Keeps what the first layers made of the drafts, for the pass that verifies them."""
+    """Keeps the drafts' states after the first layers, for the pass that verifies them."""
 
     def __init__(self, memory: _LookaheadSlots, num_tokens: int, name: str, layer: int) -> None:
         super().__init__(memory, num_tokens, name, layer)

@@ -1,7 +1,7 @@
 """Lookahead decoding (Fu et al. 2024): the target drafts for itself, in the pass that verifies.
 
-Two kinds of branches ride along in every pass. The *window* guesses the next W tokens (level 0)
-and what follows each of them (levels 1 to N - 2), every one of which the target improves on:
+Every pass carries two kinds of branches. The *window* guesses the next W tokens (level 0) and what
+follows each of them (levels 1 to N - 2). The target improves every guess:
 
     root ── a0 ── b0 ── c0 ── d0          level 0: a chain
             │     │     │     │
@@ -11,8 +11,8 @@ and what follows each of them (levels 1 to N - 2), every one of which the target
 
 The target's draws after the last level complete W n-grams (a0 a1 a2 + draw, ...), which go to the
 pool, and the levels move up by one. *Guesses* are n-grams of the pool that begin with the last
-committed token: they are what gets accepted. Window nodes are candidates like any other, so the
-engine needs to know nothing of this. It pays where many more tokens in a pass cost little.
+committed token: they can be accepted. For the engine, window nodes are drafts like any other.
+Lookahead pays if many more tokens in a pass cost little.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LookaheadConfig:
     """n-grams of `ngram` tokens, of which at most `ngram - 1` are accepted at a time."""
 
     ngram: int = 5
-    window: int | None = None  # columns; None: as many as half of the first budget holds
+    window: int | None = None  # columns; None: what fits in half of the first budget
     guesses: int = 8  # n-grams kept for each first token
     from_text: bool = True  # n-grams of prompt and output join the pool too
 
@@ -100,7 +100,7 @@ class Trie:
 @dataclass(slots=True)
 class _State:
     pool: NgramPool
-    window: list[list[int]]  # tokens by level and column; empty: the rule shows us no draws
+    window: list[list[int]]  # tokens by level and column; empty: the rule reports no draws
     num_read: int = 0  # tokens of the text whose n-grams are in the pool
     last_level: list[int] = field(default_factory=list)  # its nodes in the pending proposal
 
@@ -174,7 +174,7 @@ class LookaheadProposer:
 
     def _advance(self, state: _State, verdict: Verdict) -> None:
         """The window moves with the text: its draws complete n-grams and become its last level."""
-        if verdict.draws is None:  # a ratio rule: there is nothing to learn from a window
+        if verdict.draws is None:  # a ratio rule does not report its draws
             state.window = []
             return
         draws = [verdict.draws[1 + node] for node in state.last_level]

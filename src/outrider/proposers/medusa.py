@@ -1,6 +1,6 @@
 """Medusa (Cai et al. 2024): several heads on the target's last hidden state, one for each depth.
 
-All heads answer at once and none knows what the others chose, so their best guesses combine to a
+All heads run at once and no head sees the choice of another, so their best tokens combine to a
 tree: the children of every node at depth d are the best tokens of head d. How many of them, and
 under which nodes, is decided by their probabilities: best paths first. That beats every fixed
 shape: with the bundled heads on four code prompts, greedy, 8 nodes reach an acceptance length of
@@ -42,8 +42,8 @@ from outrider.sampling import RowParams, SamplingParams
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MedusaConfig:
     """`children` tokens of each head are considered; 1 makes a chain, for rules that judge no
-    trees. Paths less likely than `floor` are not worth their row in the verifying pass. `head` is
-    the folder of the heads, where it is not the draft model."""
+    trees. Paths less likely than `floor` are not drafted. `head` is the folder of the heads, if it
+    is not the draft model."""
 
     children: int = 6
     floor: float = 0.03
@@ -73,7 +73,7 @@ class MedusaProposer:
         self.needs = Needs(taps=(loaded.num_layers,))
         self._loaded = loaded
         self._heads = loaded.head
-        # By sequence: the last hidden state it was shown, and the index of the token it is of.
+        # By sequence: the last hidden state, and the index of its token.
         self._states: dict[int, tuple[int, torch.Tensor]] = {}
 
     @classmethod
@@ -93,7 +93,7 @@ class MedusaProposer:
         ready = [i for i, view in enumerate(views) if self._knows(view)]
         if not ready:
             return proposals
-        # Greater depths than nodes cannot be reached.
+        # A tree is never deeper than its number of nodes.
         depth = min(self._heads.config.num_heads, max(budgets[i] for i in ready))
         guesses = self._guess([views[i] for i in ready], depth)
         for i, (tokens, scores) in zip(ready, guesses, strict=True):
@@ -147,7 +147,7 @@ class MedusaProposer:
         for i, view in enumerate(views):
             end = len(view.tokens)
             if view.edits is not None:
-                # What lies between is not known here: penalties see the committed text only.
+                # The drafts in between are unknown here: penalties see the committed text only.
                 for row_V in logits_RV[i * depth : (i + 1) * depth]:
                     view.edits.apply(row_V, view.tokens, [])
             if _params(view).temperature:

@@ -1,7 +1,7 @@
 """Prompt lookup: find the text's ending earlier in the text and copy what came next.
 
-No second model and nothing to train: it pays wherever the output repeats its context (editing,
-summaries with quotes, code, structured data).
+It needs no second model and no training. It pays if the output repeats its context: editing,
+summaries with quotes, code, structured data.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MakeIndex = Callable[[NgramRule, frozenset[int]], Index]
 class NgramConfig:
     """Endings of `max_n` tokens are tried first, shorter ones down to `min_n`.
 
-    Beyond four tokens the place hardly gets any better; how far the text agrees with it decides
-    how much is copied, times `factor`.
+    Longer endings than four tokens hardly improve the match. The length of the match decides how
+    much is copied, times `factor`.
     """
 
     min_n: int = 1

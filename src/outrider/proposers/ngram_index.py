@@ -1,4 +1,4 @@
-"""N-grams of a growing text, by what they end in: constant time per token, no scans.
+"""N-grams of a growing text, found by their last tokens in constant time per token.
 
 The n-grams that end at one place, for n = 1, 2, ..., are keyed by one integer each, built from
 the place backwards so that every key extends the one before:
@@ -18,7 +18,7 @@ from outrider.native.lookup import NativeLookup, packed
 from outrider.proposers._lookup import Draft
 
 _TOKEN_BITS = 32
-MAX_MATCH = 64  # a longer agreement says nothing more
+MAX_MATCH = 64  # a longer match counts as this long
 
 
 def suffix_keys(tokens: Sequence[int], end: int, min_n: int, max_n: int) -> list[int]:

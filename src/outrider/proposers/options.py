@@ -1,4 +1,4 @@
-"""A proposer's options, as the user wrote them, to its config."""
+"""Reads a proposer's options into its config."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SPOKEN = {
 
 
 def read_options(config: type[Config], proposer: str, options: Mapping[str, Any]) -> Config:
-    """`config(**options)`. UnknownName for an option it does not have, ConfigError for a value.
+    """`config(**options)`. UnknownName for an unknown option, ConfigError for an impossible value.
 
     A list of names may be given as one text with commas.
     """

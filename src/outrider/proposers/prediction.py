@@ -1,8 +1,8 @@
-"""The caller's own guess of the output, followed token by token.
+"""Drafts from a prediction of the output that the caller passes, such as the file to be edited.
 
-Someone who has a file edited knows most of the answer. The guess is read from its beginning for
-as long as the output agrees; where the two part, the output's longest ending that occurs in the
-guess says where to go on reading: at its first occurrence after the place where they parted.
+The prediction is copied from its beginning for as long as the output agrees. After a difference,
+the output's longest ending is looked up in the prediction, and copying continues at its first
+occurrence after the difference.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _FIRST_TRUST = 4  # a prediction without rejections counts like this many agreem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionConfig:
-    """Endings of `min_n` to `max_n` tokens decide where reading goes on.
+    """Endings of `min_n` to `max_n` tokens are looked up.
 
-    The longer the output has agreed since, the more is drafted, times `factor`.
+    The longer the output has agreed since, the longer the draft, times `factor`.
     """
 
     min_n: int = 1
@@ -36,7 +36,8 @@ class PredictionConfig:
 
 
 class Alignment:
-    """Where in the guess an output stands; a function of the two, however the output arrived."""
+    """The place in the prediction that an output has reached. It does not depend on how the output
+    was cut into steps."""
 
     __slots__ = ("_config", "_ends", "_guess", "_num_read", "cursor", "is_lost", "num_agreed")
 
@@ -45,12 +46,12 @@ class Alignment:
         self._config = config
         self._num_read = 0  # tokens of the output
         self._ends: dict[int, list[int]] | None = None  # n-gram -> its ends, ascending
-        self.cursor = 0  # the guess's next token, or where the output left it
+        self.cursor = 0  # the prediction's next token, or where the output left it
         self.is_lost = False
         self.num_agreed = _FIRST_TRUST  # tokens in a row
 
     def read(self, tokens: Seq[int], first: int) -> None:
-        """Follows what the output `tokens[first:]` has gained since the last call."""
+        """Reads the tokens that the output `tokens[first:]` gained since the last call."""
         guess = self._guess
         for end in range(first + self._num_read + 1, len(tokens) + 1):
             if not self.is_lost and guess[self.cursor : self.cursor + 1] == [tokens[end - 1]]:
@@ -68,7 +69,7 @@ class Alignment:
         keys = suffix_keys(ending, len(ending), self._config.min_n, self._config.max_n)
         for n, key in enumerate(keys, self._config.min_n):
             ends = self._ends.get(key)
-            if ends is None:  # then no longer ending occurs either
+            if ends is None:  # then no longer ending occurs
                 break
             best = ends
             self.num_agreed = n
@@ -78,7 +79,7 @@ class Alignment:
             self.cursor = best[at] if at < len(best) else best[-1]
 
     def _index(self) -> dict[int, list[int]]:
-        """Built at the first divergence: a perfect guess never needs it."""
+        """Built at the first difference: a perfect prediction never needs it."""
         ends: dict[int, list[int]] = {}
         for end in range(1, len(self._guess) + 1):
             for key in suffix_keys(self._guess, end, self._config.min_n, self._config.max_n):
@@ -104,7 +105,7 @@ class PredictionProposer(LookupProposer):
         self._alignments.pop(sequence_id, None)
 
     def plan(self, views: Seq[SequenceView], budgets: Seq[int], max_steps: int) -> DraftPlan:
-        """The guess is copied for as long as the target agrees."""
+        """Copies the prediction for as long as the target agrees."""
         num_tokens = [
             len(self._guessed(view, budget)) for view, budget in zip(views, budgets, strict=True)
         ]
@@ -121,7 +122,7 @@ class PredictionProposer(LookupProposer):
         return Draft(self._guessed(view, budget))
 
     def _guessed(self, view: SequenceView, budget: int, *, trust: bool = False) -> list[int]:
-        """At most `budget` tokens; `trust`: as many, however little speaks for the place."""
+        """At most `budget` tokens; `trust`: draft at least as many after any match."""
         if not view.prediction:
             return []
         alignment = self._alignments.get(view.id)

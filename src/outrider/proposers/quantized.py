@@ -1,7 +1,7 @@
 """The target drafts for itself, in a copy with int8 or int4 weights.
 
-The copy reads a quarter or an eighth of the bytes and agrees with the target nearly always, so
-nothing has to be trained or found. It shares neither weights nor KV with the target.
+The copy reads a quarter or an eighth of the bytes and nearly always agrees with the target. It
+needs no training and no second model. It shares neither weights nor KV with the target.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DTYPES = ("int8", "int4")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedConfig:
-    """int4 is a smaller copy that agrees less often: worth it where int8 still fills the cache."""
+    """int4 is smaller and agrees less often: for copies that in int8 exceed the cache."""
 
     dtype: str = "int8"
 

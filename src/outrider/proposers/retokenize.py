@@ -1,8 +1,8 @@
-"""One text, two tokenizers: the target's tokens in, the other's tokens of the same text out.
+"""Translates the target's tokens into another tokenizer's tokens of the same text.
 
-Committed target ids are never re-tokenised: they are what the target wrote, canonical or not.
-The other model's tokens of that text are ours to choose, and follow it as it grows: new text is
-encoded together with the last few tokens, and spliced in where old and new cuts first coincide.
+Committed target ids are never re-tokenised, even if the tokenizer would cut their text differently.
+The other model's tokens follow the text as it grows: new text is encoded together with the last few
+tokens, and replaces them from the first cut that is the same in both.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from outrider.model.tokenizer import Tokenizer
 
 _WINDOW = 12  # tokens at the end that are cut anew
-_SETTLED = 2  # tokens at the window's beginning that stay: they lack their left context
+_SETTLED = 2  # tokens at the window's beginning that stay, because their left context is missing
 _TAIL = 6  # committed target tokens that a continuation is tokenised with
 _BROKEN = "\ufffd"
 
@@ -25,7 +25,7 @@ class Follower:
         self.ids = other.encode(source.decode(prompt).rstrip(_BROKEN))
 
     def read(self, tokens: list[int]) -> int:
-        """Takes in what `tokens`, the target's, have gained; returns how many ids stayed."""
+        """Reads the new ones of the target's `tokens`; returns how many ids stayed."""
         text = "".join(self._stream.add(token) for token in tokens[self._num_read :])
         self._num_read = len(tokens)
         if not text:
@@ -65,12 +65,12 @@ class Follower:
 def continuation(tokenizer: Tokenizer, tokens: list[int], text: str) -> list[int]:
     """Ids that continue the committed `tokens` by exactly `text`; none where they cannot.
 
-    Tokenised together with the last of them where that leaves these as they are, since some
-    tokenizers treat the beginning of a text specially; on its own otherwise.
+    `text` is tokenised together with the last of `tokens` if these stay unchanged, because some
+    tokenizers treat the beginning of a text specially; otherwise alone.
     """
     tail = tokens[-_TAIL:]
     before = tokenizer.decode(tail)
-    if not text or before.endswith(_BROKEN):  # a character is half written
+    if not text or before.endswith(_BROKEN):  # the last character is incomplete
         return []
     together = tokenizer.encode(before + text, special=False)
     if together[: len(tail)] == tail:

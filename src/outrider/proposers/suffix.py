@@ -1,7 +1,7 @@
-"""Suffix decoding (Oliaro et al. 2024): go on as this text, or one like it, went on before.
+"""Suffix decoding (Oliaro et al. 2024): drafts the continuation that this ending had before.
 
-The text's ending is looked up in the text itself and in what the same tenant's earlier requests
-produced. How often each continuation occurred says how far to trust it: a draft grows, best
+The text's ending is looked up in the text itself and in the outputs of the same tenant's earlier
+requests. The counts of the continuations give their probabilities: a draft grows, best
 branch first, while the product of count ratios along it stays above a floor, and the longer the
 match the longer the draft may be. Of the drafts that different matches suggest, the one with the
 largest sum of probabilities is kept: that sum is the number of tokens it expects to be accepted.
@@ -27,14 +27,14 @@ MakeIndex = Callable[..., SuffixIndex]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuffixConfig:
-    """A match drafts at most `factor` times what `trusted_length` says of it, and nothing less
-    probable than `floor`."""
+    """A match drafts at most `factor` times its `trusted_length`, and no path less probable than
+    `floor`."""
 
     factor: float = 1.0
     floor: float = 0.1  # least product of count ratios along a path
-    max_match: int = 64  # longer matches are treated as this long
+    max_match: int = 64  # longer matches count as this long
     shared_tokens: int = 1 << 16  # of finished outputs kept for later requests; 0: share nothing
-    tree: bool = True  # False: chains only, for verifiers that judge nothing else
+    tree: bool = True  # False: chains only, for verifiers without trees
 
     def __post_init__(self) -> None:
         if not (self.factor > 0 and 0 < self.floor <= 1):
@@ -74,5 +74,5 @@ class SuffixProposer(TextProposer):
         return self._make_index(view.finish_ids)
 
     def _forgotten(self, view: SequenceView, num_returning: int) -> None:
-        """The output becomes common knowledge; a preempted one's rest when it is released again."""
+        """Shares the output; of a preempted sequence, the rest when it is released again."""
         self._shared.add(view.salt, view.tokens[num_returning:])

@@ -3,10 +3,10 @@
 A suffix automaton (Blumer et al. 1985) has one state per set of places where substrings end: all
 substrings that always occur together share one, so n tokens make at most 2n states. The longest
 of a state's substrings has `_length` tokens; its `_link` is the state of the longest ending that
-occurs in more places. Along the links lie all endings of a text, each more frequent than the last.
+occurs in more places. The links lead through all endings of a text, from rare to frequent.
 
-Counting means walking that chain for every token, and a chain can be as long as the text ("a a a
-a ..."). So a *context* is at most `depth` tokens: counts are exact for substrings up to there,
+Counting follows all links for every token, and they can be as many as the tokens of the text ("a a
+a a ..."). So a *context* is at most `depth` tokens: counts are exact for substrings up to there,
 longer ones are judged by their last `depth` tokens, and a token costs at most `depth` links.
 """
 
@@ -19,15 +19,15 @@ from itertools import chain
 ROOT = 0
 _NONE = -1
 
-# A state and how many tokens of it are meant. Valid until the next `append`: states may be split.
+# A state and a length in tokens. Valid until the next `append`: states may be split.
 Context = tuple[int, int]
 
 
 class SuffixAutomaton:
     """Grows by `append`; `begin` starts another text. Nothing is ever removed.
 
-    Most states have exactly one way to go on, which is kept in two arrays; only the others own
-    a dictionary.
+    Most states have exactly one continuation, kept in two arrays; only the others have a
+    dictionary.
     """
 
     def __init__(self, depth: int) -> None:
@@ -36,9 +36,9 @@ class SuffixAutomaton:
         self._length = array("i", [0])
         self._link = array("i", [_NONE])
         self._count = array("i", [0])
-        self._token = array("i", [_NONE])  # the first way to go on ...
-        self._next = array("i", [_NONE])  # ... and where it leads
-        self._branches: dict[int, dict[int, int]] = {}  # all further ways
+        self._token = array("i", [_NONE])  # the first continuation ...
+        self._next = array("i", [_NONE])  # ... and its state
+        self._branches: dict[int, dict[int, int]] = {}  # all other continuations
         self.begin()
 
     def begin(self) -> None:
@@ -48,7 +48,7 @@ class SuffixAutomaton:
 
     def append(self, token: int) -> None:
         self._last = self._extend(self._last, token)
-        # The new token may have split the tail's state: find it again before going on.
+        # The new token may have split the tail's state: find it again.
         state, size = self._shorten(*self._tail, self.depth)
         self._tail = self._shorten(self._get(state, token), size + 1, self.depth + 1)
         self.num_tokens += 1
@@ -142,8 +142,8 @@ class SuffixAutomaton:
     def _split(self, state: int, token: int, following: int) -> int:
         """The state whose longest substring is `state`'s longest and then `token`.
 
-        That is `following`, unless longer substrings share it: then the shorter ones, which are
-        about to occur where the longer do not, move to a state of their own.
+        That is `following`, unless longer substrings share it. Then the shorter ones move to a new
+        state, because they are about to occur at a place where the longer ones do not.
         """
         length = self._length[state] + 1
         if self._length[following] == length:

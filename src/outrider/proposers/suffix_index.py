@@ -1,6 +1,6 @@
-"""Texts by all of their endings, and the likeliest ways to go on from one: natively, or in Python.
+"""Indexes texts by all of their endings and finds likely continuations, natively or in Python.
 
-Both do the same step by step; the native one takes microseconds.
+Both give the same drafts; the native one takes microseconds.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class SuffixIndex(Protocol):
         ...
 
     def read(self, others: Seq[Self]) -> None:
-        """Drafts may come from these, too, from now on."""
+        """Draft from these texts as well, from now on."""
         ...
 
     def extend(self, tokens: Seq[int]) -> None: ...
 
     def draft(self, tokens: Seq[int], budget: int) -> Draft:
-        """Takes in `tokens`; how the text goes on, by what it says itself and by the others."""
+        """Adds `tokens` to the text; returns a draft from this text and the others."""
         ...
 
 
@@ -75,14 +75,14 @@ class NativeSuffixIndex(NativeLookup):
         if others or self._others:
             handles = (ctypes.c_void_p * len(others))(*[other.handle for other in others])
             native.check(self._lib.outrider_suffix_others(self._argument, handles, len(others)))
-            self._others = list(others)  # alive for as long as they may be read
+            self._others = list(others)  # keeps them alive while they may be read
 
     def draft(self, tokens: Seq[int], budget: int) -> Draft:
         return Draft(*self.drafted(tokens, budget))
 
 
 class _Grown(NamedTuple):
-    """Nodes as they were found, likeliest first."""
+    """Nodes in the order in which they were found, likeliest first."""
 
     tokens: Seq[int] = ()
     parents: Seq[int] = ()
@@ -105,7 +105,7 @@ class PythonSuffixIndex:
         self._finish_ids = finish_ids
         self._text: list[int] = []
         self.automaton = SuffixAutomaton(rule.depth)
-        # Others: their size when they were read, how much of our text was, and where it stood.
+        # Of others: their size when last read, the length of our text then, and its state in them.
         self._found: dict[PythonSuffixIndex, tuple[int, int, Context]] = {}
         self._others: Seq[PythonSuffixIndex] = ()
 
@@ -133,7 +133,7 @@ class PythonSuffixIndex:
         for automaton, context in places:
             while context[1]:
                 num_tokens = min(budget, self._rule.trusted[context[1]])
-                if num_tokens <= best_score:  # certain tokens alone could not do better
+                if num_tokens <= best_score:  # tokens of probability 1 would score no better
                     break
                 draft, score = self._grow(automaton, context, num_tokens)
                 if score > best_score:
@@ -147,7 +147,7 @@ class PythonSuffixIndex:
         found = {}
         for other in others:
             size, end, context = self._found.get(other, (-1, 0, (0, 0)))
-            if size != other.num_tokens:  # it has grown: a longer ending may occur by now
+            if size != other.num_tokens:  # it has grown: a longer ending may occur now
                 context = other.automaton.find(text)
             else:
                 for i in range(end, len(text)):
@@ -172,7 +172,7 @@ class PythonSuffixIndex:
         def branch(node: int, probability: float, context: Context) -> None:
             nonlocal num_pushed
             followers = automaton.followers(context)
-            while not followers:  # a text's end: go on from its longest ending, if long enough
+            while not followers:  # a text's end: continue from its longest ending, if long enough
                 context = automaton.shorter(context)
                 if context[1] < start[1]:
                     return
@@ -198,5 +198,5 @@ class PythonSuffixIndex:
 
 
 def suffix_index(rule: SuffixRule, finish_ids: Collection[int] = ()) -> SuffixIndex:
-    """Native where it can be."""
+    """The native index if the library is there."""
     return (NativeSuffixIndex if native.available() else PythonSuffixIndex)(rule, finish_ids)

@@ -4,9 +4,9 @@
     growth.add(node, tokens, scores)       for each of them, its children, best first
     growth.chosen()                        the nodes to submit, parents before children
 
-`BestFirst` looks at the drafted tokens themselves and is for rules that do not care how a tree
-came about (sample-match). Ratio rules do: whether a node exists must be settled before its token
-is drawn, or a refusal would say something about drafts not yet judged. `FixedShape` is for them.
+`BestFirst` chooses nodes by the drafted tokens. It is for sample-match, which is exact for every
+tree. Ratio rules need `FixedShape`: whether a node exists must not depend on its token, or a
+rejection would carry information about drafts that are not judged yet.
 
 `best_children` finds the children: the k best guesses of what the target will draw after a node.
 
@@ -89,8 +89,8 @@ def check_limits(proposer: str, passes: int, width: int, children: int) -> None:
 class BestFirst:
     """The `num_nodes` nodes with the largest sums of scores (at most 0) along their paths.
 
-    A child never scores above its parent, so what is not among the best so far, or is the last of
-    them, has no descendants in the final tree and need not be expanded. At most `width` nodes are
+    A child never scores above its parent. So a node that is not among the best so far, or is their
+    last, has no descendants in the final tree and is not expanded. At most `width` nodes are
     expanded at a time.
     """
 

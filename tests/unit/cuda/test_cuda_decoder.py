@@ -25,7 +25,7 @@ from outrider.engine.engine import Engine
 from outrider.errors import ModelError
 from outrider.executors.base import StepResult
 from outrider.executors.cuda import CudaExecutor
-from outrider.executors.cuda_cycles import Cycles
+from outrider.executors.cuda_cycles import Cycles, read_report
 from outrider.executors.planned import Decoding
 from outrider.model import load_model
 from outrider.model.cuda_decoder import CudaDecoder
@@ -280,7 +280,7 @@ def test_sequences_end_one_by_one_without_the_host(
     monkeypatch.setattr("outrider.engine.build.load_model", lambda name, **_: load(name))
     monkeypatch.setattr("outrider.engine.step.LIMIT_S", 60.0)
     uneven: list[bool] = []
-    lengths: list[tuple[int, int]] = []  # of a chain that was told, and of what was left
+    lengths: list[tuple[int, int]] = []  # of a reported chain, and of what was left
 
     def noted(self: CudaExecutor, batch: Decoding, *given: Any) -> list[StepResult]:
         left = list(batch.num_left_S)
@@ -435,7 +435,7 @@ def test_cycle_writes_the_same_tokens(
 
 
 def test_runners_up_save_cycles(folder: Path, small: Path) -> None:
-    """The same tokens in fewer cycles, told to the engine as chains."""
+    """The same tokens in fewer cycles, reported as chains."""
     taken = []
     for num_others in (0, 2):
         cycle = Cycle(
@@ -447,23 +447,19 @@ def test_runners_up_save_cycles(folder: Path, small: Path) -> None:
     assert taken[1][1] < taken[0][1]
 
 
-def test_a_runner_up_is_told_with_the_drafts_behind_it(folder: Path, small: Path) -> None:
-    """As refused ones, unless one of them is what the target drew behind the runner-up."""
-    target, draft = load(folder), load(small)
-    for model in (target, draft):
-        model.allocate(8, 16)
-    cycles = Cycles(target, draft, 1, 3, 2)
-    told = []
-    for drawn in ([9, 37, 5, 6], [9, 4, 5, 6]):
-        cycles.launch()
-        cycles._landed = cycles._launched - 1
-        report = [2, *drawn, 5, 3, 4, 5]  # the first draft should have been its runner-up
-        cycles._flights[cycles._landed % 2].seconds()
-        cycles._flights[cycles._landed % 2].host.copy_(torch.tensor(report, dtype=torch.int32))
-        landed = cycles.land(1)
-        assert landed.num_own == [0]
-        told.append((landed.chains[0], landed.emitted[0]))
-    assert told == [([9, 4, 5], [9, 37]), ([9], [9, 4])]
+@pytest.mark.parametrize(
+    ("drawn", "chain", "emitted"),
+    [
+        ([9, 37, 5, 6], [9, 4, 5], [9, 37]),
+        ([9, 4, 5, 6], [9], [9, 4]),  # the draft after the runner-up is what the target drew
+    ],
+)
+def test_drafts_after_an_accepted_runner_up_count_as_refused(
+    drawn: list[int], chain: list[int], emitted: list[int]
+) -> None:
+    chains = [[3, 4, 5]]
+    assert read_report([[2, *drawn, 5]], chains) == ([emitted], [0])
+    assert chains == [chain]
 
 
 def test_kernels_run_the_whole_cycle(folder: Path, small: Path) -> None:

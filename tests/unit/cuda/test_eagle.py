@@ -17,8 +17,8 @@ from outrider.errors import ConfigError
 from outrider.executors.cuda import CudaExecutor
 from outrider.executors.cuda_cycles import Cycles
 from outrider.executors.planned import Decoding
-from outrider.model.cuda_decoder import CudaDecoder
 from outrider.model.cuda_eagle3 import CudaEagle3
+from outrider.model.cuda_target import CudaTarget
 from outrider.model.tokenizer import load_tokenizer
 from outrider.model.torch_decoder import TorchDecoder
 from outrider.proposers.eagle3 import Eagle3Proposer
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def engine_for(
     folder: Path,
-    kind: type[TorchDecoder] = CudaDecoder,
+    kind: type[TorchDecoder] = CudaTarget,
     *,
     num_drafts: int = 4,
     weights: str = "float32",
@@ -131,7 +131,7 @@ def test_trees_that_the_kernels_do_not_draft_are_refused(folder: Path) -> None:
         engine_for(folder, children=4)
     usual, torch_module = (
         engine_for(folder, kind, children=None).proposers["eagle3"]
-        for kind in (CudaDecoder, TorchDecoder)
+        for kind in (CudaTarget, TorchDecoder)
     )
     assert (usual.trees, torch_module.trees) == (False, True)
 
@@ -236,7 +236,7 @@ def test_kernels_run_the_head(folder: Path) -> None:
         proposer = engine.proposers["eagle3"]
         assert isinstance(proposer, Eagle3Proposer)
         target, head = engine.target, proposer.device_head
-        assert isinstance(target, CudaDecoder)
+        assert isinstance(target, CudaTarget)
         assert isinstance(head, CudaEagle3)
         for model in (target, head):
             model.ops = TritonOps(DEVICE) if kind is TritonOps else TorchOps()

@@ -27,7 +27,7 @@ from outrider.model.borrowed import borrow
 from outrider.model.driver import Driver
 from outrider.model.heads import DFlashHead, Eagle3Head, MedusaHeads, load_head
 from outrider.noise import draw_key, gumbel
-from outrider.proposers._head_memory import HeadMemory
+from outrider.proposers.head_memory import HeadMemory
 from outrider.proposers.medusa import likeliest
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_head, write_tiny_llama

@@ -1,8 +1,8 @@
-"""What a head that attends knows of one sequence: taps not yet read, keys and values of the rest.
+"""The state of an attending head for one sequence: unread taps, and keys and values of read ones.
 
-The target shows the taps of every token it computes, in order; what it found in its prefix cache
-it does not show. A memory then simply begins later in the text: the head drafts from what it has
-seen. Nothing here can make a draft invalid, only less often right.
+The target gives taps of every token it computes, in order, but not of tokens from its prefix cache.
+The memory then begins later in the text, and the head drafts from what it has. This can make drafts
+less often right, never invalid.
 
 Shapes: n tokens, T taps, H hidden, N heads, K kv heads, C positions held, Q queries, D head size.
 """
@@ -44,7 +44,7 @@ class GrowingKV:
         return buffer[:1, :, :end], buffer[1:, :, :end]
 
     def glance(self, own: KeyValue) -> KeyValue:
-        """`append`, but what was added is forgotten with the next one."""
+        """Like `append`, but the next call overwrites the added rows."""
         length = self.length
         everything = self.append(own)
         self.length = length
@@ -59,10 +59,10 @@ class HeadMemory:
         self.first = 0
         self._taps = taps
         self._unread: list[Tensor] = []  # [n, T, H] each
-        self._end = 0  # index in the text after the last token whose taps we were shown
+        self._end = 0  # index in the text after the last token with known taps
 
     def see(self, seen: Observation) -> None:
-        """Remembers the taps of a step; starts anew where they do not continue the last ones."""
+        """Keeps the taps of a step; starts anew if they do not continue the last ones."""
         if not seen.taps:
             return
         taps_nTH = torch.stack([seen.taps[tap] for tap in self._taps], dim=1)
@@ -75,7 +75,7 @@ class HeadMemory:
         self._end = seen.start + len(taps_nTH)
 
     def reaches(self, num_tokens: int) -> bool:
-        """Whether the taps of the text's first `num_tokens` tokens, and no more, were shown."""
+        """Whether the taps of exactly the text's first `num_tokens` tokens are known."""
         return self._end == num_tokens > self.first
 
     @property
@@ -83,7 +83,7 @@ class HeadMemory:
         return bool(self._unread)
 
     def take(self) -> tuple[Tensor, range]:
-        """Unread taps, [n, T, H], and which tokens' they are; the caller must append their K/V."""
+        """Unread taps, [n, T, H], and the range of their tokens; the caller appends their K/V."""
         taps_nTH = self._unread[0] if len(self._unread) == 1 else torch.cat(self._unread)
         self._unread = []
         return taps_nTH, range(self._end - len(taps_nTH), self._end)
