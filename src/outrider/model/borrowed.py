@@ -46,6 +46,8 @@ def borrow(folder: Path, device: torch.device, dtype: torch.dtype) -> Borrowed:
         config = read_decoder_config(raw)
     except UnsupportedByDecoder as error:
         raise ModelError(f"drafting heads need a Llama-shaped target: {error}") from None
+    if not config.is_llama:
+        raise ModelError(f"drafting heads need a Llama-shaped target, not {config.family}")
     checkpoint = open_checkpoint(folder)
     shape = (config.vocab_size, config.hidden_size)
 

@@ -29,7 +29,8 @@ from outrider.cuda.ops import MAX_WIDTH, Pass, TorchOps
 from outrider.cuda.triton_ops import TritonOps
 from outrider.model.attention import Plan
 from outrider.model.int8 import RoundedLayer, Scales, round_layer, round_rows
-from outrider.model.torch_decoder import Layer, TorchDecoder
+from outrider.model.torch_decoder import TorchDecoder
+from outrider.model.torch_weights import Layer
 from outrider.noise import draw_keys
 from outrider.sampling import RowParams
 
@@ -231,6 +232,8 @@ class CudaDecoder(TorchDecoder):
         for i, (layer, store) in enumerate(zip(layers, self.store, strict=False)):
             if i in kept:
                 kept[i][:num_tokens].copy_(x)
+            assert layer.attention_norm_H is not None
+            assert layer.mlp_norm_H is not None
             scales = layer.scales if isinstance(layer, RoundedLayer) else _UNSCALED
             ops.norm(x, layer.attention_norm_H, eps, normed)
             ops.linear(normed, layer.qkv, qkv, scale_N=scales.qkv, bias_N=layer.qkv_bias)
@@ -253,7 +256,7 @@ class CudaDecoder(TorchDecoder):
         layer: Layer,
         store_2SKD: torch.Tensor,
         x_TH: torch.Tensor,
-        turns: torch.Tensor,
+        turns: dict[int, torch.Tensor],
         plan: Plan,
     ) -> None:
         if isinstance(layer, RoundedLayer):

@@ -29,7 +29,7 @@ from outrider.model.families import DecoderConfig
 from outrider.model.heads import Eagle3Head
 from outrider.model.int8 import round_rows
 from outrider.model.rope import RopeConfig
-from outrider.model.torch_decoder import Loader
+from outrider.model.torch_weights import Loader
 from outrider.sampling import RowParams
 
 
@@ -102,6 +102,8 @@ class CudaEagle3(CudaDecoder):
         super().__init__(config, spec, [], embedding_VH, norm_H.contiguous(), head_WH)
         self.taps = head.taps
         middle: Any = head.midlayer
+        assert layer.attention_norm_H is not None
+        assert layer.mlp_norm_H is not None
         self._token_norm_H, self._mlp_norm_H = layer.attention_norm_H, layer.mlp_norm_H
         self._state_norm_H = middle["hidden_norm"].weight.to(device, dtype).contiguous()
         by_embedding, by_state = layer.qkv.chunk(2, dim=1)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from outrider.model.torch_decoder import Layer
+from outrider.model.torch_weights import Layer
 
 _ROWS = 8192  # rounded at a time, because an output head is large
 
@@ -27,7 +27,7 @@ class Scales(NamedTuple):
     down: torch.Tensor | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class RoundedLayer(Layer):
     """A layer whose `qkv`, `o`, `gate_up` and `down` are int8."""
 

@@ -12,12 +12,12 @@ import torch
 from outrider.contracts import Model
 from outrider.errors import ConfigError, ModelError, UnknownName
 from outrider.model.bundled import bundled_path, find_folder
-from outrider.model.families import DecoderConfig, UnsupportedByDecoder, read_decoder_config
 from outrider.model.gguf.files import is_gguf
 from outrider.model.weights import read_config
 
 if TYPE_CHECKING:
     from outrider.model.cuda_decoder import CudaDecoder
+    from outrider.model.families import DecoderConfig
     from outrider.model.torch_decoder import TorchDecoder
 
 __all__ = ["bundled_path", "load_model"]
@@ -55,7 +55,7 @@ def load_model(
             return model
     if decoder_config is not None and dtype == "int8" and backend != "native":
         kernels = gpu_decoder(device)
-        if kernels is not None:
+        if kernels is not None and decoder_config.is_llama:
             return kernels.load(folder, device=device).round_weights()
     if backend == "native" or dtype in INTEGER:
         wanted = f"dtype {dtype!r}" if dtype in INTEGER else "backend 'native'"
@@ -64,7 +64,7 @@ def load_model(
             "'torch' and dtype 'auto', or install with a C++ compiler"
         )
     if decoder_config is not None:
-        return _compact(device).load(folder, device=device, dtype=DTYPES.get(dtype))
+        return _compact(device, decoder_config).load(folder, device=device, dtype=DTYPES.get(dtype))
     from outrider.model.transformers_model import TransformersModel
 
     return TransformersModel.load(folder, device=device, dtype=DTYPES.get(dtype))
@@ -85,6 +85,8 @@ def _check_options(device: str, dtype: str, backend: str) -> None:
 
 def _decoder_config(folder: Path, backend: str) -> DecoderConfig | None:
     """The config for the compact decoders, or None if transformers runs the model."""
+    from outrider.model.families import UnsupportedByDecoder, read_decoder_config
+
     config = read_config(folder)
     only_ours = is_gguf(folder)
     if backend == "transformers":
@@ -115,11 +117,11 @@ def _shared(
     return TensorParallelModel(folder, size, device=device, dtype=DTYPES.get(dtype))
 
 
-def _compact(device: str) -> type[TorchDecoder]:
-    """The compact decoder for a device: with our kernels if they run there."""
+def _compact(device: str, config: DecoderConfig) -> type[TorchDecoder]:
+    """The compact decoder for a device: with our kernels if they run this model there."""
     from outrider.model.torch_decoder import TorchDecoder
 
-    return gpu_decoder(device) or TorchDecoder
+    return (gpu_decoder(device) if config.is_llama else None) or TorchDecoder
 
 
 def gpu_decoder(device: str) -> type[CudaDecoder] | None:

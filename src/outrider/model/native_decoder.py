@@ -28,8 +28,15 @@ from outrider.contracts import (
 )
 from outrider.errors import UnknownName
 from outrider.model.families import DecoderConfig, read_decoder_config
+from outrider.model.families.description import (
+    count_parameters,
+    layer_shapes,
+    norm_names,
+    unlike,
+)
 from outrider.model.gguf.files import model_name
 from outrider.model.native_model import SOURCE_TYPES, WEIGHT_TYPES, NativeModel
+from outrider.model.tensors import Weights
 from outrider.model.weights import (
     Checkpoint,
     count_tokens,
@@ -71,42 +78,14 @@ _LAYER_TENSORS = {
 }
 
 
+# The deviations from Llama that the native step runs.
+RUNS: frozenset[str] = frozenset()
+
+
 def available(config: DecoderConfig, device: str) -> bool:
     """Whether the native engine is compiled here and can run this model."""
-    return torch.device(device).type == "cpu" and native.available()
-
-
-def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors of a layer and their shapes, for this config."""
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    num_q, num_kv = config.num_heads * dim, config.num_kv_heads * dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (num_q, hidden),
-        "self_attn.k_proj.weight": (num_kv, hidden),
-        "self_attn.v_proj.weight": (num_kv, hidden),
-        "self_attn.o_proj.weight": (hidden, num_q),
-        "post_attention_layernorm.weight": (hidden,),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
-    }
-    if config.qkv_bias:
-        shapes |= {
-            f"self_attn.{w}_proj.bias": (n,)
-            for w, n in (("q", num_q), ("k", num_kv), ("v", num_kv))
-        }
-    if config.o_bias:
-        shapes["self_attn.o_proj.bias"] = (hidden,)
-    if config.mlp_bias:
-        shapes |= {
-            "mlp.gate_proj.bias": (inner,),
-            "mlp.up_proj.bias": (inner,),
-            "mlp.down_proj.bias": (hidden,),
-        }
-    if config.qk_norm:
-        shapes |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
-    return shapes
+    runs = not unlike(config, RUNS)
+    return runs and torch.device(device).type == "cpu" and native.available()
 
 
 class NativeDecoder(NativeModel):
@@ -190,21 +169,23 @@ class NativeDecoder(NativeModel):
         return model
 
     def _read(self, checkpoint: Checkpoint | GgufCheckpoint) -> None:
-        config = self.config
-        vocab, hidden = config.vocab_size, config.hidden_size
-        embedding = checkpoint.tensor("model.embed_tokens.weight", (vocab, hidden)).contiguous()
+        config, weights = self.config, Weights(checkpoint, self.config)
+        embedding = weights.embedding().contiguous()
         if embedding.dtype not in SOURCE_TYPES:
             embedding = embedding.float()
         self._embedding = embedding
         self.set_tensor(0, 0, embedding)
-        self.set_tensor(1, 0, checkpoint.tensor("model.norm.weight", (hidden,)))
-        self.set_tensor(
-            2, 0, embedding if config.tied else checkpoint.tensor("lm_head.weight", (vocab, hidden))
-        )
+        self.set_tensor(1, 0, weights.final_norm()[0])
+        head = weights.head()
+        self.set_tensor(2, 0, embedding if head is None else head)
         for layer in range(config.num_layers):
-            for name, shape in _shapes(config).items():
-                tensor = checkpoint.tensor(f"model.layers.{layer}.{name}", shape)
-                self.set_tensor(_LAYER_TENSORS[name], layer, tensor)
+            for name in norm_names(config):
+                weight, _ = weights.norm(layer, name)
+                self.set_tensor(_LAYER_TENSORS[f"{name}.weight"], layer, weight)
+            for name in layer_shapes(config):
+                if "norm.weight" not in name or name.startswith("self_attn."):
+                    tensor = weights.layer(layer, name)
+                    self.set_tensor(_LAYER_TENSORS[name], layer, tensor)
             window = config.windows[layer]
             if window is not None:
                 native.check(self._lib.outrider_set_window(self._handle, layer, window))
@@ -289,8 +270,6 @@ class NativeDecoder(NativeModel):
 
 
 def _spec(folder: Path, raw: dict[str, Any], config: DecoderConfig) -> ModelSpec:
-    sizes = [int(np.prod(shape)) for shape in _shapes(config).values()]
-    vocabulary = config.vocab_size * config.hidden_size
     slot = -(-config.head_dim // 16) * 16
     return ModelSpec(
         name=model_name(folder),
@@ -300,9 +279,7 @@ def _spec(folder: Path, raw: dict[str, Any], config: DecoderConfig) -> ModelSpec
         hidden_size=config.hidden_size,
         max_positions=config.max_positions,
         kv_bytes_per_token=2 * config.num_layers * config.num_kv_heads * slot * 4,
-        num_parameters=sum(sizes) * config.num_layers
-        + config.hidden_size
-        + vocabulary * (1 if config.tied else 2),
+        num_parameters=count_parameters(config),
         eos_ids=read_eos_ids(folder, raw),
         draft_dtype="int8" if native.isa().startswith("avx512") else "auto",
     )

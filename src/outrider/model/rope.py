@@ -8,6 +8,9 @@
               between them
     yarn      the same idea with the ramp over the dimension, and cos/sin scaled
               (Peng et al. 2023, eq. 17-25)
+    longrope  f_i / factors_i, and cos/sin scaled. Two lists of factors exist, for texts up to the
+              original length and for longer ones: we take the first and end at that length, since
+              one token more would change all stored keys
     factors   f_i / factors_i, one number per pair, as GGUF files store it
 
 All arithmetic is float32 in torch, in the same order as in transformers: at position 10^5 an angle
@@ -25,7 +28,7 @@ import torch
 
 from outrider.errors import ModelError
 
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +48,14 @@ class RopeConfig:
     factors: tuple[float, ...] = ()  # one per pair
 
     def frequencies(self, head_dim: int) -> torch.Tensor:
-        """[head_dim / 2] float32: the radians per position of each pair."""
-        freqs = 1.0 / (self.theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
+        """[head_dim / 2] float32: the radians per position of each pair.
+
+        `head_dim` is the number of dimensions that rotate.
+        """
+        powers = self.theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+        if self.kind == "longrope":
+            return 1.0 / (torch.tensor(self.factors) * powers)
+        freqs = 1.0 / powers
         if self.kind == "linear":
             return freqs / self.factor
         if self.kind == "factors":
@@ -81,49 +90,86 @@ class RopeConfig:
         return freqs / self.factor * ramp + freqs * (1 - ramp)
 
 
-def read_rope(config: Mapping[str, Any], max_positions: int) -> RopeConfig:
+def read_rope(
+    config: Mapping[str, Any],
+    max_positions: int,
+    *,
+    params: Mapping[str, Any] | None = None,
+    partial: bool = False,
+) -> RopeConfig:
     """The rope of a config.json, written by any release of transformers.
 
     Old releases write `rope_theta` and `rope_scaling` {"type" or "rope_type", ...}, new ones write
-    `rope_parameters`. Raises `ModelError` for an unknown variant or a missing number.
+    `rope_parameters`; `params` are given instead where a config has several. `partial`: whether the
+    caller can rotate a part of a head. Raises `ModelError` for an unknown variant or a missing
+    number.
     """
-    params: dict[str, Any] = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
-    params.setdefault("rope_theta", config.get("rope_theta", 10_000.0))
-    kind = params.get("rope_type", params.get("type", "default"))
+    given = rope_parameters(config) if params is None else params
+    found = {"rope_theta": config.get("rope_theta") or 10_000.0, **given}
+    kind = found.get("rope_type") or found.get("type") or "default"
     if kind not in KINDS:
         raise ModelError(f"rope variant {kind!r} is not one of {', '.join(KINDS)}")
     try:
-        if float(params.get("partial_rotary_factor") or 1.0) != 1.0:
+        if not partial and float(found.get("partial_rotary_factor") or 1.0) != 1.0:
             raise ModelError("rope over a part of the head is not supported")
         original = int(
             config.get("original_max_position_embeddings")
-            or params.get("original_max_position_embeddings")
+            or found.get("original_max_position_embeddings")
             or max_positions
         )
-        factor = 1.0 if kind in ("default", "factors") else float(params["factor"])
-        chosen: dict[str, Any] = {}
-        if kind == "llama3":
-            chosen = {key: float(params[key]) for key in ("low_freq_factor", "high_freq_factor")}
-        if kind == "factors":
-            chosen = {"factors": tuple(float(value) for value in params["factors"])}
-        if kind == "yarn":
-            chosen = {
-                "beta_fast": float(params.get("beta_fast") or 32),
-                "beta_slow": float(params.get("beta_slow") or 1),
-                "attention_factor": _yarn_scale(params, factor),
-                "truncate": bool(params.get("truncate", True)),
-            }
         return RopeConfig(
             kind=kind,
-            theta=float(params["rope_theta"]),
-            factor=factor,
+            theta=float(found["rope_theta"]),
             original_positions=original,
-            **chosen,
+            **_numbers(kind, found, max_positions, original),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(
             f"the rope parameters of config.json are incomplete for {kind!r}: {error}"
         ) from error
+
+
+def rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    return found
+
+
+def _numbers(
+    kind: str, found: Mapping[str, Any], max_positions: int, original: int
+) -> dict[str, Any]:
+    """The fields of a variant besides base and original length."""
+    if kind == "longrope":
+        return {
+            "factors": tuple(float(value) for value in found["short_factor"]),
+            "attention_factor": _longrope_scale(found, max_positions / original, original),
+        }
+    if kind == "factors":
+        return {"factors": tuple(float(value) for value in found["factors"])}
+    if kind == "default":
+        return {}
+    if kind == "yarn" and "factor" in found and found["factor"] is None:
+        factor = max_positions / original
+    else:
+        factor = float(found["factor"])
+    if kind == "llama3":
+        keys = ("low_freq_factor", "high_freq_factor")
+        return {"factor": factor} | {key: float(found[key]) for key in keys}
+    if kind == "yarn":
+        return {
+            "factor": factor,
+            "beta_fast": float(found.get("beta_fast") or 32),
+            "beta_slow": float(found.get("beta_slow") or 1),
+            "attention_factor": _yarn_scale(found, factor),
+            "truncate": bool(found.get("truncate", True)),
+        }
+    return {"factor": factor}
+
+
+def _longrope_scale(params: Mapping[str, Any], ratio: float, original: int) -> float:
+    if params.get("attention_factor") is not None:
+        return float(params["attention_factor"])
+    factor = float(params.get("factor") or ratio)
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 
 def _yarn_scale(params: Mapping[str, Any], factor: float) -> float:

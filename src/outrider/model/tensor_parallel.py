@@ -33,7 +33,8 @@ from outrider.contracts import IntArray, StepBatch, StepOutput
 from outrider.errors import ConfigError, EngineError
 from outrider.model.families import DecoderConfig, read_decoder_config
 from outrider.model.gguf.files import model_name
-from outrider.model.torch_decoder import Tensors, TorchDecoder
+from outrider.model.tensors import Tensors
+from outrider.model.torch_decoder import TorchDecoder
 from outrider.model.weights import count_tokens, open_checkpoint, read_config, read_eos_ids
 
 _BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
@@ -46,6 +47,10 @@ def check_split(config: DecoderConfig, size: int) -> None:
     """Raises ConfigError if the model cannot be split evenly."""
     if not 1 <= size <= _MAX_RANKS:
         raise ConfigError(f"tensor_parallel_size must be between 1 and {_MAX_RANKS}, not {size}")
+    if not config.is_llama:
+        raise ConfigError(
+            f"tensor_parallel_size above 1 needs a Llama-shaped model, not {config.family}"
+        )
     if config.num_kv_heads % size or config.intermediate_size % size:
         raise ConfigError(
             f"tensor_parallel_size {size} does not divide this model's {config.num_kv_heads} "
@@ -112,7 +117,12 @@ class _RankDecoder(TorchDecoder):
         return model
 
     def _add_product(
-        self, x_TH: torch.Tensor, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+        self,
+        x_TH: torch.Tensor,
+        a: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        norm_H: torch.Tensor | None = None,
     ) -> None:
         part = a @ weight if bias is None else torch.addmm(bias, a, weight)
         dist.all_reduce(part)

@@ -1,6 +1,7 @@
-"""The compact decoder: Llama-shaped models in a dozen torch operations a layer.
+"""The compact decoder: any description of `outrider.model.families`, in torch.
 
-It is the reference of the native step and the base of the GPU decoder. Two permutations at load
+A Llama takes a dozen operations a layer. It is the reference of the native step and the base of the
+GPU decoder. Two permutations at load
 time save operations in every layer; they change no number:
 
 - query heads are stored group-major, [G, K], so that the heads that share a key become the rows of
@@ -13,10 +14,8 @@ K key/value heads, G query heads per key/value head, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -24,33 +23,12 @@ import torch.nn.functional as F
 from outrider.contracts import IntArray, ModelSpec, StepBatch, StepOutput
 from outrider.model.attention import Plan
 from outrider.model.families import DecoderConfig, read_decoder_config
+from outrider.model.families.description import NO_ROPE
 from outrider.model.gguf.files import model_name
+from outrider.model.mlp import ACTIVATIONS
+from outrider.model.tensors import Tensors
+from outrider.model.torch_weights import Layer, Loader
 from outrider.model.weights import count_tokens, open_checkpoint, read_config, read_eos_ids
-
-
-class Tensors(Protocol):
-    """A source of weights: `Checkpoint`, or any other object with tensors by name."""
-
-    def tensor(self, name: str, shape: Sequence[int]) -> torch.Tensor: ...
-
-
-@dataclass(slots=True)
-class Layer:
-    """The weights of one layer, fused and permuted. Biases are None if the family has none."""
-
-    attention_norm_H: torch.Tensor
-    qkv: torch.Tensor  # [(G + 2) * K * D, H]
-    qkv_bias: torch.Tensor | None
-    q_norm_D: torch.Tensor | None
-    k_norm_D: torch.Tensor | None
-    o: torch.Tensor  # [G * K * D, H]: transposed view
-    o_bias: torch.Tensor | None
-    mlp_norm_H: torch.Tensor
-    gate_up: torch.Tensor  # [2 * I, H]
-    gate_up_bias: torch.Tensor | None
-    down: torch.Tensor  # [I, H]: transposed view
-    down_bias: torch.Tensor | None
-    window: int | None
 
 
 class TorchDecoder:
@@ -68,7 +46,12 @@ class TorchDecoder:
         embedding_VH: torch.Tensor,
         norm_H: torch.Tensor,
         head_VH: torch.Tensor,
+        *,
+        norm_bias_H: torch.Tensor | None = None,
+        head_bias_V: torch.Tensor | None = None,
+        positions_PH: torch.Tensor | None = None,
     ) -> None:
+        """`positions_PH`: the table of learned positions."""
         self.config = config
         self.spec = spec
         self.device = embedding_VH.device
@@ -77,8 +60,19 @@ class TorchDecoder:
         self.embedding_VH = embedding_VH
         self.norm_H = norm_H
         self.head_VH = head_VH
-        self._frequencies = config.rope.frequencies(config.head_dim).to(self.device)
-        self._rope_scale = torch.tensor(config.rope.attention_factor, device=self.device)
+        self.norm_bias_H = norm_bias_H
+        self.head_bias_V = head_bias_V
+        self.positions_PH = positions_PH
+        self._activation = ACTIVATIONS[config.activation]
+        self._ropes = [
+            (
+                torch.tensor(rope.attention_factor, device=self.device),
+                rope.frequencies(config.rotated).to(self.device),
+            )
+            for rope in config.ropes
+        ]
+        self._frequencies = self._ropes[0][1]
+        self._used_ropes = {layer.rope for layer in layers} - {NO_ROPE}
         self._min_window = min((w for w in config.windows if w is not None), default=None)
         self.store: torch.Tensor | None = None
         self._block_size = 0
@@ -122,8 +116,9 @@ class TorchDecoder:
             dtype = torch.float32 if device.type == "cpu" else getattr(torch, config.dtype)
         loader = Loader(checkpoint, config, device, dtype)
         layers = [loader.layer(i) for i in range(config.num_layers)]
-        embedding, norm, head = loader.embedding(), loader.norm(), loader.head()
-        head = embedding if head is None else head
+        embedding, positions, head = loader.embedding(), loader.positions(), loader.head()
+        norm, norm_bias = loader.norm()
+        head_bias = loader.head_bias()
         spec = ModelSpec(
             name=name,
             vocab_size=config.vocab_size,
@@ -140,7 +135,17 @@ class TorchDecoder:
             eos_ids=eos_ids,
             draft_dtype="int8" if cls.rounds_drafts and device.type == "cuda" else None,
         )
-        return cls(config, spec, layers, embedding, norm, head)
+        return cls(
+            config,
+            spec,
+            layers,
+            embedding,
+            norm,
+            embedding if head is None else head,
+            norm_bias_H=norm_bias,
+            head_bias_V=head_bias,
+            positions_PH=positions,
+        )
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Replaces the KV store by an empty one of `num_blocks * block_size` slots."""
@@ -164,10 +169,14 @@ class TorchDecoder:
             min_window=self._min_window,
         )
         positions = torch.from_numpy(batch.positions_T).to(self.device)
-        turns = torch.polar(self._rope_scale, positions[:, None] * self._frequencies)[:, None]
+        turns = {
+            i: torch.polar(scale, positions[:, None] * frequencies)[:, None]
+            for i, (scale, frequencies) in enumerate(self._ropes)
+            if i in self._used_ropes
+        }
         begun = batch.begun
         if begun is None:
-            first, x_TH = 0, self.embedding_VH[torch.from_numpy(batch.tokens_T).to(self.device)]
+            first, x_TH = 0, self._embed(torch.from_numpy(batch.tokens_T), positions)
         else:
             first, x_TH = begun.layer, begun.states_NH.clone()  # layers add to x in place
         taps: dict[int, torch.Tensor] = {}
@@ -180,8 +189,8 @@ class TorchDecoder:
             taps[depth] = x_TH
         rows = torch.from_numpy(batch.logit_rows_R).to(self.device)
         x_RH = x_TH if len(rows) == len(x_TH) == 1 else x_TH[rows]
-        logits = self._logits(self._norm(x_RH, self.norm_H))
-        return StepOutput(logits_RV=logits, taps=taps)
+        logits = self._logits(self._norm(x_RH, self.norm_H, self.norm_bias_H))
+        return StepOutput(logits_RV=self._finish(logits), taps=taps)
 
     def copy_slots(self, source: IntArray, target: IntArray) -> None:
         """Copies the K/V of physical slots; all sources are read before any target is written."""
@@ -189,27 +198,60 @@ class TorchDecoder:
         from_, to = (torch.from_numpy(a).to(self.device, torch.int64) for a in (source, target))
         self.store.index_copy_(2, to, self.store.index_select(2, from_))
 
+    def _embed(self, tokens_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
+        x_TH = self.embedding_VH[tokens_T.to(self.device)]
+        if self.config.embedding_scale != 1.0:
+            x_TH *= torch.tensor(self.config.embedding_scale, dtype=self.dtype, device=self.device)
+        if self.positions_PH is not None:
+            x_TH += self.positions_PH[positions_T + self.config.position_offset]
+        return x_TH
+
     def _layer(
         self,
         layer: Layer,
         store_2SKD: torch.Tensor,
         x_TH: torch.Tensor,
-        turns: torch.Tensor,
+        turns: dict[int, torch.Tensor],
         plan: Plan,
     ) -> None:
         """Runs one layer: adds to `x_TH` in place and stores the new tokens' keys and values."""
+        h = self._norm(x_TH, layer.attention_norm_H, layer.attention_norm_bias_H)
+        beside = self._mlp_input(layer, x_TH, h) if self.config.parallel else None
+        attended = self._attend(layer, store_2SKD, h, turns, plan)
+        self._add_product(x_TH, attended, layer.o, layer.o_bias, layer.attention_out_norm_H)
+        h = self._mlp_input(layer, x_TH, h) if beside is None else beside
+        inner = F.linear(h, layer.gate_up, layer.gate_up_bias)
+        if self.config.gated:
+            gate, up = inner.chunk(2, dim=-1)
+            inner = self._activation(gate).mul_(up)
+        else:
+            inner = self._activation(inner)
+        self._add_product(x_TH, inner, layer.down, layer.down_bias, layer.mlp_out_norm_H)
+
+    def _mlp_input(self, layer: Layer, x_TH: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        if self.config.one_norm:
+            return normed
+        return self._norm(x_TH, layer.mlp_norm_H, layer.mlp_norm_bias_H)
+
+    def _attend(
+        self,
+        layer: Layer,
+        store_2SKD: torch.Tensor,
+        h_TH: torch.Tensor,
+        turns: dict[int, torch.Tensor],
+        plan: Plan,
+    ) -> torch.Tensor:
+        """[T, G * K * D]; stores the new tokens' keys and values."""
         config = self.config
         num_kv, group, dim = config.num_kv_heads, config.group_size, config.head_dim
-        num_tokens = len(x_TH)
-        h = self._norm(x_TH, layer.attention_norm_H)
-        qkv = F.linear(h, layer.qkv, layer.qkv_bias).view(num_tokens, (group + 2) * num_kv, dim)
-        num_q = group * num_kv
-        if layer.q_norm_D is not None and layer.k_norm_D is not None:
-            qkv[:, :num_q] = self._norm(qkv[:, :num_q], layer.q_norm_D)
-            qkv[:, num_q : num_q + num_kv] = self._norm(
-                qkv[:, num_q : num_q + num_kv], layer.k_norm_D
-            )
-        _rotate(qkv[:, : num_q + num_kv], turns)
+        num_tokens, num_q = len(h_TH), group * num_kv
+        qkv = F.linear(h_TH, layer.qkv, layer.qkv_bias).view(num_tokens, num_q + 2 * num_kv, dim)
+        if not config.qk_norm_late:
+            self._norm_heads(layer, qkv)
+        if layer.rope != NO_ROPE:
+            _rotate(qkv[:, : num_q + num_kv, : config.rotated], turns[layer.rope])
+        if config.qk_norm_late:
+            self._norm_heads(layer, qkv)
         new_2TKD = qkv[:, num_q:].view(num_tokens, 2, num_kv, dim).transpose(0, 1)
         if isinstance(plan.new_slots, slice):
             store_2SKD[:, plan.new_slots] = new_2TKD
@@ -219,25 +261,74 @@ class TorchDecoder:
             qkv[:, :num_q].view(num_tokens, group, num_kv, dim),
             store_2SKD[0],
             store_2SKD[1],
-            scale=dim**-0.5,
+            scale=config.score_scale,
             window=layer.window,
+            softcap=config.score_cap,
+            sinks_GK=layer.sinks_GK,
         )
-        self._add_product(x_TH, attended.reshape(num_tokens, -1), layer.o, layer.o_bias)
-        h = self._norm(x_TH, layer.mlp_norm_H)
-        gate, up = F.linear(h, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-        self._add_product(x_TH, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+        return attended.reshape(num_tokens, -1)
+
+    def _norm_heads(self, layer: Layer, qkv_TND: torch.Tensor) -> None:
+        """Normalises the queries and keys among `qkv_TND` in place."""
+        if layer.q_norm_D is None or layer.k_norm_D is None:
+            return
+        num_q, num_kv = self.config.num_heads, self.config.num_kv_heads
+        for first, last, weight in (
+            (0, num_q, layer.q_norm_D),
+            (num_q, num_q + num_kv, layer.k_norm_D),
+        ):
+            heads = qkv_TND[:, first:last]
+            if self.config.qk_span == "row":
+                heads.copy_(self._normalised(heads.flatten(1), weight).view_as(heads))
+            elif self.config.qk_span == "heads":
+                one = torch.ones_like(weight[: heads.shape[-1]])
+                heads.copy_(self._normalised(heads, one) * weight.view(heads.shape[1:]))
+            else:
+                qkv_TND[:, first:last] = self._normalised(heads, weight)
+
+    def _normalised(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        norm = F.layer_norm if self.config.qk_layer_norm else F.rms_norm
+        return norm(x, weight.shape, weight, eps=self.config.norm_eps)
 
     def _add_product(
-        self, x_TH: torch.Tensor, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+        self,
+        x_TH: torch.Tensor,
+        a: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        norm_H: torch.Tensor | None = None,
     ) -> None:
-        x_TH.addmm_(a, weight)
+        scale = self.config.residual_scale
+        if norm_H is not None:
+            part = a @ weight if bias is None else torch.addmm(bias, a, weight)
+            x_TH.add_(self._norm(part, norm_H), alpha=scale)
+            return
+        x_TH.addmm_(a, weight, alpha=scale)
         if bias is not None:
-            x_TH.add_(bias)
+            x_TH.add_(bias, alpha=scale)
 
     def _logits(self, x_RH: torch.Tensor) -> torch.Tensor:
         return F.linear(x_RH, self.head_VH).float()
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def _finish(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        """Bias, scale and cap of logits."""
+        config = self.config
+        if self.head_bias_V is not None:
+            logits_RV += self.head_bias_V
+        if config.logit_scale != 1.0:
+            logits_RV *= config.logit_scale
+        if config.logit_cap is not None:
+            logits_RV = torch.tanh(logits_RV / config.logit_cap) * config.logit_cap
+        return logits_RV
+
+    def _norm(
+        self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`x` itself without a weight."""
+        if weight is None:
+            return x
+        if self.config.layer_norm:
+            return F.layer_norm(x, weight.shape, weight, bias, self.config.norm_eps)
         return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
 
 
@@ -248,114 +339,3 @@ def _rotate(x_THD: torch.Tensor, turns: torch.Tensor) -> None:
         torch.view_as_complex(pairs).mul_(turns)
     else:
         pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(turns)))
-
-
-class Loader:
-    """Reads, fuses and permutes weights, and counts their parameters."""
-
-    def __init__(
-        self,
-        checkpoint: Tensors,
-        config: DecoderConfig,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        self.checkpoint = checkpoint
-        self.config = config
-        self.device = device
-        self.dtype = dtype
-        self.num_parameters = 0
-
-    def _read(self, name: str, *shape: int) -> torch.Tensor:
-        tensor = self.checkpoint.tensor(name, shape)
-        self.num_parameters += tensor.numel()
-        return tensor
-
-    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self.device, self.dtype).contiguous()
-
-    def embedding(self) -> torch.Tensor:
-        config = self.config
-        return self._place(
-            self._read("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        )
-
-    def norm(self) -> torch.Tensor:
-        return self._place(self._read("model.norm.weight", self.config.hidden_size))
-
-    def head(self) -> torch.Tensor | None:
-        """The output head; None if it is tied to the embedding."""
-        if self.config.tied:
-            return None
-        return self._place(
-            self._read("lm_head.weight", self.config.vocab_size, self.config.hidden_size)
-        )
-
-    def _heads(self, x: torch.Tensor, *, rope: bool, query: bool) -> torch.Tensor:
-        """Reorders rows [heads * D, ...]: halves interleaved, query heads group-major."""
-        config = self.config
-        dim, rest = config.head_dim, x.shape[1:]
-        if rope:
-            x = x.view(-1, 2, dim // 2, *rest).transpose(1, 2)
-        x = x.reshape(-1, dim, *rest)
-        if query:
-            x = x.view(config.num_kv_heads, config.group_size, dim, *rest).transpose(0, 1)
-        return x.reshape(-1, *rest)
-
-    def _qkv(self, prefix: str, *rest: int) -> torch.Tensor:
-        config = self.config
-        num_q, num_kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        q, k, v = (
-            self._read(prefix.replace("*", name), size, *rest)
-            for name, size in (("q", num_q), ("k", num_kv), ("v", num_kv))
-        )
-        parts = [self._heads(q, rope=True, query=True), self._heads(k, rope=True, query=False), v]
-        return self._place(torch.cat([part.to(self.dtype) for part in parts]))
-
-    def layer(self, index: int) -> Layer:
-        config = self.config
-        hidden, inner = config.hidden_size, config.intermediate_size
-        num_q, dim = config.num_heads * config.head_dim, config.head_dim
-        at = f"model.layers.{index}."
-        o = self._read(f"{at}self_attn.o_proj.weight", hidden, num_q)
-        o = self._heads(o.t(), rope=False, query=True).t()
-        norms: list[torch.Tensor | None] = [None, None]
-        if config.qk_norm:
-            norms = [
-                self._place(
-                    self._heads(
-                        self._read(f"{at}self_attn.{which}_norm.weight", dim),
-                        rope=True,
-                        query=False,
-                    )
-                )
-                for which in "qk"
-            ]
-
-        def bias(name: str, size: int, present: bool) -> torch.Tensor | None:
-            return self._place(self._read(f"{at}{name}.bias", size)) if present else None
-
-        gate_up_bias = None
-        if config.mlp_bias:
-            gate_up_bias = self._place(
-                torch.cat([self._read(f"{at}mlp.{w}_proj.bias", inner) for w in ("gate", "up")])
-            )
-        return Layer(
-            attention_norm_H=self._place(self._read(f"{at}input_layernorm.weight", hidden)),
-            qkv=self._qkv(f"{at}self_attn.*_proj.weight", hidden),
-            qkv_bias=self._qkv(f"{at}self_attn.*_proj.bias") if config.qkv_bias else None,
-            q_norm_D=norms[0],
-            k_norm_D=norms[1],
-            o=self._place(o).t(),
-            o_bias=bias("self_attn.o_proj", hidden, config.o_bias),
-            mlp_norm_H=self._place(self._read(f"{at}post_attention_layernorm.weight", hidden)),
-            gate_up=self._place(
-                torch.cat(
-                    [self._read(f"{at}mlp.{w}_proj.weight", inner, hidden) for w in ("gate", "up")]
-                )
-            ),
-            gate_up_bias=gate_up_bias,
-            down=self._place(self._read(f"{at}mlp.down_proj.weight", hidden, inner)).t(),
-            down_bias=bias("mlp.down_proj", hidden, config.mlp_bias),
-            window=config.windows[index],
-        )

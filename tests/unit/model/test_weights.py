@@ -193,8 +193,8 @@ def test_what_the_compact_decoder_supports() -> None:
     assert (config.num_kv_heads, config.head_dim, config.max_positions) == (2, 4, 2048)
     assert (config.dtype, config.tied, config.windows) == ("float32", False, (None,))
     for change in (
-        {"model_type": "gpt2"},
-        {"hidden_act": "gelu"},
+        {"model_type": "mamba"},
+        {"hidden_act": "laplace"},
         {"quantization_config": {"bits": 4}},
         {"architectures": ["LlamaForSequenceClassification"]},
         {"rope_scaling": {"type": "longrope", "factor": 2.0}},

@@ -1,0 +1,49 @@
+"""Model families: config.json -> `DecoderConfig`, the description that all our decoders run.
+
+One function per model type, in a file per group of relatives. A model that needs a part which
+the description does not have is refused by `UnsupportedByDecoder`, instead of being computed
+almost correctly.
+"""
+
+from outrider.model.families import (
+    cohere,
+    gemma,
+    glm,
+    gpt,
+    granite,
+    llama,
+    olmo,
+    phi,
+    stablelm,
+)
+from outrider.model.families.description import DecoderConfig, Layout
+from outrider.model.families.reader import (
+    FAMILIES,
+    Family,
+    Reader,
+    UnsupportedByDecoder,
+    family,
+    read_decoder_config,
+    stored_dtype,
+)
+
+__all__ = [
+    "FAMILIES",
+    "DecoderConfig",
+    "Family",
+    "Layout",
+    "Reader",
+    "UnsupportedByDecoder",
+    "cohere",
+    "family",
+    "gemma",
+    "glm",
+    "gpt",
+    "granite",
+    "llama",
+    "olmo",
+    "phi",
+    "read_decoder_config",
+    "stablelm",
+    "stored_dtype",
+]

@@ -1,0 +1,198 @@
+"""`DecoderConfig`: what a decoder computes, in parts that the torch and the native path share.
+
+The fields without a default describe a Llama. Every further field names one deviation from it, and
+its default is what Llama does. A path that cannot run a deviation refuses it by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+from outrider.model.rope import RopeConfig
+
+SPANS = ("head", "heads", "row")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+NO_ROPE = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where a checkpoint has its tensors, if not where a Llama checkpoint has them.
+
+    `modules` maps modules of a Llama layer to those of this checkpoint's layers.
+    """
+
+    trunks: tuple[str, ...] = ("model.",)  # before everything but the head; the first that fits
+    heads: tuple[str, ...] = ("lm_head",)
+    layers: str = "layers."
+    embedding: str = "embed_tokens"
+    positions: str = "embed_positions"
+    final_norm: str = "norm"
+    modules: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    # One tensor for queries, keys and values, by rows; or by heads: q, k, v of head 0, of head 1...
+    fused_qkv: str | None = None
+    fused_by_head: bool = False
+    fused_gate_up: str | None = None
+    head_norms: str | None = None  # q and k norms, one module per head: with * for q or k
+    transposed: bool = False  # matrices of layers are [inputs, outputs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """A decoder with every default of its family resolved."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    max_positions: int
+    rope: RopeConfig
+    tied: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[int | None, ...]  # per layer: how many positions a token sees, its own included
+    dtype: str  # as stored: "float32", "float16", "bfloat16"
+
+    layout: Layout = Layout()
+    layer_norm: bool = False  # subtracts the mean and divides by the deviation; False: RMS
+    norm_weight: bool = True
+    norm_bias: bool = False
+    norm_shift: float = 0.0  # added to the stored weights of norms
+    norm_before: bool = True  # attention and MLP normalise what they read,
+    norm_after: bool = False  # and what they add
+    parallel: bool = False  # the MLP reads what the attention reads, not what it wrote,
+    one_norm: bool = False  # through the same norm
+    qk_layer_norm: bool = False
+    qk_span: str = "head"  # a norm's weights: the same for each head, other for each, for the row
+    qk_norm_late: bool = False  # after the rotation
+    rotary_dim: int | None = None  # the leading dimensions of a head that rotate; None: all
+    rope_pairs: bool = False  # neighbours rotate together, not the halves of the head
+    other_ropes: tuple[RopeConfig, ...] = ()
+    layer_ropes: tuple[int, ...] = ()  # per layer: 0 `rope`, i `other_ropes[i - 1]`, NO_ROPE
+    attention_scale: float | None = None  # None: head_dim ** -0.5
+    score_cap: float | None = None
+    sinks: bool = False  # a learned score per head that takes part in the softmax only
+    activation: str = "silu"
+    gated: bool = True  # the MLP multiplies the activation by a second product
+    position_rows: int = 0  # learned positions: rows of their table,
+    position_offset: int = 0  # and the row of position 0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and MLP add
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+    head_bias: bool = False
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share a key/value head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def deviations(self) -> tuple[str, ...]:
+        """The parts in which it differs from a Llama; where its tensors are is none of them."""
+        named = (f for f in fields(self) if f.default is not MISSING and f.name != "layout")
+        return tuple(f.name for f in named if getattr(self, f.name) != f.default)
+
+    @property
+    def is_llama(self) -> bool:
+        """Whether it computes what a Llama computes, from tensors of the same names."""
+        return not self.deviations and self.layout == Layout()
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        return (self.rope, *self.other_ropes)
+
+    def rope_of(self, layer: int) -> int:
+        """The index in `ropes`, or NO_ROPE."""
+        return self.layer_ropes[layer] if self.layer_ropes else 0
+
+    @property
+    def rotated(self) -> int:
+        """The number of leading dimensions of a head that rotate."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def score_scale(self) -> float:
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+
+def layer_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors of a layer, under Llama's names, and their shapes.
+
+    `attention_out_norm` and `mlp_out_norm` are the norms of what attention and MLP add.
+    """
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    num_q, num_kv = config.num_heads * dim, config.num_kv_heads * dim
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def linear(name: str, outputs: int, inputs: int, bias: bool) -> None:
+        shapes[f"{name}.weight"] = (outputs, inputs)
+        if bias:
+            shapes[f"{name}.bias"] = (outputs,)
+
+    for name in norm_names(config):
+        if config.norm_weight:
+            shapes[f"{name}.weight"] = (hidden,)
+        if config.norm_bias:
+            shapes[f"{name}.bias"] = (hidden,)
+    linear("self_attn.q_proj", num_q, hidden, config.qkv_bias)
+    linear("self_attn.k_proj", num_kv, hidden, config.qkv_bias)
+    linear("self_attn.v_proj", num_kv, hidden, config.qkv_bias)
+    linear("self_attn.o_proj", hidden, num_q, config.o_bias)
+    if config.qk_norm:
+        for which, width in (("q", num_q), ("k", num_kv)):
+            shapes[f"self_attn.{which}_norm.weight"] = (dim if config.qk_span == "head" else width,)
+    if config.sinks:
+        shapes["self_attn.sinks"] = (config.num_heads,)
+    if config.gated:
+        linear("mlp.gate_proj", inner, hidden, config.mlp_bias)
+    linear("mlp.up_proj", inner, hidden, config.mlp_bias)
+    linear("mlp.down_proj", hidden, inner, config.mlp_bias)
+    return shapes
+
+
+def norm_names(config: DecoderConfig) -> list[str]:
+    """The norms of a layer over the hidden size."""
+    names = []
+    if config.norm_before:
+        names.append("input_layernorm")
+        if not config.one_norm:
+            names.append("post_attention_layernorm")
+    if config.norm_after:
+        names += ["attention_out_norm", "mlp_out_norm"]
+    return names
+
+
+def count_parameters(config: DecoderConfig) -> int:
+    """The numbers that a checkpoint of this description holds."""
+    hidden = config.hidden_size
+    total = sum(_product(shape) for shape in layer_shapes(config).values()) * config.num_layers
+    total += hidden * (config.norm_weight + config.norm_bias)
+    total += config.vocab_size * (hidden * (1 if config.tied else 2) + config.head_bias)
+    return total + config.position_rows * hidden
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size
+
+
+def unlike(config: DecoderConfig, runs: frozenset[str]) -> str:
+    """The first deviation that a path which runs those of `runs` cannot run; "" for none."""
+    return next((name for name in config.deviations if name not in runs), "")
+
+
+def show(value: Any) -> str:
+    return repr(value)[:80]

@@ -1,0 +1,120 @@
+"""Decoders with learned positions instead of rope: GPT-2, GPT-BigCode and OPT."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+
+from outrider.model.families.description import NO_ROPE, DecoderConfig, Layout
+from outrider.model.families.reader import Reader, family
+from outrider.model.rope import RopeConfig
+
+_NAMES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+_GPT2 = {"n_positions": 1024, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
+
+
+def _renamed(read: Reader) -> Reader:
+    """The reader under the names that all other families use."""
+    ours = {new: read.config[old] for new, old in _NAMES.items() if old in read.config}
+    return Reader(read.model_type, ChainMap(ours, dict(read.config)))
+
+
+@family("gpt2", "GPT2LMHeadModel", activation_function="gelu_new", **_GPT2)
+@family(
+    "gpt_bigcode",
+    "GPTBigCodeForCausalLM",
+    activation_function="gelu_pytorch_tanh",
+    multi_query=True,
+    **_GPT2,
+)
+def gpt2(read: Reader) -> DecoderConfig:
+    read = _renamed(read)
+    if not read.flag("scale_attn_weights", True) or read.flag("scale_attn_by_inverse_layer_idx"):
+        raise read.refuse("its attention scores are scaled in another way")
+    if read.flag("add_cross_attention"):
+        raise read.refuse("it has cross-attention")
+    big, num_layers = read.model_type == "gpt_bigcode", read.number("num_hidden_layers")
+    many = big and read.flag("multi_query")
+    return read.llama(
+        intermediate_size=read.number("n_inner", 4 * read.number("hidden_size")),
+        num_kv_heads=1 if many else read.number("num_attention_heads"),
+        activation=read.activation("activation_function"),
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        layer_norm=True,
+        norm_bias=True,
+        norm_eps=read.real("layer_norm_epsilon"),
+        gated=False,
+        rope=RopeConfig(),
+        layer_ropes=(NO_ROPE,) * num_layers,
+        position_rows=read.number("max_position_embeddings"),
+        layout=Layout(
+            trunks=("transformer.", ""),
+            layers="h.",
+            embedding="wte",
+            positions="wpe",
+            final_norm="ln_f",
+            modules={
+                "input_layernorm": "ln_1",
+                "post_attention_layernorm": "ln_2",
+                "self_attn.o_proj": "attn.c_proj",
+                "mlp.up_proj": "mlp.c_fc",
+                "mlp.down_proj": "mlp.c_proj",
+            },
+            fused_qkv="attn.c_attn",
+            fused_by_head=big and not many,
+            transposed=not big,
+        ),
+    )
+
+
+@family(
+    "opt",
+    "OPTForCausalLM",
+    max_position_embeddings=2048,
+    activation_function="relu",
+    do_layer_norm_before=True,
+    enable_bias=True,
+    layer_norm_elementwise_affine=True,
+    tie_word_embeddings=True,
+)
+def opt(read: Reader) -> DecoderConfig:
+    """Position 0 is row 2 of the table."""
+    width = read.config.get("word_embed_proj_dim", read.number("hidden_size"))
+    if width != read.number("hidden_size") or not read.flag("do_layer_norm_before"):
+        raise read.refuse("it projects its embeddings or normalises after each block")
+    if not read.flag("layer_norm_elementwise_affine") or read.flag("_remove_final_layer_norm"):
+        raise read.refuse("it lacks weights of norms")
+    biased, num_layers = read.flag("enable_bias"), read.number("num_hidden_layers")
+    return read.llama(
+        intermediate_size=read.number("ffn_dim"),
+        num_kv_heads=read.number("num_attention_heads"),
+        activation=read.activation("activation_function"),
+        qkv_bias=biased,
+        o_bias=biased,
+        mlp_bias=biased,
+        layer_norm=True,
+        norm_bias=True,
+        norm_eps=1e-5,
+        gated=False,
+        rope=RopeConfig(),
+        layer_ropes=(NO_ROPE,) * num_layers,
+        position_rows=read.number("max_position_embeddings") + 2,
+        position_offset=2,
+        layout=Layout(
+            trunks=("model.decoder.",),
+            final_norm="final_layer_norm",
+            modules={
+                "input_layernorm": "self_attn_layer_norm",
+                "post_attention_layernorm": "final_layer_norm",
+                "self_attn.o_proj": "self_attn.out_proj",
+                "mlp.up_proj": "fc1",
+                "mlp.down_proj": "fc2",
+            },
+        ),
+    )

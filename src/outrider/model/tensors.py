@@ -1,0 +1,176 @@
+"""The tensors of a described decoder under Llama's names, whatever the checkpoint calls them.
+
+Both decoders read through `Weights`. It splits what a checkpoint fuses, turns what it transposes,
+adds the shift of norms, and reorders heads whose rope rotates neighbours, so that the decoders know
+one rope only: scores do not change if queries and keys are permuted alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from outrider.model.families.description import DecoderConfig, layer_shapes
+
+
+class Tensors(Protocol):
+    """A source of weights: `Checkpoint`, or any other object with tensors by name."""
+
+    def tensor(self, name: str, shape: Sequence[int]) -> torch.Tensor: ...
+
+
+class Weights:
+    """Tensors as they are stored, apart from the changes named above. Counts what it reads."""
+
+    def __init__(self, source: Tensors, config: DecoderConfig) -> None:
+        self.config = config
+        self.num_parameters = 0
+        self._source = source
+        self._shapes = layer_shapes(config)
+        layout = config.layout
+        self._trunk = self._first(layout.trunks, f"{layout.embedding}.weight")
+        self._head = self._first(layout.heads, ".weight")
+        self._fused: dict[str, torch.Tensor] = {}
+
+    def _first(self, prefixes: tuple[str, ...], rest: str) -> str:
+        """The first prefix under which the checkpoint has a tensor."""
+        if len(prefixes) == 1:
+            return prefixes[0]
+        held = getattr(self._source, "__contains__", lambda name: False)
+        return next((prefix for prefix in prefixes if held(prefix + rest)), prefixes[0])
+
+    def _read(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        tensor = self._source.tensor(name, shape)
+        self.num_parameters += tensor.numel()
+        return tensor
+
+    def embedding(self) -> torch.Tensor:
+        config = self.config
+        name = f"{self._trunk}{config.layout.embedding}.weight"
+        return self._read(name, (config.vocab_size, config.hidden_size))
+
+    def positions(self) -> torch.Tensor:
+        """The table of learned positions."""
+        config = self.config
+        name = f"{self._trunk}{config.layout.positions}.weight"
+        return self._read(name, (config.position_rows, config.hidden_size))
+
+    def head(self) -> torch.Tensor | None:
+        """The output head; None if it is tied to the embedding."""
+        if self.config.tied:
+            return None
+        shape = (self.config.vocab_size, self.config.hidden_size)
+        return self._read(f"{self._head}.weight", shape)
+
+    def head_bias(self) -> torch.Tensor | None:
+        if not self.config.head_bias:
+            return None
+        return self._read(f"{self._head}.bias", (self.config.vocab_size,))
+
+    def final_norm(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight and bias."""
+        at = f"{self._trunk}{self.config.layout.final_norm}"
+        return self._norm(f"{at}.weight"), self._bias(f"{at}.bias")
+
+    def norm(self, layer: int, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight and bias of one of `norm_names`."""
+        at = self._place(layer, name)
+        return self._norm(f"{at}.weight"), self._bias(f"{at}.bias")
+
+    def _norm(self, name: str) -> torch.Tensor:
+        if not self.config.norm_weight:
+            return torch.ones(self.config.hidden_size)
+        return self._shifted(self._read(name, (self.config.hidden_size,)))
+
+    def _bias(self, name: str) -> torch.Tensor | None:
+        return self._read(name, (self.config.hidden_size,)) if self.config.norm_bias else None
+
+    def _shifted(self, weight: torch.Tensor) -> torch.Tensor:
+        shift = self.config.norm_shift
+        return weight.float() + shift if shift else weight
+
+    def _place(self, layer: int, module: str) -> str:
+        layout = self.config.layout
+        return f"{self._trunk}{layout.layers}{layer}.{layout.modules.get(module, module)}"
+
+    def has(self, name: str) -> bool:
+        """Whether layers have the tensor."""
+        return name in self._shapes
+
+    def layer(self, layer: int, name: str) -> torch.Tensor:
+        """A tensor of `layer_shapes`, except the norms over the hidden size."""
+        module, _, kind = name.rpartition(".")
+        part = module.removeprefix("self_attn.").removesuffix("_proj")
+        if part in ("q_norm", "k_norm"):
+            return self._head_norm(layer, name, part[0])
+        if part in ("q", "k", "v") and self.config.layout.fused_qkv:
+            tensor = self._from_qkv(layer, part, kind)
+        elif part in ("mlp.gate", "mlp.up") and self.config.layout.fused_gate_up:
+            tensor = self._from_gate_up(layer, part, kind)
+        else:
+            place = self._place(layer, module if kind in ("weight", "bias") else name)
+            place = f"{place}.{kind}" if kind in ("weight", "bias") else place
+            tensor = self._matrix(place, self._shapes[name])
+        return self._paired(tensor) if part in ("q", "k") else tensor
+
+    def _matrix(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        if len(shape) == 2 and self.config.layout.transposed:
+            return self._read(name, (shape[1], shape[0])).t()
+        return self._read(name, shape)
+
+    def _whole(self, layer: int, module: str, kind: str, rows: int) -> torch.Tensor:
+        """A fused tensor, read once for all of its parts."""
+        name = f"{self._place(layer, module)}.{kind}"
+        if name not in self._fused:
+            self._fused.clear()
+            shape = (rows, self.config.hidden_size) if kind == "weight" else (rows,)
+            self._fused[name] = self._matrix(name, shape)
+        return self._fused[name]
+
+    def _from_qkv(self, layer: int, part: str, kind: str) -> torch.Tensor:
+        config, layout = self.config, self.config.layout
+        num_q, num_kv = config.num_heads, config.num_kv_heads
+        rows = (num_q + 2 * num_kv) * config.head_dim
+        assert layout.fused_qkv is not None
+        whole = self._whole(layer, layout.fused_qkv, kind, rows)
+        rest = whole.shape[1:]
+        if layout.fused_by_head:
+            of_head = whole.view(num_q, 3, config.head_dim, *rest)
+            return of_head[:, "qkv".index(part)].reshape(-1, *rest)
+        sizes = [count * config.head_dim for count in (num_q, num_kv, num_kv)]
+        return torch.split(whole, sizes)["qkv".index(part)]
+
+    def _from_gate_up(self, layer: int, part: str, kind: str) -> torch.Tensor:
+        fused = self.config.layout.fused_gate_up
+        assert fused is not None
+        whole = self._whole(layer, fused, kind, 2 * self.config.intermediate_size)
+        return whole.chunk(2)[part == "mlp.up"]
+
+    def _head_norm(self, layer: int, name: str, which: str) -> torch.Tensor:
+        """[D] or [heads * D], in the order of the rows of queries or keys."""
+        config = self.config
+        shape, by_head = self._shapes[name], config.layout.head_norms
+        if by_head is not None:
+            at = self._place(layer, by_head.replace("*", which))
+            norms = [
+                self._read(f"{at}.{head}.weight", (config.head_dim,))
+                for head in range(shape[0] // config.head_dim)
+            ]
+            weight = torch.cat(norms)
+        else:
+            at = self._place(layer, name.removesuffix(".weight"))
+            stored = (shape[0] // config.head_dim, config.head_dim)
+            weight = self._read(f"{at}.weight", stored if config.qk_span == "heads" else shape)
+        return self._shifted(self._paired(weight.reshape(-1)))
+
+    def _paired(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of heads such that the two halves of what rotates rotate together."""
+        if not self.config.rope_pairs:
+            return rows
+        turned, rest = self.config.rotated, rows.shape[1:]
+        heads = rows.reshape(-1, self.config.head_dim, *rest)
+        pairs = heads[:, :turned].reshape(len(heads), turned // 2, 2, *rest)
+        first = pairs.transpose(1, 2).flatten(1, 2)
+        return torch.cat([first, heads[:, turned:]], dim=1).reshape(-1, *rest)

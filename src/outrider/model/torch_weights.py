@@ -1,0 +1,166 @@
+"""The weights of the torch decoder: fused and permuted, layer by layer.
+
+Shape legend: V vocabulary, H hidden, I intermediate, K key/value heads, G query heads per
+key/value head, D head size, N heads of queries or keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from outrider.model.families.description import DecoderConfig
+from outrider.model.tensors import Tensors, Weights
+
+
+@dataclass(slots=True, kw_only=True)
+class Layer:
+    """The weights of one layer, fused and permuted. None: the family has none."""
+
+    attention_norm_H: torch.Tensor | None
+    qkv: torch.Tensor  # [(G + 2) * K * D, H]
+    qkv_bias: torch.Tensor | None
+    q_norm_D: torch.Tensor | None  # [D], or [N * D] if heads have weights of their own
+    k_norm_D: torch.Tensor | None
+    o: torch.Tensor  # [G * K * D, H]: transposed view
+    o_bias: torch.Tensor | None
+    mlp_norm_H: torch.Tensor | None
+    gate_up: torch.Tensor  # [2 * I, H]; [I, H] without a gate
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor  # [I, H]: transposed view
+    down_bias: torch.Tensor | None
+    window: int | None
+    rope: int = 0  # index in `DecoderConfig.ropes`, or NO_ROPE
+    attention_norm_bias_H: torch.Tensor | None = None
+    mlp_norm_bias_H: torch.Tensor | None = None
+    attention_out_norm_H: torch.Tensor | None = None
+    mlp_out_norm_H: torch.Tensor | None = None
+    sinks_GK: torch.Tensor | None = None
+
+
+class Loader:
+    """Reads, fuses and permutes weights, and counts their parameters."""
+
+    def __init__(
+        self,
+        checkpoint: Tensors,
+        config: DecoderConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.weights = Weights(checkpoint, config)
+        self.config = config
+        self.device = device
+        self.dtype = dtype
+
+    @property
+    def num_parameters(self) -> int:
+        return self.weights.num_parameters
+
+    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device, self.dtype).contiguous()
+
+    def _maybe(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else self._place(tensor)
+
+    def embedding(self) -> torch.Tensor:
+        return self._place(self.weights.embedding())
+
+    def positions(self) -> torch.Tensor | None:
+        return self._place(self.weights.positions()) if self.config.position_rows else None
+
+    def norm(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        weight, bias = self.weights.final_norm()
+        return self._place(weight), self._maybe(bias)
+
+    def head(self) -> torch.Tensor | None:
+        """The output head; None if it is tied to the embedding."""
+        return self._maybe(self.weights.head())
+
+    def head_bias(self) -> torch.Tensor | None:
+        bias = self.weights.head_bias()
+        return None if bias is None else bias.to(self.device, torch.float32)
+
+    def _heads(self, x: torch.Tensor, *, rope: bool, query: bool) -> torch.Tensor:
+        """Reorders rows [heads * D, ...]: rotating halves interleaved, queries group-major."""
+        config = self.config
+        dim, turned, rest = config.head_dim, config.rotated, x.shape[1:]
+        x = x.reshape(-1, dim, *rest)
+        if rope:
+            halves = x[:, :turned].reshape(len(x), 2, turned // 2, *rest)
+            first = halves.transpose(1, 2).flatten(1, 2)
+            x = torch.cat([first, x[:, turned:]], dim=1) if turned < dim else first
+        if query:
+            x = x.view(config.num_kv_heads, config.group_size, dim, *rest).transpose(0, 1)
+        return x.reshape(-1, *rest)
+
+    def _qkv(self, index: int, kind: str) -> torch.Tensor:
+        parts = []
+        for which in "qkv":
+            rows = self.weights.layer(index, f"self_attn.{which}_proj.{kind}")
+            if which != "v":
+                rows = self._heads(rows, rope=True, query=which == "q")
+            parts.append(rows.to(self.dtype))
+        return self._place(torch.cat(parts))
+
+    def _head_norm(self, index: int, which: str) -> torch.Tensor | None:
+        if not self.config.qk_norm:
+            return None
+        weight = self.weights.layer(index, f"self_attn.{which}_norm.weight")
+        query = which == "q" and self.config.qk_span != "head"
+        return self._place(self._heads(weight, rope=True, query=query))
+
+    def _bias(self, index: int, name: str) -> torch.Tensor | None:
+        name = f"{name}.bias"
+        return self._place(self.weights.layer(index, name)) if self.weights.has(name) else None
+
+    def _norm(
+        self, index: int, name: str, present: bool
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        if not present:
+            return None, None
+        weight, bias = self.weights.norm(index, name)
+        return self._place(weight), self._maybe(bias)
+
+    def _gate_up(self, index: int, kind: str) -> torch.Tensor:
+        names = ("gate", "up") if self.config.gated else ("up",)
+        parts = [self.weights.layer(index, f"mlp.{name}_proj.{kind}") for name in names]
+        return self._place(torch.cat(parts))
+
+    def _sinks(self, index: int) -> torch.Tensor | None:
+        if not self.config.sinks:
+            return None
+        sinks = self.weights.layer(index, "self_attn.sinks")
+        return self._place(sinks.view(self.config.num_kv_heads, -1)).t()
+
+    def layer(self, index: int) -> Layer:
+        config = self.config
+        before, after = config.norm_before, config.norm_after
+        attention_norm, attention_norm_bias = self._norm(index, "input_layernorm", before)
+        mlp_norm, mlp_norm_bias = self._norm(
+            index, "post_attention_layernorm", before and not config.one_norm
+        )
+        o = self.weights.layer(index, "self_attn.o_proj.weight")
+        o = self._heads(o.t(), rope=False, query=True).t()
+        return Layer(
+            attention_norm_H=attention_norm,
+            attention_norm_bias_H=attention_norm_bias,
+            qkv=self._qkv(index, "weight"),
+            qkv_bias=self._qkv(index, "bias") if config.qkv_bias else None,
+            q_norm_D=self._head_norm(index, "q"),
+            k_norm_D=self._head_norm(index, "k"),
+            sinks_GK=self._sinks(index),
+            o=self._place(o).t(),
+            o_bias=self._bias(index, "self_attn.o_proj"),
+            attention_out_norm_H=self._norm(index, "attention_out_norm", after)[0],
+            mlp_norm_H=mlp_norm,
+            mlp_norm_bias_H=mlp_norm_bias,
+            gate_up=self._gate_up(index, "weight"),
+            gate_up_bias=self._gate_up(index, "bias") if config.mlp_bias else None,
+            down=self._place(self.weights.layer(index, "mlp.down_proj.weight")).t(),
+            down_bias=self._bias(index, "mlp.down_proj"),
+            mlp_out_norm_H=self._norm(index, "mlp_out_norm", after)[0],
+            window=config.windows[index],
+            rope=config.rope_of(index),
+        )

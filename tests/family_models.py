@@ -1,0 +1,118 @@
+"""Tiny configurations of every family beyond Llama's, each part of a description among them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers as t
+
+from tiny_models import SMALL
+
+_WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
+_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+    "full_attention": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+}
+_GPT = {
+    "vocab_size": 64,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 128,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
+def _longrope(pairs: int) -> dict[str, Any]:
+    factors = [1.0 + i / 2 for i in range(pairs)]
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": factors,
+        "long_factor": [2 * factor for factor in factors],
+    }
+
+
+FAMILY_CONFIGS: dict[str, Any] = {
+    "arcee": t.ArceeConfig(**SMALL),
+    "ministral": t.MinistralConfig(**SMALL, head_dim=8, sliding_window=7, layer_types=_WINDOWS),
+    "seed_oss": t.SeedOssConfig(**SMALL, head_dim=8, attention_out_bias=True, mlp_bias=True),
+    "smollm3": t.SmolLM3Config(**SMALL, no_rope_layer_interval=2),
+    "smollm3 window": t.SmolLM3Config(
+        **SMALL, no_rope_layers=[1, 0, 1], use_sliding_window=True, sliding_window=6
+    ),
+    "hunyuan": t.HunYuanDenseV1Config(**SMALL, head_dim=8),
+    "hunyuan alpha": t.HunYuanDenseV1Config(
+        **SMALL,
+        head_dim=8,
+        rope_parameters={
+            "rope_type": "dynamic",
+            "rope_theta": 10000.0,
+            "alpha": 1000.0,
+            "factor": 1.0,
+        },
+    ),
+    "cwm": t.CwmConfig(**SMALL, head_dim=8, sliding_window=7),
+    "ernie": t.Ernie4_5Config(**SMALL, head_dim=16, use_bias=True),
+    "helium": t.HeliumConfig(**SMALL, head_dim=8),
+    "exaone4": t.Exaone4Config(**SMALL, head_dim=8, sliding_window=7, sliding_window_pattern=3),
+    "exaone4 whole": t.Exaone4Config(
+        **SMALL, sliding_window=None, layer_types=["full_attention"] * 3
+    ),
+    "olmo": t.OlmoConfig(**SMALL),
+    "olmo2": t.Olmo2Config(**SMALL),
+    "olmo3": t.Olmo3Config(**SMALL, sliding_window=9, layer_types=_WINDOWS, rope_parameters=_ROPES),
+    "gemma": t.GemmaConfig(**SMALL, head_dim=16),
+    "gemma2": t.Gemma2Config(
+        **SMALL,
+        head_dim=16,
+        sliding_window=7,
+        query_pre_attn_scalar=24,
+        **{"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma3": t.Gemma3TextConfig(
+        **SMALL, head_dim=16, sliding_window=7, layer_types=_WINDOWS, rope_parameters=_ROPES
+    ),
+    "vaultgemma": t.VaultGemmaConfig(**SMALL, head_dim=16, sliding_window=7),
+    "granite": t.GraniteConfig(
+        **SMALL,
+        attention_bias=True,
+        mlp_bias=True,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.2,
+        residual_multiplier=0.3,
+        logits_scaling=4.0,
+    ),
+    "hyperclovax": t.HyperCLOVAXConfig(**SMALL, residual_multiplier=0.3, logits_scaling=0.5),
+    "cohere": t.CohereConfig(**SMALL, logit_scale=0.3),
+    "cohere heads": t.CohereConfig(**SMALL, use_qk_norm=True, attention_bias=True),
+    "cohere2": t.Cohere2Config(**SMALL, sliding_window=7, layer_types=_WINDOWS),
+    "glm": t.GlmConfig(**SMALL, head_dim=16),
+    "glm4": t.Glm4Config(**SMALL, head_dim=16),
+    "phi": t.PhiConfig(**SMALL),
+    "phi3": t.Phi3Config(**SMALL, sliding_window=9),
+    "phi3 longrope": t.Phi3Config(
+        **SMALL | {"max_position_embeddings": 256, "hidden_size": 64},
+        original_max_position_embeddings=64,
+        partial_rotary_factor=0.75,
+        rope_parameters=_longrope(6),
+    ),
+    "stablelm": t.StableLmConfig(**SMALL, use_qkv_bias=True),
+    "stablelm parallel": t.StableLmConfig(**SMALL, qk_layernorm=True, use_parallel_residual=True),
+    "starcoder2": t.Starcoder2Config(**SMALL, sliding_window=9),
+    "gpt_neox": t.GPTNeoXConfig(**SMALL, rope_parameters={"rope_theta": 500.0}),
+    "gpt_neox serial": t.GPTNeoXConfig(
+        **SMALL, use_parallel_residual=False, partial_rotary_factor=0.5, hidden_act="gelu_fast"
+    ),
+    "nemotron": t.NemotronConfig(**SMALL),
+    "gpt2": t.GPT2Config(**_GPT),
+    "gpt_bigcode": t.GPTBigCodeConfig(**_GPT),
+    "gpt_bigcode heads": t.GPTBigCodeConfig(**_GPT, multi_query=False, n_inner=48),
+    "opt": t.OPTConfig(**SMALL, ffn_dim=48, word_embed_proj_dim=32),
+}

@@ -1,0 +1,78 @@
+"""Every described family against transformers: torch, native, whole texts and pieces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from family_models import FAMILY_CONFIGS
+from native_models import random_tokens
+from outrider.contracts import Model
+from outrider.errors import ModelError
+from outrider.model import load_model
+from outrider.model.driver import Driver
+from outrider.model.families import FAMILIES, read_decoder_config
+from outrider.model.families.description import count_parameters
+from outrider.model.native_decoder import available
+from outrider.model.torch_decoder import TorchDecoder
+from outrider.model.weights import read_config
+from tiny_models import CONFIGS, logits, reference, worst, write
+
+TOKENS = random_tokens(48, 64)
+
+
+def check(model: Model, expected: torch.Tensor) -> None:
+    """One pass, and the same text in pieces, the KV read back from shuffled blocks."""
+    driver = Driver(model, seed=1)
+    assert worst(driver.forward({"a": TOKENS}).logits["a"], expected) < 2e-4
+    got = []
+    for piece in (TOKENS[:19], TOKENS[19:20], TOKENS[20:25], TOKENS[25:]):
+        got.append(driver.forward({"b": piece}).logits["b"])
+        driver.keep("b", range(len(piece)))
+    assert worst(torch.cat(got), expected) < 2e-4
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # GPT-BigCode's
+@pytest.mark.parametrize("name", FAMILY_CONFIGS)
+def test_agrees_with_transformers(name: str, tmp_path: Path) -> None:
+    folder = write(tmp_path, FAMILY_CONFIGS[name])
+    theirs = reference(folder)
+    expected = logits(theirs, TOKENS)
+    model = TorchDecoder.load(folder)
+    check(model, expected)
+    config = model.config
+    assert model.spec.num_parameters == sum(p.numel() for p in theirs.parameters())
+    assert model.spec.num_parameters == count_parameters(config)
+    if available(config, "cpu"):
+        check(load_model(folder, backend="native"), expected)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_defaults_are_those_of_transformers(model_type: str) -> None:
+    """A config.json that names nothing but the type means what transformers' class means by it."""
+    import transformers
+
+    kinds: dict[str, Any] = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    full = kinds[model_type]().to_dict()
+    sizes = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "ffn_dim"}
+    sizes |= {"num_attention_heads", "n_embd", "n_head", "n_layer"}
+    short = {key: full[key] for key in sizes if key in full} | {"model_type": model_type}
+    short["dtype"] = full.get("dtype")
+    assert read_decoder_config(short) == read_decoder_config(full)
+
+
+def test_every_family_has_a_tiny_model() -> None:
+    tried = {config.model_type for config in [*FAMILY_CONFIGS.values(), *CONFIGS.values()]}
+    assert set(FAMILIES) == tried
+
+
+def test_what_a_description_lacks_is_refused(tmp_path: Path) -> None:
+    config = read_config(write(tmp_path, FAMILY_CONFIGS["olmo"]))
+    with pytest.raises(ModelError, match="clip_qkv"):
+        read_decoder_config(config | {"clip_qkv": 8.0})
+    config["hidden_act"] = "laplace"
+    with pytest.raises(ModelError, match="laplace"):
+        read_decoder_config(config)
