@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_PACKED = "packed"  # the arithmetic of weights that are stored in blocks
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LOSSLESS = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
 
 # Tensor name -> kind in outrider.h.
@@ -88,6 +91,23 @@ def available(config: DecoderConfig, device: str) -> bool:
     return runs and torch.device(device).type == "cpu" and native.available()
 
 
+_MATRICES = tuple(name for name in _LAYER_TENSORS if name.endswith("_proj.weight"))
+
+
+def _matrix_kinds(checkpoint: Checkpoint | GgufCheckpoint, config: DecoderConfig) -> list[int]:
+    """The types to keep all matrices in, in the order of `OutriderConfig.types`."""
+    layers = (f"model.layers.{layer}." for layer in range(config.num_layers))
+    names = [layer + name for layer in layers for name in _MATRICES]
+    if isinstance(checkpoint, Checkpoint):
+        return [checkpoint.kind] * (2 + len(names))
+    embedding = checkpoint.kind_of(_EMBEDDING)
+    if not config.tied:
+        head = checkpoint.kind_of(_HEAD)
+    else:
+        head = native.TIED if embedding >= native.PACKED else embedding
+    return [embedding, head, *map(checkpoint.kind_of, names)]
+
+
 class NativeDecoder(NativeModel):
     """`contracts.Model` and `capabilities.DraftsInOneCall`, for one thread at a time."""
 
@@ -100,10 +120,11 @@ class NativeDecoder(NativeModel):
         config: DecoderConfig,
         spec: ModelSpec,
         dtype: str,
-        kept: str,
+        kinds: Seq[int] | None,
         threads: int | None,
     ) -> None:
-        """`dtype` of the arithmetic; `kept` is the type of the packed weights."""
+        """`dtype` of the arithmetic; `kinds` of the matrices, unless all have that of `dtype`."""
+        types = None if kinds is None else (ctypes.c_int32 * len(kinds))(*kinds)
         super().__init__(
             native.Config(
                 hidden=config.hidden_size,
@@ -115,12 +136,13 @@ class NativeDecoder(NativeModel):
                 vocab=config.vocab_size,
                 num_tokens=spec.num_tokens,
                 rotary_dim=config.head_dim,
-                weight_type=WEIGHT_TYPES[kept],
+                weight_type=WEIGHT_TYPES.get(dtype, 0),
                 rounds=dtype == "bfloat16",
                 qk_norm=config.qk_norm,
                 head_rows=config.vocab_size,
                 eps=config.norm_eps,
                 attention_scale=config.head_dim**-0.5,
+                types=None if types is None else ctypes.addressof(types),
             ),
             config.rope,
             threads,
@@ -139,7 +161,8 @@ class NativeDecoder(NativeModel):
     ) -> NativeDecoder:
         """Maps a Hugging Face folder and repacks its weights once.
 
-        dtype "auto" is the stored one. "bfloat16" also rounds activations (sums stay float32),
+        dtype "auto" is the stored one; quantised weights are multiplied as they are, by activations
+        rounded to int8 in blocks of 32. "bfloat16" also rounds activations (sums stay float32),
         "float32" rounds nothing, "int8" and "int4" quantise. `threads` None follows
         `native.set_threads`. Raises `ModelError` for a folder that cannot be loaded.
         """
@@ -147,15 +170,16 @@ class NativeDecoder(NativeModel):
         folder = Path(folder)
         raw = read_config(folder)
         config = read_decoder_config(raw)
-        if dtype == "auto":
-            dtype = _LOSSLESS.get(config.dtype, "float32")
-        if dtype not in WEIGHT_TYPES:
+        if dtype != "auto" and dtype not in WEIGHT_TYPES:
             raise UnknownName("dtype", dtype, ["auto", *WEIGHT_TYPES])
         checkpoint = open_checkpoint(folder)
-        kept = dtype
-        if dtype == "float32" and checkpoint.is_bfloat16:
-            kept = "bfloat16"  # the same bits from half the memory
-        model = cls(config, _spec(folder, raw, config), dtype, kept, threads)
+        kinds = _matrix_kinds(checkpoint, config)
+        packed = max(kinds) >= native.PACKED
+        if dtype == "auto":
+            dtype = _PACKED if packed else _LOSSLESS.get(config.dtype, "float32")
+        # As stored where that makes the same bits from less memory.
+        keeps = dtype == _PACKED or (dtype == "float32" and not packed)
+        model = cls(config, _spec(folder, raw, config), dtype, kinds if keeps else None, threads)
         model._read(checkpoint)
         model.load_s = time.perf_counter() - started
         log.info(
@@ -170,26 +194,53 @@ class NativeDecoder(NativeModel):
 
     def _read(self, checkpoint: Checkpoint | GgufCheckpoint) -> None:
         config, weights = self.config, Weights(checkpoint, self.config)
-        embedding = weights.embedding().contiguous()
-        if embedding.dtype not in SOURCE_TYPES:
-            embedding = embedding.float()
-        self._embedding = embedding
-        self.set_tensor(0, 0, embedding)
+        hidden = config.hidden_size
+        if not self._set_blocks(checkpoint, 0, 0, _EMBEDDING, (config.vocab_size, hidden)):
+            embedding = weights.embedding().contiguous()
+            if embedding.dtype not in SOURCE_TYPES:
+                embedding = embedding.float()
+            self._embedding = embedding
+            self.set_tensor(0, 0, embedding)
+            if config.tied:
+                self.set_tensor(2, 0, embedding)
         self.set_tensor(1, 0, weights.final_norm()[0])
-        head = weights.head()
-        self.set_tensor(2, 0, embedding if head is None else head)
+        if not self._set_blocks(checkpoint, 2, 0, _HEAD, (config.vocab_size, hidden)):
+            head = weights.head()
+            if head is not None:
+                self.set_tensor(2, 0, head)
         for layer in range(config.num_layers):
             for name in norm_names(config):
                 weight, _ = weights.norm(layer, name)
                 self.set_tensor(_LAYER_TENSORS[f"{name}.weight"], layer, weight)
-            for name in layer_shapes(config):
-                if "norm.weight" not in name or name.startswith("self_attn."):
-                    tensor = weights.layer(layer, name)
-                    self.set_tensor(_LAYER_TENSORS[name], layer, tensor)
+            for name, shape in layer_shapes(config).items():
+                kind, place = _LAYER_TENSORS[name], f"model.layers.{layer}.{name}"
+                if "norm.weight" in name and not name.startswith("self_attn."):
+                    continue
+                if not self._set_blocks(checkpoint, kind, layer, place, shape):
+                    self.set_tensor(kind, layer, weights.layer(layer, name))
             window = config.windows[layer]
             if window is not None:
                 native.check(self._lib.outrider_set_window(self._handle, layer, window))
         self._check_ready()
+
+    def _set_blocks(
+        self,
+        checkpoint: Checkpoint | GgufCheckpoint,
+        kind: int,
+        layer: int,
+        name: str,
+        shape: tuple[int, ...],
+    ) -> bool:
+        """Sets a tensor that stays in blocks; False if it is of another kind."""
+        if self.dtype != _PACKED or name not in checkpoint:
+            return False
+        assert not isinstance(checkpoint, Checkpoint)
+        stored = checkpoint.kind_of(name)
+        if stored < native.PACKED:
+            return False
+        with checkpoint.blocks(name, shape) as (blocks, turned):
+            self.set_blocks(kind, layer, blocks, stored + turned * native.TURNED, shape[1])
+        return True
 
     def forward(self, batch: StepBatch) -> StepOutput:
         """The logits are a view of a buffer that the next forward overwrites."""

@@ -121,6 +121,24 @@ class NativeModel:
         if code != native.OK:
             raise ModelError(native.error_message())
 
+    def set_blocks(
+        self, kind: int, layer: int, blocks: npt.NDArray[np.uint8], type: int, columns: int
+    ) -> None:
+        """`blocks`: [rows, bytes of a row]; `type` as `Checkpoint.kind_of` says, with flags."""
+        blocks = np.ascontiguousarray(blocks)
+        code = self._lib.outrider_set_tensor(
+            self._handle,
+            kind,
+            layer,
+            blocks.ctypes.data,
+            type,
+            len(blocks),
+            columns,
+            self.threads,
+        )
+        if code != native.OK:
+            raise ModelError(native.error_message())
+
     def _check_ready(self) -> None:
         if self._lib.outrider_ready(self._handle) != native.OK:
             raise ModelError(native.error_message())

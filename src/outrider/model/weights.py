@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from outrider.errors import ModelError
 from outrider.model.gguf.files import is_gguf
+from outrider.native import STORED_KINDS
 
 if TYPE_CHECKING:
     from outrider.model.gguf.checkpoint import GgufCheckpoint
@@ -174,10 +175,13 @@ class Checkpoint:
         return list(self._file_of)
 
     @property
-    def is_bfloat16(self) -> bool:
-        """Whether all tensors are stored in bfloat16."""
-        files = self._file_of.items()
-        return all(self._open(file).get_slice(name).get_dtype() == "BF16" for name, file in files)
+    def kind(self) -> int:
+        """The type of all tensors as outrider.h numbers it; float32 if they differ."""
+        kinds = {
+            str(self._open(file).get_slice(name).get_dtype())
+            for name, file in self._file_of.items()
+        }
+        return STORED_KINDS.get("".join(kinds), STORED_KINDS["F32"])
 
     def tensor(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """The tensor `name` in its stored type; `ModelError` if it has another shape."""

@@ -50,6 +50,9 @@ __all__ = [
 
 HERE = Path(__file__).parent
 OK, INVALID, MEMORY, ROPE_SHORT = range(4)
+# Types of tensor data, see outrider.h.
+STORED_KINDS = {"F32": 0, "BF16": 1, "F16": 4}
+PACKED, TURNED, TIED = 64, 256, -1
 
 
 class Config(Structure):
@@ -77,6 +80,7 @@ class Config(Structure):
         ),
         ("eps", c_float),
         ("attention_scale", c_float),
+        ("types", c_void_p),
     ]
 
 

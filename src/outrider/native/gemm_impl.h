@@ -14,12 +14,6 @@ constexpr int kBlockK = 512;    // k values per block when the rows need several
 // The prefetch distance within a panel: longer with fewer streams.
 constexpr int ahead_lines(int panels) { return panels >= 8 ? 16 : panels >= 2 ? 32 : 64; }
 
-enum { kToL2 = 2, kToL1 = 3 };
-template <int kWhere = kToL1>
-inline void prefetch(const char* p) {
-  __builtin_prefetch(p, 0, kWhere);
-}
-
 // acc[m][v] = add(acc[m][v], row(m), weights(v)), keeping in registers whichever of rows and
 // panels are fewer.
 template <int MT, int NV, class R, class W, class A>
@@ -50,14 +44,19 @@ inline void combine(V (&acc)[MT][NV], R row, W weights, A add) {
 inline V multiply_add(V acc, V x, V w) { return fma(x, w, acc); }
 
 // One line of NV panels against as many values of MT rows.
-template <bool kBF16Lines>
+template <int32_t kType>
 struct FloatLine {
-  static constexpr int kPerLine = kBF16Lines ? 2 : 1, kPrefetch = kToL1;
+  static constexpr int kPerLine = kType == kF32 ? 1 : 2, kPrefetch = kToL1;
   static constexpr int ahead(int panels) { return ahead_lines(panels); }
   template <int MT, int NV>
   static inline void add(V (&acc)[MT][NV], const RowPointers<MT, float>& x, const char* w,
                          size_t panel) {
-    if constexpr (kBF16Lines) {  // reading a line twice takes less time than holding both halves
+    if constexpr (kType == kF16) {
+      combine(acc, [&](int m) { return set1(x.row(m)[0]); },
+              [&](int v) { return load_half(w + size_t(v) * panel); }, multiply_add);
+      combine(acc, [&](int m) { return set1(x.row(m)[1]); },
+              [&](int v) { return load_half(w + size_t(v) * panel + 32); }, multiply_add);
+    } else if constexpr (kType == kBF16) {  // reading a line twice takes less time than holding both halves
       combine(acc, [&](int m) { return set1(x.row(m)[0]); },
               [&](int v) { return load_bf16_even(w + size_t(v) * panel); }, multiply_add);
       combine(acc, [&](int m) { return set1(x.row(m)[1]); },
@@ -222,10 +221,11 @@ using Tile = void (*)(const TileArgs&);
 template <int MT, int NV, class Dot>
 void any_tile(const TileArgs& a) {
   switch (a.w->type) {
-    case kF32: return real_tile<FloatLine<false>, MT, NV>(a, a.x->f, a.x->ld);
+    case kF32: return real_tile<FloatLine<kF32>, MT, NV>(a, a.x->f, a.x->ld);
+    case kF16: return real_tile<FloatLine<kF16>, MT, NV>(a, a.x->f, a.x->ld);
     case kBF16:
       return a.x->pairs ? real_tile<PairLine<Dot>, MT, NV>(a, a.x->pairs, a.x->ldp)
-                        : real_tile<FloatLine<true>, MT, NV>(a, a.x->f, a.x->ld);
+                        : real_tile<FloatLine<kBF16>, MT, NV>(a, a.x->f, a.x->ld);
     case kI8: return integer_tile<MT, NV, false>(a);
     default: return integer_tile<MT, NV, true>(a);
   }
@@ -269,11 +269,12 @@ struct MakeRowTiles<Dot, 0, M...> : RowTiles<Dot, M...> {};
 template <class Dot>
 void gemm(const Matrix& w, const Rows& x, int first, int num_panels, float* c, ptrdiff_t ldc) {
   if (x.rows <= 0) return;
+  if (is_packed(w.type)) return packed_gemm(w, x, first, num_panels, c, ldc);
   // The first tile waits for memory, so it takes as many rows as it can; later tiles find the panel
   // in the cache. Many rows are fastest in squarer tiles of equal size.
   const int most = x.rows > 2 * kMaxRows ? kSquareRows : kMaxRows;
   const int tiles = (x.rows + most - 1) / most;
-  const int per_line = w.type == kF32 ? 1 : w.type == kBF16 ? 2 : w.type == kI8 ? 4 : 8;
+  const int per_line = values_per_line(w.type);
   const int block = tiles == 1 ? w.lines : kBlockK / per_line;
   TileArgs a{};
   a.w = &w;

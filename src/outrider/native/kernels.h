@@ -17,10 +17,34 @@ constexpr int kMaxTask = 8;      // panels one task may span
 constexpr int kMaxQueries = 12;  // queries of one attention tile
 constexpr int kActGroup = 128;   // activations that share a scale under int8 weights
 
-enum WeightType : int32_t { kF32 = 0, kBF16 = 1, kI8 = 2, kI4 = 3, kF16 = 4 };
+enum WeightType : int32_t {
+  kF32 = 0,
+  kBF16 = 1,
+  kI8 = 2,
+  kI4 = 3,
+  kF16 = 4,
+  // Blocks of GGUF files, see packed.h: 64 + the number of the type in a file.
+  kQ4_0 = 66,
+  kQ4_1 = 67,
+  kQ5_0 = 70,
+  kQ5_1 = 71,
+  kQ8_0 = 72,
+  kQ2_K = 74,
+  kQ3_K = 75,
+  kQ4_K = 76,
+  kQ5_K = 77,
+  kQ6_K = 78,
+  kIQ4_NL = 84,
+  kIQ4_XS = 87,
+  kMXFP4 = 103,
+};
+constexpr bool is_packed(int32_t type) { return type >= 64; }
+constexpr int values_per_line(int32_t type) {  // of one output; not for packed types
+  return type == kF32 ? 1 : type == kBF16 || type == kF16 ? 2 : type == kI8 ? 4 : 8;
+}
 
 // A weight matrix [n, k] packed into panels of 16 outputs. One 64-byte line of a panel holds, for
-// each of its 16 outputs, the next 1 (f32), 2 (bf16), 4 (i8) or 8 (i4) values along k, so a step
+// each of its 16 outputs, the next 1 (f32), 2 (bf16, f16), 4 (i8) or 8 (i4) values along k, so a step
 // reads every panel front to back exactly once.
 struct Matrix {
   char* data = nullptr;
@@ -30,10 +54,16 @@ struct Matrix {
   int32_t panels = 0, lines = 0;  // lines per panel
   int32_t group = 0, groups = 0;  // activations (and i4 weights) that share a scale
   // One line of padding: panels a power of two apart would share their cache sets.
-  size_t panel_bytes() const { return size_t(lines + 1) * 64; }
+  size_t panel_bytes() const { return size_t(lines + !is_packed(type)) * 64; }
 };
 
-// Rows of activations, as floats, as bfloat16 or quantised; exactly one of the three is read.
+// 32 activations as int8, for packed weights: value = scale * int8. The sums are of the rounded
+// values, of all 32 and of each half.
+struct alignas(16) Block {
+  float scale, sum, half_sum[2];
+};
+
+// Rows of activations, as floats, as bfloat16 or quantised; a type of weights reads one of them.
 struct Rows {
   const float* f = nullptr;
   ptrdiff_t ld = 0;
@@ -43,6 +73,8 @@ struct Rows {
   ptrdiff_t ldq = 0;
   const float* scale = nullptr;    // [rows][groups]
   const int32_t* sum = nullptr;    // [rows][groups]: sum of the group's int8 values
+  const Block* blocks = nullptr;   // [rows][ldb], with `q`: for packed weights
+  ptrdiff_t ldb = 0;
   int rows = 0;
 };
 
@@ -91,6 +123,8 @@ struct Kernels {
   // n floats to nearest bfloat16, ties to even, in pairs; an odd last one is paired with zero
   void (*round_pairs)(const float* x, int n, uint32_t* pairs);
   void (*quantize)(const float* x, int k, int group, int8_t* q, float* scale, int32_t* sum);
+  // The same in blocks of 32, with zeros up to `padded`, a multiple of 32.
+  void (*quantize_blocks)(const float* x, int k, int padded, int8_t* q, Block* blocks);
   void (*silu_mul)(const float* gate, const float* up, int n, float* out);
   void (*add)(float* x, const float* y, int n);
   void (*attention)(const Attention& a);

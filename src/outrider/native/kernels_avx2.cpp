@@ -125,6 +125,84 @@ inline I dot4(I acc, const W8& w, const X8& x) {
                                      _mm256_madd_epi16(w.odd_b, x.odd));
   return {_mm256_add_epi32(acc.a, a), _mm256_add_epi32(acc.b, b)};
 }
+
+struct B {  // a line of packed codes
+  __m256i a, b;
+};
+inline B load_bytes(const char* p) { return {line_half(p, 0), line_half(p, 1)}; }
+template <int kBy>
+inline B shift_bytes(B x) {
+  if constexpr (kBy > 0) return {_mm256_slli_epi16(x.a, kBy), _mm256_slli_epi16(x.b, kBy)};
+  if constexpr (kBy < 0) return {_mm256_srli_epi16(x.a, -kBy), _mm256_srli_epi16(x.b, -kBy)};
+  return x;
+}
+inline B and_bytes(B x, int mask) {
+  const __m256i m = _mm256_set1_epi8(char(mask));
+  return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+}
+inline B or_bytes(B x, B y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+inline B look_up(B table, B i) {
+  return {_mm256_shuffle_epi8(table.a, i.a), _mm256_shuffle_epi8(table.b, i.b)};
+}
+// Sums of pairs of products must fit into 16 bits. Codes of a byte are made signed, and the sign
+// goes over to the activation.
+constexpr bool kDotIsCentred = true;
+template <int kTop>
+inline __m256i pair_sums(__m256i w, __m256i x) {
+  if constexpr (kTop < 255) return _mm256_maddubs_epi16(w, x);
+  const __m256i centred = _mm256_xor_si256(w, _mm256_set1_epi8(char(128)));
+  return _mm256_maddubs_epi16(_mm256_abs_epi8(centred), _mm256_sign_epi8(x, centred));
+}
+// The sums of kSteps x 4 products per output.
+template <int kTop, int kSteps>
+inline I dot(const B* w, const int8_t* x) {
+  constexpr int kRun = kTop <= 15 ? 8 : kTop <= 31 ? 4 : kTop <= 63 ? 2 : 1;  // pairs that fit
+  constexpr int kFit = kRun < kSteps ? kRun : kSteps;
+  const __m256i ones = _mm256_set1_epi16(1);
+  I acc = iset1(0);
+#pragma GCC unroll 8
+  for (int first = 0; first < kSteps; first += kFit) {
+    __m256i a = _mm256_setzero_si256(), b = a;
+#pragma GCC unroll 8
+    for (int s = first; s < first + kFit; ++s) {
+      int32_t four;
+      __builtin_memcpy(&four, x + 4 * s, 4);
+      const __m256i y = _mm256_set1_epi32(four);
+      a = _mm256_add_epi16(a, pair_sums<kTop>(w[s].a, y));
+      b = _mm256_add_epi16(b, pair_sums<kTop>(w[s].b, y));
+    }
+    acc.a = _mm256_add_epi32(acc.a, _mm256_madd_epi16(a, ones));
+    acc.b = _mm256_add_epi32(acc.b, _mm256_madd_epi16(b, ones));
+  }
+  return acc;
+}
+// Sixteen numbers of 16 bits or of a byte.
+inline __m128i load_16(const char* p) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+}
+inline __m128i load_8(const char* p) {
+  return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+}
+inline V load_half(const char* p) {
+  return {_mm256_cvtph_ps(load_16(p)), _mm256_cvtph_ps(load_16(p + 16))};
+}
+inline __m256 widen_bf16(__m128i x) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+}
+inline V load_bf16(const char* p) { return {widen_bf16(load_16(p)), widen_bf16(load_16(p + 16))}; }
+inline V load_unsigned(const char* p) {
+  return to_float(I{_mm256_cvtepu8_epi32(load_8(p)), _mm256_cvtepu8_epi32(load_8(p + 8))});
+}
+inline V load_signed(const char* p) {
+  return to_float(I{_mm256_cvtepi8_epi32(load_8(p)), _mm256_cvtepi8_epi32(load_8(p + 8))});
+}
+inline void load_nibbles(const char* p, V& low, V& high) {
+  const __m256i a = _mm256_cvtepu8_epi32(load_8(p)), b = _mm256_cvtepu8_epi32(load_8(p + 8));
+  const __m256i m = _mm256_set1_epi32(15);
+  low = to_float(I{_mm256_and_si256(a, m), _mm256_and_si256(b, m)});
+  high = to_float(I{_mm256_srli_epi32(a, 4), _mm256_srli_epi32(b, 4)});
+}
+
 // Sixteen floats that are integers of -127..127.
 inline void store_i8(int8_t* p, V x) {
   alignas(32) int32_t t[16];

@@ -91,6 +91,49 @@ inline I dot4(I acc, W8 w, X8 x) {
   return acc;
 }
 
+using B = __m512i;  // a line of packed codes
+inline B load_bytes(const char* p) { return _mm512_load_si512(p); }
+template <int kBy>
+inline B shift_bytes(B x) {
+  if constexpr (kBy > 0) return _mm512_slli_epi16(x, kBy);
+  if constexpr (kBy < 0) return _mm512_srli_epi16(x, -kBy);
+  return x;
+}
+inline B and_bytes(B x, int mask) { return _mm512_and_si512(x, _mm512_set1_epi8(char(mask))); }
+inline B or_bytes(B x, B y) { return _mm512_or_si512(x, y); }
+inline B look_up(B table, B index) { return _mm512_shuffle_epi8(table, index); }
+constexpr bool kDotIsCentred = false;
+// The sums of kSteps x 4 products per output.
+template <int kTop, int kSteps>
+inline I dot(const B* w, const int8_t* x) {
+  I acc = _mm512_setzero_si512();
+#pragma GCC unroll 8
+  for (int s = 0; s < kSteps; ++s) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0"
+        : "+v"(acc)
+        : "v"(w[s]), "m"(*reinterpret_cast<const char(*)[4]>(x + 4 * s)));
+  }
+  return acc;
+}
+// Sixteen numbers of 16 bits or of a byte.
+inline V load_half(const char* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline V load_bf16(const char* p) {
+  const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+inline __m128i load_16(const char* p) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+}
+inline V load_unsigned(const char* p) { return to_float(_mm512_cvtepu8_epi32(load_16(p))); }
+inline V load_signed(const char* p) { return to_float(_mm512_cvtepi8_epi32(load_16(p))); }
+inline void load_nibbles(const char* p, V& low, V& high) {
+  const __m512i x = _mm512_cvtepu8_epi32(load_16(p));
+  low = to_float(_mm512_and_si512(x, _mm512_set1_epi32(15)));
+  high = to_float(_mm512_srli_epi32(x, 4));
+}
+
 // acc + odd * odd, then + even * even, of bfloat16. In assembly for the same reason, and because a
 // flag for the whole file would let the compiler use it on processors without it.
 struct PairDot {

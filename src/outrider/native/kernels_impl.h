@@ -4,6 +4,12 @@
 namespace outrider {
 namespace {
 
+enum { kToL2 = 2, kToL1 = 3 };
+template <int kWhere = kToL1>
+inline void prefetch(const char* p) {
+  __builtin_prefetch(p, 0, kWhere);
+}
+
 inline double wide_sum(V a) {
   float t[16];
   store(t, a);
@@ -139,6 +145,7 @@ struct RowPointers {
 }  // namespace outrider
 
 #include "attention_impl.h"
+#include "packed_impl.h"
 #include "gemm_impl.h"
 #include "sampling_impl.h"
 
@@ -147,7 +154,7 @@ namespace {
 
 template <class Dot>
 constexpr Kernels table(const char* name) {
-  return {name,     kMaxRows,  gemm<Dot>, rms_norm,      round_pairs,   quantize,    silu_mul,
+  return {name,     kMaxRows,  gemm<Dot>, rms_norm,      round_pairs,   quantize,  quantize_blocks, silu_mul,
           add_rows, attention, argmax,         gumbel_argmax, floor_of_kept, noisy_row, read_streams};
 }
 

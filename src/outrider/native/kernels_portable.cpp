@@ -150,6 +150,74 @@ inline I dot4(const I& acc, const W8& w, const X8& x) {
   }
   return r;
 }
+
+using B = W8;  // a line of packed codes
+inline B load_bytes(const char* p) { return load_u8(p); }
+template <class F>
+inline B bytes(F f) {
+  B r;
+  for (int i = 0; i < 64; ++i) r.v[i] = uint8_t(f(i));
+  return r;
+}
+template <int kBy>
+inline B shift_bytes(const B& x) {
+  return bytes([&](int i) { return kBy > 0 ? x.v[i] << (kBy & 7) : x.v[i] >> (-kBy & 7); });
+}
+inline B and_bytes(const B& x, int mask) {
+  return bytes([&](int i) { return x.v[i] & mask; });
+}
+inline B or_bytes(const B& x, const B& y) {
+  return bytes([&](int i) { return x.v[i] | y.v[i]; });
+}
+inline B look_up(const B& table, const B& index) {
+  return bytes([&](int i) { return table.v[index.v[i]]; });
+}
+constexpr bool kDotIsCentred = false;
+// The sums of kSteps x 4 products per output.
+template <int kTop, int kSteps>
+inline I dot(const B* w, const int8_t* x) {
+  I acc = iset1(0);
+  for (int s = 0; s < kSteps; ++s) acc = dot4(acc, w[s], broadcast4(x + 4 * s));
+  return acc;
+}
+// Sixteen numbers of 16 bits or of a byte.
+inline u4 load_16_bits(const char* p, int i) {
+  uint16_t h[4];
+  memcpy(h, p + 8 * i, 8);
+  return u4{h[0], h[1], h[2], h[3]};
+}
+inline f4 as_floats(u4 bits) {
+  f4 r;
+  memcpy(&r, &bits, 16);
+  return r;
+}
+inline V load_half(const char* p) {
+  return each([&](int i) {
+    const u4 h = load_16_bits(p, i), rest = (h & 0x7fff) << 13;
+    // The exponent by a product, which also makes numbers below the normal range right.
+    const u4 finite = (u4)(as_floats(rest) * 0x1p112f);
+    const u4 special = (u4)((h & 0x7c00) == 0x7c00);
+    return as_floats(((special & (rest | 0x7f800000u)) | (~special & finite)) | (h & 0x8000) << 16);
+  });
+}
+inline V load_bf16(const char* p) {
+  return each([&](int i) { return as_floats(load_16_bits(p, i) << 16); });
+}
+template <class T>
+inline V load_small(const char* p) {
+  V r;
+  for (int i = 0; i < 16; ++i) r.v[i / 4][i % 4] = float(T(p[i]));
+  return r;
+}
+inline V load_unsigned(const char* p) { return load_small<uint8_t>(p); }
+inline V load_signed(const char* p) { return load_small<int8_t>(p); }
+inline void load_nibbles(const char* p, V& low, V& high) {
+  for (int i = 0; i < 16; ++i) {
+    low.v[i / 4][i % 4] = float(uint8_t(p[i]) & 15);
+    high.v[i / 4][i % 4] = float(uint8_t(p[i]) >> 4);
+  }
+}
+
 // Sixteen floats that are integers of -127..127.
 inline void store_i8(int8_t* p, const V& x) {
   for (int i = 0; i < 16; ++i) p[i] = int8_t(int32_t(x.v[i / 4][i % 4]));

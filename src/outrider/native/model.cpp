@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 
@@ -101,6 +102,12 @@ void pack_lane(Matrix& m, int output, const float* row) {
   }
 }
 
+// Half precision is stored as it is: the sixteen outputs' values of an even k, then of the odd one.
+void pack_halves(Matrix& m, int output, const char* row) {
+  char* base = m.data + size_t(output / kLanes) * m.panel_bytes() + output % kLanes * 2;
+  for (int i = 0; i < m.k; ++i) memcpy(base + i / 2 * 64 + i % 2 * 32, row + 2 * i, 2);
+}
+
 struct PackJob {
   Matrix* m;
   const PackSource* s;
@@ -110,13 +117,18 @@ void pack_job(void* context, Team& team, int thread) {
   auto& job = *static_cast<PackJob*>(context);
   const PackSource& s = *job.s;
   // Sixteen outputs of a panel share its lines, so a task packs whole runs of sixteen rows.
-  std::vector<float> row(size_t(job.m->lines) * per_line(job.m->type));
+  std::vector<float> row(size_t(job.m->lines) * values_per_line(job.m->type));
   const size_t bytes = size_t(s.columns) * source_bytes(s.type);
   for (int t; (t = team.next_task(thread, (s.rows + kLanes - 1) / kLanes)) >= 0;) {
     const int end = std::min(s.rows, (t + 1) * kLanes);
     for (int r = t * kLanes; r < end; ++r) {
+      const int output = s.first + r / s.run * s.run_step + r % s.run;
+      if (job.m->type == kF16) {
+        pack_halves(*job.m, output, s.data + size_t(r) * bytes);
+        continue;
+      }
       read_row(s.data + size_t(r) * bytes, s.type, s.columns, row.data());
-      pack_lane(*job.m, s.first + r / s.run * s.run_step + r % s.run, row.data());
+      pack_lane(*job.m, output, row.data());
     }
   }
 }
@@ -124,19 +136,22 @@ void pack_job(void* context, Team& team, int thread) {
 }  // namespace
 
 float half_to_float(uint16_t h) {
-  const int exponent = (h >> 10) & 31, fraction = h & 1023;
-  const float sign = h & 0x8000 ? -1.0f : 1.0f;
-  if (exponent == 31) return fraction ? NAN : sign * INFINITY;
-  if (exponent == 0) return sign * std::ldexp(float(fraction), -24);
-  return sign * std::ldexp(float(fraction + 1024), exponent - 25);
+  const uint32_t rest = uint32_t(h & 0x7fff) << 13;
+  float x;
+  memcpy(&x, &rest, 4);
+  x *= 0x1p112f;  // the exponent, right below the normal range, too
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  if ((h & 0x7c00) == 0x7c00) bits = rest | 0x7f800000;
+  bits |= uint32_t(h & 0x8000) << 16;
+  memcpy(&x, &bits, 4);
+  return x;
 }
 
 bool set_error(const std::string& message) {
   last_error = message;
   return false;
 }
-
-int per_line(int32_t type) { return type == kF32 ? 1 : type == kBF16 ? 2 : type == kI8 ? 4 : 8; }
 
 bool Memory::reserve(size_t bytes) {
   constexpr size_t kPage = size_t(2) << 20;
@@ -175,7 +190,8 @@ size_t describe(Matrix& m, int32_t type, int n, int k) {
   m.n = n;
   m.k = k;
   m.panels = (n + kLanes - 1) / kLanes;
-  m.lines = (k + per_line(type) - 1) / per_line(type);
+  m.lines = is_packed(type) ? packed_lines(type, k)
+                            : (k + values_per_line(type) - 1) / values_per_line(type);
   m.group = type == kI4 ? 64 : kActGroup;
   m.groups = (k + m.group - 1) / m.group;
   const size_t scales = type == kI8   ? size_t(m.panels) * kLanes
@@ -185,6 +201,7 @@ size_t describe(Matrix& m, int32_t type, int n, int k) {
 }
 
 void pack_rows(Matrix& m, const PackSource& source, int threads) {
+  if (is_packed(m.type)) return pack_blocks(m, source, threads);
   PackJob job{&m, &source};
   run_on_pool(threads, pack_job, &job);
 }
@@ -219,7 +236,8 @@ bool set_heads(OutriderModel& m, std::vector<float>& v, int first_head, int head
 bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t type,
                 int64_t rows, int64_t columns, int threads) {
   const auto& c = m.config;
-  if (type != kF32 && type != kBF16 && type != kF16) return set_error("unknown tensor type");
+  const int turned = type & OUTRIDER_TURNED ? c.head_dim : 0;
+  type &= ~OUTRIDER_TURNED;
   if (!data) return set_error("null tensor");
   const bool global = kind <= OUTRIDER_HEAD || kind >= OUTRIDER_FC;
   if (kind < 0 || kind > OUTRIDER_MARKOV_HEAD || (kind >= OUTRIDER_FC && !c.kind) || (!global && (layer < 0 || layer >= c.layers)))
@@ -231,21 +249,28 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
   const char* p = static_cast<const char*>(data);
   Layer* l = global ? nullptr : &m.layers[size_t(layer)];
   unsigned& seen = global ? m.seen : l->seen;
-  auto heads_into_qkv = [&](int first, int count) {
-    if (!shape(int64_t(count) * c.head_dim, m.layer_inputs())) return false;
-    pack_rows(l->qkv, {p, type, int(rows), int(columns), c.head_dim, dp, first * dp}, threads);
+  auto pack = [&](Matrix& w, const PackSource& source) {
+    const bool blocks = is_packed(w.type);
+    if (blocks || w.type == kF16 ? type != w.type : type != kF32 && type != kBF16 && type != kF16)
+      return set_error("a tensor of a type that its matrix is not made of");
+    pack_rows(w, source, threads);
     return true;
   };
+  auto heads_into_qkv = [&](int which, int first, int count) {
+    if (!shape(int64_t(count) * c.head_dim, m.layer_inputs())) return false;
+    Weights& w = l->qkv;
+    const int output = w.parts == 1 ? first * dp : 0;
+    return pack(w.part[w.parts == 1 ? 0 : which],
+                {p, type, int(rows), int(columns), c.head_dim, dp, output, turned});
+  };
   auto whole = [&](Matrix& w, int n, int k) {
-    if (!shape(n, k)) return false;
-    pack_rows(w, {p, type, n, k, n, n, 0}, threads);
-    return true;
+    return shape(n, k) && pack(w, {p, type, n, k, n, n, 0});
   };
   auto half_of_gate_up = [&](int which) {
     if (!shape(c.intermediate, c.hidden)) return false;
-    pack_rows(l->gate_up,
-              {p, type, c.intermediate, c.hidden, kLanes, 2 * kLanes, which * kLanes}, threads);
-    return true;
+    Weights& w = l->gate_up;
+    if (w.parts == 2) return pack(w.part[which], {p, type, int(rows), c.hidden, kLanes, kLanes, 0});
+    return pack(w.part[0], {p, type, int(rows), c.hidden, kLanes, 2 * kLanes, which * kLanes});
   };
   auto half_of_bias = [&](int which) {
     if (!shape(1, c.intermediate)) return false;
@@ -259,8 +284,11 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
   bool good = false;
   switch (kind) {
     case OUTRIDER_EMBED:
-      good = shape(c.vocab, c.hidden);
-      if (good) m.embed = p, m.embed_type = type;
+      good = shape(c.vocab, c.hidden) && is_packed(type) == (m.embedding != nullptr);
+      if (!good) break;
+      m.embed = p, m.embed_type = type;
+      if (m.embedding == &m.own_embedding) good = whole(m.own_embedding, c.vocab, c.hidden);
+      if (m.embedding == &m.head) good = whole(m.head, c.vocab, c.hidden), seen |= 1u << OUTRIDER_HEAD;
       break;
     case OUTRIDER_FINAL_NORM:
       good = shape(1, c.hidden) && set_vector(m.final_norm, 0, data, type, c.hidden);
@@ -284,9 +312,9 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
     case OUTRIDER_MLP_NORM:
       good = shape(1, c.hidden) && set_vector(l->mlp_norm, 0, data, type, c.hidden);
       break;
-    case OUTRIDER_Q: good = heads_into_qkv(0, c.heads); break;
-    case OUTRIDER_K: good = heads_into_qkv(c.heads, c.kv_heads); break;
-    case OUTRIDER_V: good = heads_into_qkv(c.heads + c.kv_heads, c.kv_heads); break;
+    case OUTRIDER_Q: good = heads_into_qkv(0, 0, c.heads); break;
+    case OUTRIDER_K: good = heads_into_qkv(1, c.heads, c.kv_heads); break;
+    case OUTRIDER_V: good = heads_into_qkv(2, c.heads + c.kv_heads, c.kv_heads); break;
     case OUTRIDER_O: good = whole(l->o, c.hidden, m.is(OUTRIDER_MEDUSA) ? c.hidden : q); break;
     case OUTRIDER_Q_BIAS:
       good = shape(1, q) && set_heads(m, l->qkv_bias, 0, c.heads, data, type);
@@ -320,38 +348,99 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
 }
 
 // One mapping for all weights, in the order a step reads them: few huge pages, no gaps.
-bool place_weights(OutriderModel& m) {
-  const auto& c = m.config;
+class Places {
+ public:
+  explicit Places(int32_t type) : type_(type) {}
+
+  void add(Matrix& w, int n, int k, int32_t type = kUsual) {
+    if (n == 0 || k == 0) return;
+    const size_t bytes = describe(w, type == kUsual ? type_ : type, n, k);
+    places_.push_back({&w, total_, bytes});
+    total_ += (bytes + 4096) / 4096 * 4096;
+  }
+
+  // `types` null: all of the usual type.
+  void add_together(Weights& w, std::initializer_list<int> outputs, int k, const int32_t* types) {
+    const int count = int(outputs.size());
+    int n = 0, i = 0;
+    for (int part : outputs) n += part;
+    w.panels = (n + kLanes - 1) / kLanes;
+    w.parts = types && std::any_of(types, types + count, [&](int t) { return t != *types; }) ? count
+                                                                                             : 1;
+    if (w.parts == 1) return add(w.part[0], n, k, types ? *types : kUsual);
+    for (int part : outputs) add(w.part[i], part, k, types[i]), ++i;
+  }
+
+  bool reserve(Memory& memory) {
+    if (!memory.reserve(total_)) return false;
+    for (auto& p : places_) {
+      p.m->data = memory.data() + p.offset;
+      guard(p.m->data, p.bytes, (p.bytes + 4096) / 4096 * 4096);
+      p.m->scale = reinterpret_cast<float*>(p.m->data + size_t(p.m->panels) * p.m->panel_bytes());
+    }
+    return true;
+  }
+
+  static constexpr int32_t kUsual = -2;
+
+ private:
   struct Place {
     Matrix* m;
     size_t offset, bytes;
   };
-  std::vector<Place> places;
-  size_t total = 0;
-  auto place = [&](Matrix& w, int n, int k, int type = -1) {
-    if (n == 0 || k == 0) return;
-    const size_t bytes = describe(w, type < 0 ? c.weight_type : type, n, k);
-    places.push_back({&w, total, bytes});
-    total += (bytes + 4096) / 4096 * 4096;
-  };
-  if (m.is(OUTRIDER_EAGLE3) || m.is(OUTRIDER_DFLASH)) place(m.fc, c.hidden, c.feature_width);
+  std::vector<Place> places_;
+  size_t total_ = 0;
+  int32_t type_;
+};
+
+bool place_weights(OutriderModel& m) {
+  const auto& c = m.config;
+  const int32_t* types = c.types;
+  Places places(c.weight_type);
+  if (types && is_packed(types[0])) {
+    m.embedding = types[1] == OUTRIDER_TIED ? &m.head : &m.own_embedding;
+    if (m.embedding != &m.head) places.add(m.own_embedding, c.vocab, c.hidden, types[0]);
+  }
+  if (m.is(OUTRIDER_EAGLE3) || m.is(OUTRIDER_DFLASH)) places.add(m.fc, c.hidden, c.feature_width);
+  const int dp = m.dim_p, inner = round_up(c.intermediate, kLanes);
+  int i = 0;
   for (auto& l : m.layers) {
+    const int32_t* own = types ? types + 2 + 7 * i++ : nullptr;
     if (m.is(OUTRIDER_MEDUSA)) {
-      place(l.o, c.hidden, c.hidden);
+      places.add(l.o, c.hidden, c.hidden);
       continue;
     }
-    place(l.qkv, (c.heads + 2 * c.kv_heads) * m.dim_p, m.layer_inputs());
-    place(l.o, c.hidden, c.heads * c.head_dim);
-    place(l.gate_up, round_up(c.intermediate, kLanes) * 2, c.hidden);
-    place(l.down, c.hidden, c.intermediate);
+    places.add_together(l.qkv, {c.heads * dp, c.kv_heads * dp, c.kv_heads * dp}, m.layer_inputs(),
+                        own);
+    places.add(l.o, c.hidden, c.heads * c.head_dim, own ? own[3] : Places::kUsual);
+    places.add_together(l.gate_up, {inner, inner}, c.hidden, own ? own + 4 : nullptr);
+    l.gate_up.take_turns = l.gate_up.parts == 2;
+    places.add(l.down, c.hidden, c.intermediate, own ? own[6] : Places::kUsual);
   }
-  place(m.head, c.head_rows, c.hidden);
-  place(m.markov_head, c.vocab, c.markov_rank, kF32);  // a row of it is too short to quantise
-  if (!m.weights.reserve(total)) return false;
-  for (auto& p : places) {
-    p.m->data = m.weights.data() + p.offset;
-    guard(p.m->data, p.bytes, (p.bytes + 4096) / 4096 * 4096);
-    p.m->scale = reinterpret_cast<float*>(p.m->data + size_t(p.m->panels) * p.m->panel_bytes());
+  const int32_t head = !types ? Places::kUsual : types[1] == OUTRIDER_TIED ? types[0] : types[1];
+  places.add(m.head, c.head_rows, c.hidden, head);
+  places.add(m.markov_head, c.vocab, c.markov_rank, kF32);  // a row of it is too short to quantise
+  m.blocks = types != nullptr;
+  m.config.types = nullptr;  // the caller's
+  return places.reserve(m.weights);
+}
+
+// Whether a matrix of width k can be of this type.
+bool suits(int32_t type, int k) {
+  return type == kF32 || type == kBF16 || type == kF16 ||
+         (packed_block(type) && k % packed_block(type) == 0);
+}
+
+bool types_suit(const OutriderConfig& c) {
+  const int32_t* types = c.types;
+  if (!types) return true;
+  if (c.kind || !suits(types[0], c.hidden)) return false;
+  if (types[1] != OUTRIDER_TIED ? !suits(types[1], c.hidden) : !is_packed(types[0])) return false;
+  for (int l = 0; l < c.layers; ++l) {
+    for (int i = 0; i < 7; ++i) {
+      const int k = i == 3 ? c.heads * c.head_dim : i == 6 ? c.intermediate : c.hidden;
+      if (!suits(types[2 + 7 * l + i], k)) return false;
+    }
   }
   return true;
 }
@@ -362,14 +451,15 @@ bool valid(const OutriderConfig& c) {
          in(c.kv_heads, 1, c.heads) && c.heads % c.kv_heads == 0 && in(c.head_dim, 1, 1024) &&
          in(c.intermediate, 1, 1 << 20) && in(c.vocab, 1, 1 << 24) &&
          in(c.num_tokens, 1, c.vocab) && in(c.rotary_dim, 0, c.head_dim) &&
-         c.rotary_dim % 2 == 0 && in(c.weight_type, 0, 3) &&
+         c.rotary_dim % 2 == 0 && in(c.weight_type, 0, 4) &&
          in(c.rounds, 0, c.weight_type == kBF16) && c.eps >= 0 && c.attention_scale > 0 &&
          in(c.kind, OUTRIDER_DECODER, OUTRIDER_MEDUSA) && in(c.head_rows, 1, c.vocab) &&
          in(c.feature_width, c.kind ? 1 : 0, c.kind ? 1 << 20 : 0) && c.feature_width % 2 == 0 &&
          in(c.markov_rank, 0, c.kind == OUTRIDER_DFLASH ? 4096 : 0) &&
          (c.kind != OUTRIDER_EAGLE3 || c.layers == 1) &&
          (c.kind != OUTRIDER_MEDUSA ||
-          (c.layers % c.intermediate == 0 && c.feature_width == c.hidden));
+          (c.layers % c.intermediate == 0 && c.feature_width == c.hidden)) &&
+         types_suit(c);
 }
 
 }  // namespace

@@ -44,9 +44,19 @@ class Memory {
   size_t size_ = 0;
 };
 
+// Tensors that are multiplied with the same input. One matrix if they have one type. Otherwise a
+// matrix each, which follow one another or, gate and up, take turns panel by panel.
+struct Weights {
+  Matrix part[3];
+  int parts = 1;
+  bool take_turns = false;
+  int panels = 0;
+};
+
 struct Layer {
   std::vector<float> attention_norm, mlp_norm, q_norm, k_norm, qkv_bias, o_bias, gate_up_bias, down_bias;
-  Matrix qkv, o, gate_up, down;
+  Weights qkv, gate_up;
+  Matrix o, down;
   int window = 0;
   unsigned seen = 0;  // bit per tensor kind
 };
@@ -66,7 +76,8 @@ struct Buffers {
   int8_t* quant;
   float* quant_scale;
   int32_t* quant_sum;
-  ptrdiff_t ldx, ldq, ldatt, ldh, ldnorm, ldpairs, ldquant;
+  Block* blocks;
+  ptrdiff_t ldx, ldq, ldatt, ldh, ldnorm, ldpairs, ldquant, ldblocks;
   ptrdiff_t score_ld;
   struct Private {
     float *c, *attention, *norm;
@@ -74,6 +85,7 @@ struct Buffers {
     int8_t* quant;
     float* quant_scale;
     int32_t* quant_sum;
+    Block* blocks;
   };
   std::vector<Private> own;     // per thread
   int rows = 0, length = 0;     // the allocated size
@@ -109,6 +121,9 @@ struct OutriderModel {
   outrider::Memory weights;
   const char* embed = nullptr;
   int embed_type = 0;
+  outrider::Matrix own_embedding;
+  const outrider::Matrix* embedding = nullptr;  // if packed: its own, or the head
+  bool blocks = false;  // whether weights of blocks may occur
   unsigned seen = 0;
 
   std::vector<float> cosine, sine;
@@ -140,7 +155,6 @@ namespace outrider {
 bool set_error(const std::string& message);  // always false
 const Kernels* kernels_or_error();
 inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
-int per_line(int32_t type);
 float half_to_float(uint16_t h);
 inline float bf16_to_float(uint16_t h) {
   const uint32_t b = uint32_t(h) << 16;
@@ -161,7 +175,14 @@ struct PackSource {
   int run;       // consecutive rows that stay together, e.g. a head or a panel
   int run_step;  // outputs from one run to the next
   int first;     // output of row 0
+  int turned = 0;  // if not 0: the head size of rows whose rotary pairs are neighbours
 };
 void pack_rows(Matrix& m, const PackSource& source, int threads);
+
+// The same for packed types, where source and matrix have one type (pack.cpp).
+void pack_blocks(Matrix& m, const PackSource& source, int threads);
+void unpack_row(const Matrix& m, int output, float* out);  // m.k floats
+int packed_block(int32_t type);  // values of a block in a file; 0: no packed type
+int packed_lines(int32_t type, int k);  // of a panel
 
 }  // namespace outrider

@@ -45,6 +45,11 @@ enum {
   OUTRIDER_MARKOV_HEAD = 24,  // [vocab][markov_rank]
 };
 
+// Types of tensor data: 0 float32, 1 bfloat16, 4 float16; 64 + the number that GGUF files give a type of
+// blocks. OUTRIDER_TURNED is added for rows of queries and keys whose rotary pairs are neighbours.
+// OUTRIDER_TIED: no tensor of its own.
+enum { OUTRIDER_TURNED = 1 << 8, OUTRIDER_TIED = -1 };
+
 // Kinds of model: a decoder, or a head that drafts from a decoder's hidden states.
 //   EAGLE-3  one layer over [embedding of token i + 1, features of token i]; position i predicts i + 2
 //   DFlash   layers over a block of masks that also see keys and values made of the features
@@ -55,7 +60,7 @@ typedef struct {
   int32_t hidden, layers, heads, kv_heads, head_dim, intermediate, vocab;
   int32_t num_tokens;   // ids from here on are padding and never drawn
   int32_t rotary_dim;   // leading dimensions of a head that rotate
-  int32_t weight_type;  // 0 float32, 1 bfloat16, 2 int8, 3 int4
+  int32_t weight_type;  // 0 float32, 1 bfloat16, 2 int8, 3 int4, 4 float16
   int32_t rounds;       // bfloat16 weights only: products round their activations to bfloat16 too
   int32_t qk_norm;
   int32_t kind;
@@ -64,6 +69,10 @@ typedef struct {
   int32_t markov_rank;    // DFlash: 0 for none
   float eps;
   float attention_scale;
+  // Null, or the types of a decoder's matrices, which replace `weight_type`: of the embedding, the
+  // output head (OUTRIDER_TIED: the embedding, which is packed) and, for each layer, Q, K, V, O, gate,
+  // up and down. Read by outrider_new alone.
+  const int32_t* types;
 } OutriderConfig;
 
 // The integers of a step are one array, `packed`, so that the caller computes one address only:
@@ -175,8 +184,9 @@ OUTRIDER_API uint64_t outrider_struct_sizes(void);  // to detect an outdated lib
 
 OUTRIDER_API OutriderModel* outrider_new(const OutriderConfig* config);
 OUTRIDER_API void outrider_free(OutriderModel* model);
-// `data` is row-major [rows][columns] of `type` (0 float32, 1 bfloat16, 4 float16). The embedding
-// is kept by reference and must outlive the model; all other tensors are repacked.
+// `data` is row-major [rows][columns] of `type`. Blocks and float16 matrices keep their type. The
+// embedding is kept by reference, unless it is of blocks, and must outlive the model; all other
+// tensors are repacked.
 OUTRIDER_API int32_t outrider_set_tensor(OutriderModel* model, int32_t kind, int32_t layer,
                                          const void* data, int32_t type, int64_t rows,
                                          int64_t columns, int32_t threads);

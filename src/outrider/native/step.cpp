@@ -57,6 +57,7 @@ class Worker {
     float* rows = m_.is(OUTRIDER_EAGLE3) ? b_.beside : b_.x;
     my_rows(s_.num_tokens, [&](int r) {
       float* x = rows + r * b_.ldx;
+      if (m_.embedding) return unpack_row(*m_.embedding, s_.tokens[r], x);
       const size_t at = size_t(s_.tokens[r]) * c_.hidden;
       if (m_.embed_type == kF32) {
         memcpy(x, table + at * 4, size_t(c_.hidden) * 4);
@@ -144,25 +145,37 @@ class Worker {
     }
   }
 
-  // The input of a product with `w`: rows of `x` (through `index` unless null), normalised unless
+  // What matrices that are multiplied together read of their input.
+  struct Input {
+    const Matrix& w;  // the first of them
+    bool blocks = false;
+    Input(const Matrix& m) : w(m), blocks(is_packed(m.type)) {}
+    Input(const Weights& m) : w(m.part[0]) {
+      for (int i = 0; i < m.parts; ++i) blocks |= is_packed(m.part[i].type);
+    }
+  };
+
+  // The input of a product with `in.w`: rows of `x` (through `index` unless null), normalised unless
   // `norm` is null, quantised if the weights are integers, rounded if the model says so. Every
   // thread prepares few rows itself, which takes less time than a barrier.
   // `beside` puts rows of the embedding, normalised by `beside_norm`, before those of x.
-  Rows prepare(const Matrix& w, const float* x, ptrdiff_t ld, int rows, const float* norm,
+  Rows prepare(const Input& in, const float* x, ptrdiff_t ld, int rows, const float* norm,
                const int32_t* index = nullptr, const float* beside = nullptr,
                const float* beside_norm = nullptr) {
-    const bool integer = w.type >= kI8, rounds = c_.rounds && w.type == kBF16;
+    const Matrix& w = in.w;
+    const bool integer = w.type == kI8 || w.type == kI4, rounds = c_.rounds && w.type == kBF16;
     const bool small = rows <= kSmall;
     Rows out;
     out.rows = rows;
     out.f = x;
     out.ld = ld;
-    if (!norm && !integer && !rounds && !index) return out;
+    if (!norm && !integer && !in.blocks && !rounds && !index) return out;
     float* f = small ? own_.norm : b_.norm;
     uint32_t* pairs = small ? own_.pairs : b_.pairs;
     int8_t* q = small ? own_.quant : b_.quant;
     float* scale = small ? own_.quant_scale : b_.quant_scale;
     int32_t* sum = small ? own_.quant_sum : b_.quant_sum;
+    Block* blocks = small ? own_.blocks : b_.blocks;
     auto one = [&](int r) {
       const float* src = x + (index ? index[r] : r) * ld;
       if (norm) {
@@ -181,7 +194,11 @@ class Worker {
         int8_t* dst = q + r * b_.ldquant;
         k_.quantize(src, w.k, w.group, dst, scale + ptrdiff_t(r) * w.groups,
                     sum + ptrdiff_t(r) * w.groups);
-        for (int i = w.k; i < w.lines * per_line(w.type); ++i) dst[i] = 0;
+        for (int i = w.k; i < w.lines * values_per_line(w.type); ++i) dst[i] = 0;
+      }
+      if (in.blocks) {
+        k_.quantize_blocks(src, w.k, round_up(w.k, 64), q + r * b_.ldquant,
+                           blocks + r * b_.ldblocks);
       }
     };
     if (small) {
@@ -193,15 +210,31 @@ class Worker {
     if (norm) out.f = f, out.ld = b_.ldnorm;
     if (rounds) out.pairs = pairs, out.ldp = b_.ldpairs;
     if (integer) out.q = q, out.ldq = b_.ldquant, out.scale = scale, out.sum = sum;
+    if (in.blocks) out.q = q, out.ldq = b_.ldquant, out.blocks = blocks, out.ldb = b_.ldblocks;
     return out;
+  }
+
+  void multiply(const Matrix& w, const Rows& x, int first, int panels, float* c, ptrdiff_t ldc) {
+    k_.gemm(w, x, first, panels, c, ldc);
+  }
+
+  void multiply(const Weights& w, const Rows& x, int first, int panels, float* c, ptrdiff_t ldc) {
+    if (w.take_turns) {
+      for (int p = first; p < first + panels; ++p)
+        k_.gemm(w.part[p % 2], x, p / 2, 1, c + (p - first) * kLanes, ldc);
+      return;
+    }
+    int i = 0;  // tasks do not cross parts: these are whole heads
+    while (w.parts > 1 && first >= w.part[i].panels) first -= w.part[i++].panels;
+    k_.gemm(w.part[i], x, first, panels, c, ldc);
   }
 
   // c = x . w for the panels from `from` on, in tasks of `unit` panels; done(row, rows, panel,
   // panels, c, ldc).
-  template <class F>
-  void product(const Matrix& w, const Rows& x, int unit, F done, int from = 0) {
+  template <class W, class F>
+  void product(const W& w, const Rows& x, int unit, F done, int from = 0) {
     const int tasks = (w.panels - from + unit - 1) / unit;
-    const ptrdiff_t ldc = unit * kLanes;
+    const ptrdiff_t ldc = unit * kLanes, groups = Input(w).w.groups;
     const int blocks = (x.rows + kRowBlock - 1) / kRowBlock;
     const int block = blocks > 1 ? round_up((x.rows + blocks - 1) / blocks, 12) : kRowBlock;
     for (int t; (t = team_.next_task(thread_, tasks)) >= 0;) {
@@ -211,19 +244,18 @@ class Worker {
         part.rows = std::min(block, x.rows - r);
         part.f = x.f + r * x.ld;
         if (x.pairs) part.pairs = x.pairs + r * x.ldp;
-        if (x.q) {
-          part.q = x.q + r * x.ldq;
-          part.scale = x.scale + ptrdiff_t(r) * w.groups;
-          part.sum = x.sum + ptrdiff_t(r) * w.groups;
-        }
-        k_.gemm(w, part, first, panels, own_.c, ldc);
+        if (x.q) part.q = x.q + r * x.ldq;
+        if (x.scale) part.scale = x.scale + r * groups, part.sum = x.sum + r * groups;
+        if (x.blocks) part.blocks = x.blocks + r * x.ldb;
+        multiply(w, part, first, panels, own_.c, ldc);
         done(r, part.rows, first, panels, own_.c, ldc);
       }
     }
   }
 
   // As wide as possible, with enough tasks for all threads.
-  int unit_for(const Matrix& w, int least) const {
+  template <class W>
+  int unit_for(const W& w, int least) const {
     int unit = kMaxTask;
     while (unit > least && w.panels < unit * 4 * team_.size()) unit /= 2;
     return unit;
@@ -465,9 +497,10 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   b.ldh = padded(c.intermediate);
   b.ldpairs = padded((width + 1) / 2);
   b.ldquant = round_up(width, 128) + 64;
+  b.ldblocks = round_up(width, 64) / 32 + 4;
   b.score_ld = round_up(length, 16) + 32;
   const int unit = std::max(kMaxTask * kLanes, m.dim_p);
-  const bool integer = c.weight_type >= kI8;
+  const bool integer = c.weight_type == kI8 || c.weight_type == kI4, blocks = m.blocks;
   struct Field {
     void** at;
     size_t used, bytes;
@@ -484,18 +517,20 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   want(b.beside, c.kind ? n * b.ldx * 4 : 0);
   want(b.norm, n * b.ldnorm * 4);
   want(b.pairs, c.rounds ? n * b.ldpairs * 4 : 0);
-  want(b.quant, integer ? n * b.ldquant : 0);
+  want(b.quant, integer || blocks ? n * b.ldquant : 0);
   want(b.quant_scale, integer ? n * groups * 4 : 0);
   want(b.quant_sum, integer ? n * groups * 4 : 0);
+  want(b.blocks, blocks ? n * b.ldblocks * sizeof(Block) : 0);
   b.own.resize(size_t(threads));
   for (auto& own : b.own) {
     want(own.c, size_t(std::min(rows, kRowBlock)) * unit * 4);
     want(own.attention, kMaxQueries * size_t(b.score_ld + 2 * m.dim_p) * 4);
     want(own.norm, size_t(kSmall) * b.ldnorm * 4);
     want(own.pairs, c.rounds ? size_t(kSmall) * b.ldpairs * 4 : 0);
-    want(own.quant, integer ? size_t(kSmall) * b.ldquant : 0);
+    want(own.quant, integer || blocks ? size_t(kSmall) * b.ldquant : 0);
     want(own.quant_scale, integer ? kSmall * groups * 4 : 0);
     want(own.quant_sum, integer ? kSmall * groups * 4 : 0);
+    want(own.blocks, blocks ? size_t(kSmall) * b.ldblocks * sizeof(Block) : 0);
   }
   size_t total = 0;
   for (auto& f : fields) total += f.bytes;

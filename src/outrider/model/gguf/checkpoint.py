@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from outrider.errors import ModelError
 from outrider.model.gguf.config import names_of, read_gguf_config
 from outrider.model.gguf.container import Bytes, Container, TensorInfo
+from outrider.native import PACKED, STORED_KINDS
 
 # Projection -> how many heads it makes.
 _TURNED = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
@@ -33,15 +35,18 @@ class GgufCheckpoint:
     def names(self) -> list[str]:
         return list(self._names)
 
-    @property
-    def is_bfloat16(self) -> bool:
-        """Whether every matrix is stored so."""
-        tensors = self._container.tensors.values()
-        return all(t.type.name == "BF16" for t in tensors if len(t.shape) > 1)
+    def kind_of(self, name: str) -> int:
+        """The tensor's type as outrider.h numbers it."""
+        kind = self._info(name).type
+        return STORED_KINDS[kind.name] if kind.values == 1 else PACKED + kind.id
 
     def tensor(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """The tensor called `name`: as it is stored, or as float32 if it is quantised."""
-        info, blocks = self.blocks(name, shape)
+        info = self._info(name, shape)
+        blocks = self._container.raw(info)
+        key = self._turned(name)
+        if key is not None:
+            blocks = self._in_halves(blocks, key)
         if info.type.name in _PLAIN:
             values = torch.frombuffer(bytearray(blocks), dtype=_PLAIN[info.type.name])
         else:
@@ -49,24 +54,33 @@ class GgufCheckpoint:
         self._container.release(info)
         return values.reshape(tuple(shape))
 
-    def blocks(self, name: str, shape: Sequence[int]) -> tuple[TensorInfo, Bytes]:
-        """The tensor's blocks, [rows, bytes of a row], mapped unless their rows must move."""
+    @contextmanager
+    def blocks(self, name: str, shape: Sequence[int]) -> Iterator[tuple[Bytes, bool]]:
+        """A quantised tensor's blocks, mapped, [rows, bytes of a row], and whether rotary pairs are
+        neighbours. Afterwards the system may drop the pages."""
+        info = self._info(name, shape)
+        yield self._container.raw(info), self._turned(name) is not None
+        self._container.release(info)
+
+    def _info(self, name: str, shape: Sequence[int] | None = None) -> TensorInfo:
         if name not in self._names:
             raise ModelError(
                 f"{self.folder} lacks the tensor {name} that its metadata implies; "
                 "download the file again"
             )
         info = self._container.tensors[self._names[name]]
-        if info.shape != tuple(shape):
+        if shape is not None and info.shape != tuple(shape):
             raise ModelError(
                 f"{info.name} in {self.folder} has the shape {list(info.shape)} where the metadata "
                 f"implies {list(shape)}; download the file again"
             )
-        blocks = self._container.raw(info)
-        for projection in _TURNED if self._turns else ():
-            if f".{projection}." in name:
-                blocks = self._in_halves(blocks, _TURNED[projection])
-        return info, blocks
+        return info
+
+    def _turned(self, name: str) -> str | None:
+        """The number of heads' key, if the tensor's rotary pairs are neighbours."""
+        if not self._turns:
+            return None
+        return next((key for part, key in _TURNED.items() if f".{part}." in name), None)
 
     def _in_halves(self, blocks: Bytes, key: str) -> Bytes:
         """Rope here turns dimension i of a head together with i + D/2. Files of the architecture
