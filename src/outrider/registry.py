@@ -8,7 +8,7 @@ list, and must not wait for torch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -163,16 +163,14 @@ def build_proposer(name: str, context: ProposerContext) -> Proposer:
     `build` does not read.
     """
     kind = proposer_class(name)
-    if name in _PROPOSERS:
-        return kind.build(context)
-    from dataclasses import replace
-
     options = _Options(context.options)
     try:
         built = kind.build(replace(context, options=options))
     except OutriderError:
         raise
     except Exception as error:
+        if name in _PROPOSERS:
+            raise
         raise ConfigError(_blame(name, "cannot be built", error)) from error
     unread = [option for option in context.options if option not in options.read]
     if unread and options.read:

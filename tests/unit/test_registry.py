@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -161,6 +163,17 @@ def test_a_misspelt_option_is_refused_with_a_suggestion(kind: type, target: str)
     with pytest.raises(UnknownName, match="Did you mean 'times'"):
         llm(target, "mine", tmes=3)
     assert llm(target, "mine", times=3).engine.proposers["mine"].times == 3  # type: ignore[attr-defined]
+
+
+def test_a_misspelt_option_of_a_new_proposer_of_ours_is_refused(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the two methods only, so that `build` is the default one."""
+    monkeypatch.setitem(sys.modules, "outrider.proposers.mine", SimpleNamespace(Mine=Repeat))
+    entry = registry.Entry("mine:Mine", "", registry.Vllm("", "not there"))
+    monkeypatch.setitem(registry.own_entries(), "mine", entry)  # type: ignore[call-overload]
+    with pytest.raises(UnknownName, match="Did you mean 'times'"):
+        llm(target, "mine", tmes=3)
 
 
 @pytest.mark.usefixtures("clean")
