@@ -171,7 +171,7 @@ def test_a_misspelt_option_of_a_new_proposer_of_ours_is_refused(
     """It has the two methods only, so that `build` is the default one."""
     monkeypatch.setitem(sys.modules, "outrider.proposers.mine", SimpleNamespace(Mine=Repeat))
     entry = registry.Entry("mine:Mine", "", registry.Vllm("", "not there"))
-    monkeypatch.setitem(registry.own_entries(), "mine", entry)  # type: ignore[call-overload]
+    monkeypatch.setitem(registry.own_entries(), "mine", entry)
     with pytest.raises(UnknownName, match="Did you mean 'times'"):
         llm(target, "mine", tmes=3)
 
