@@ -27,6 +27,7 @@ sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).parent)]
 
 import cli_reference  # noqa: E402
 import keywords  # noqa: E402
+import parameter_rows  # noqa: E402
 import results  # noqa: E402
 import vllm_tables  # noqa: E402
 
@@ -101,7 +102,6 @@ def doc(thing: object) -> str:
 
 def configuration() -> str:
     from outrider.config import EngineConfig, SamplingParams, ServerConfig, Speculation, VllmConfig
-    from outrider.options import docs_rows
     from outrider.registry import GROUP, own_entries
 
     lines = ["# Configuration", "", GENERATED, ""]
@@ -113,7 +113,7 @@ def configuration() -> str:
     ]
     head = ["field", "option", "type", "default", "meaning"]
     for kind in (EngineConfig, SamplingParams, Speculation, ServerConfig, VllmConfig):
-        rows: list[list[object]] = [list(row) for row in docs_rows(kind)]
+        rows: list[list[object]] = [list(row) for row in parameter_rows.docs_rows(kind)]
         lines += ["", f"## {kind.__name__}", "", doc(kind), "", *table(head, rows)]
     lines += [
         "",
@@ -358,9 +358,8 @@ def http_routes() -> list[str]:
 def http_fields(name: str, without: str = "") -> Callable[[], list[str]]:
     def make() -> list[str]:
         from outrider.config import SamplingParams, Speculation
-        from outrider.options import http_notes
 
-        notes = FIELDS | http_notes(SamplingParams, Speculation)
+        notes = FIELDS | parameter_rows.http_notes(SamplingParams, Speculation)
         schemas = openapi()["components"]["schemas"]
         skip = BOOKKEEPING | set(schemas[without]["properties"] if without else ())
         rows: list[list[object]] = []

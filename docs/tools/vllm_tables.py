@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.integrations.vllm.mapping import OPTIONS, in_vllm, on_cpu_build
-from outrider.registry import own_entries
+from outrider.integrations.vllm.mapping import OPTIONS
+from outrider.registry import OURS, own_entries
 
 PAGE = Path(__file__).parents[1] / "how-to" / "run-on-vllm.md"
 
@@ -20,6 +20,23 @@ def tables() -> dict[str, list[str]]:
         f"| `{name}` | {in_vllm(name)} | {on_cpu_build(name)} |" for name in own_entries()
     ]
     return {"options": options, "proposers": proposers}
+
+
+def in_vllm(proposer: str) -> str:
+    """What vLLM makes of one of our proposers, in words."""
+    theirs = own_entries()[proposer].vllm
+    if not theirs.method:
+        return f"refused: {theirs.note}"
+    joint = " " if theirs.note.startswith("with ") else ": " if theirs.method == OURS else ", "
+    return f"`{theirs.method}`{joint}{theirs.note}" if theirs.note else f"`{theirs.method}`"
+
+
+def on_cpu_build(proposer: str) -> str:
+    """The same for vLLM's CPU build: see `integrations/vllm/build.py`."""
+    theirs = own_entries()[proposer].vllm
+    if not theirs.method:
+        return "–"
+    return f"temperature 0 only{f'; {theirs.cpu_note}' if theirs.cpu_note else ''}"
 
 
 def page(text: str) -> str:

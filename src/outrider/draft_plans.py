@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from outrider.contracts import OwnsKV, SequenceView, StepBatch, StopRule
 
@@ -88,13 +88,6 @@ class Script:
 
 
 DraftPlan = Propose | Chain | EarlyExit | Heads | Lookup | Script
-
-
-@runtime_checkable
-class Plans(Protocol):
-    """A proposer with `plan`."""
-
-    def plan(self, views: Seq[SequenceView], budgets: Seq[int], max_steps: int) -> DraftPlan: ...
 
 
 MakePlan = Callable[[Seq[SequenceView], Seq[int], int], DraftPlan]

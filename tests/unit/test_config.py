@@ -21,10 +21,8 @@ from outrider.integrations.vllm.mapping import options
 from outrider.llm import LLM, SamplingKeywords
 from outrider.options import (
     Options,
-    docs_rows,
     expanded,
     http_fields,
-    http_notes,
     http_values,
     of,
 )
@@ -114,7 +112,7 @@ def test_a_new_parameter_is_a_field_of_http_bodies() -> None:
     assert "typical_p" not in http_values(Wider, body())
     with pytest.raises(ValidationError, match="less than or equal to 1"):
         body(typical_p=2.0)
-    assert http_notes(Wider)["typical_p"] == "keep the most typical tokens"
+    assert tool("parameter_rows").http_notes(Wider)["typical_p"] == "keep the most typical tokens"
 
 
 def test_a_new_parameter_has_rows_and_an_argument() -> None:
@@ -124,21 +122,22 @@ def test_a_new_parameter_has_rows_and_an_argument() -> None:
         "`float`",
         "`1.0`",
         "keep the most typical tokens",
-    ] in docs_rows(Wider)
+    ] in tool("parameter_rows").docs_rows(Wider)
     assert ("--typical-p", "refused") in [(o.flag, o.fate) for o in options(Wider)]
-    assert "    typical_p: float = 1.0,\n" in written_keywords(Wider)
+    assert "    typical_p: float = 1.0,\n" in tool("keywords").keywords(
+        Wider, "    ", defaults=True
+    )
 
 
-def written_keywords(config: type) -> str:
-    """What `make reference` writes into llm.py."""
-    file = Path(__file__).parents[2] / "docs" / "tools" / "keywords.py"
-    spec = importlib.util.spec_from_file_location("keywords", file)
+def tool(name: str) -> Any:
+    """A module of docs/tools."""
+    file = Path(__file__).parents[2] / "docs" / "tools" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    written: str = tool.keywords(config, "    ", defaults=True)
-    return written
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_sampling_is_given_once() -> None:

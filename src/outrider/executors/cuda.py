@@ -87,7 +87,7 @@ class CudaExecutor(PlannedExecutor):
 
     @torch.no_grad()
     def decode(self, batch: Decoding, max_steps: int, limit_s: float) -> list[StepResult]:
-        """None if these cycles cannot run the batch.
+        """See `PlannedExecutor.decode`.
 
         If the steps end before any sequence does, more cycles stay in flight: the next call mostly
         needs their results.

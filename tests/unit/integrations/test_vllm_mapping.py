@@ -23,8 +23,6 @@ from outrider.integrations.vllm.mapping import (
     OPTIONS,
     Wish,
     command,
-    in_vllm,
-    on_cpu_build,
     read_table,
     refuse,
     speculative_config,
@@ -206,24 +204,29 @@ def test_what_is_ours_reaches_the_front(started: Started, target: str, tmp_path:
     assert "secret" not in started.line + str(started.environment)
 
 
-def test_the_documented_tables_are_these() -> None:
-    """`make reference` would change nothing."""
-    file = ROOT / "docs/tools/vllm_tables.py"
-    spec = importlib.util.spec_from_file_location("vllm_tables", file)
+@pytest.fixture
+def maker() -> Any:
+    """docs/tools/vllm_tables.py"""
+    spec = importlib.util.spec_from_file_location("vllm_tables", ROOT / "docs/tools/vllm_tables.py")
     assert spec is not None
     assert spec.loader is not None
-    maker = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(maker)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_documented_tables_are_these(maker: Any) -> None:
+    """`make reference` would change nothing."""
     text = maker.PAGE.read_text()
     assert maker.page(text) == text
     assert all(f"| `{name}` |" in text for name in own_entries())
     assert all(f"| `{option.flag}` |" in text for option in OPTIONS)
 
 
-def test_every_drafter_is_greedy_only_on_the_cpu_build() -> None:
+def test_every_drafter_is_greedy_only_on_the_cpu_build(maker: Any) -> None:
     for name in own_entries():
-        refused = in_vllm(name).startswith("refused")
-        assert on_cpu_build(name).startswith("–" if refused else "temperature 0 only")
+        refused = maker.in_vllm(name).startswith("refused")
+        assert maker.on_cpu_build(name).startswith("–" if refused else "temperature 0 only")
 
 
 # --- the speculative configuration ----------------------------------------------------------------

@@ -57,23 +57,6 @@ def options(*configs: type) -> tuple[Option, ...]:
 OPTIONS = options(EngineConfig, ServerConfig, VllmConfig)
 
 
-def in_vllm(proposer: str) -> str:
-    """What vLLM makes of one of our proposers, in words."""
-    theirs = own_entries()[proposer].vllm
-    if not theirs.method:
-        return f"refused: {theirs.note}"
-    joint = " " if theirs.note.startswith("with ") else ": " if theirs.method == OURS else ", "
-    return f"`{theirs.method}`{joint}{theirs.note}" if theirs.note else f"`{theirs.method}`"
-
-
-def on_cpu_build(proposer: str) -> str:
-    """What a proposer's row says of vLLM's CPU build: see `build.py`."""
-    theirs = own_entries()[proposer].vllm
-    if not theirs.method:
-        return "–"
-    return f"temperature 0 only{f'; {theirs.cpu_note}' if theirs.cpu_note else ''}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Wish(VllmConfig):
     """The parameters of `outrider serve` that concern vLLM."""
