@@ -48,9 +48,9 @@ class Stream(enum.IntEnum):
 
 
 class Begun(NamedTuple):
-    """What the target's first `layer` layers made of the last committed token and the drafts.
+    """The states of the last committed token and the drafts after the target's first `layer` layers.
 
-    Their K/V lie in the sequence's slots: the verifying pass may go on from here.
+    Their K/V is in the sequence's slots: the verifying pass may continue from here.
     """
 
     layer: int
@@ -82,7 +82,7 @@ NUM_LEVELS, LEVEL_STEP = 25, 0.25  # the last level has all margins from its own
 
 
 class Found(NamedTuple):
-    """What a look-up found, and whether the draft is this or its beginning."""
+    """The result of a look-up, and whether the draft is this or its beginning."""
 
     tokens: list[int]
     parents: list[int] | None
@@ -90,12 +90,12 @@ class Found(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """What an executor that drafted by plan (see `draft_plans`) reports besides the proposal."""
+    """What an executor that drafted by plan (see `draft_plans`) adds to the proposal."""
 
     draft_s: float  # of the step, all sequences together
     pass_s: float
     pass_tokens: int
-    num_fed: int | None = None  # drafts whose K/V the drafter's model holds; None: it was not asked
+    num_fed: int | None = None  # drafts whose K/V the drafter's model holds; None: it did not draft
     found: Found | None = None
     # [n, F]: the target's hidden states of the step's last n tokens, for drafters that read them.
     states_nF: torch.Tensor | None = None
@@ -106,8 +106,8 @@ class Proposal:
     """A tree of drafted tokens for one sequence; a chain is the tree with one child each.
 
     `parents[i] < i` is the node that node i continues, -1 the root (the last committed token);
-    `parents is None` means a chain. Siblings stand in the order they were drawn. `q` is the
-    distribution they were drawn from, one row per node; None exactly where no rule needs it.
+    `parents is None` means a chain. Siblings are in the order of their draws. `q` is the
+    distribution of the draws, one row per node; None exactly if no rule needs it.
     `levels` of a draft under a `StopRule`: one per node, and of one more token that was
     left out.
     """
@@ -127,10 +127,10 @@ class Proposal:
 
 @dataclass(slots=True)
 class Verdict:
-    """What the target made of a proposal: the nodes kept, then exactly one token of its own.
+    """The accepted nodes of a proposal, then exactly one token of the target's own.
 
     `path` are node indices from the root down; `next_token` is the correction (a node was
-    refused) or the bonus (a leaf was reached). A verdict always emits `len(path) + 1` tokens.
+    rejected) or the bonus (a leaf was reached). A verdict always emits `len(path) + 1` tokens.
     `draws` are the target's draws at every row (root first) when the rule made them.
     """
 
@@ -151,7 +151,7 @@ class Edits(Protocol):
 
 
 class SequenceView(Protocol):
-    """What proposers, verifiers and controllers may see of a sequence. Read-only for them."""
+    """What proposers, verifiers and policies may see of a sequence. Read-only for them."""
 
     id: int  # unique in the engine's life
     tokens: list[int]  # every committed token, prompt first; grows, never shrinks
@@ -167,12 +167,12 @@ class SequenceView(Protocol):
 
     @property
     def stop_rule(self) -> StopRule | None:
-        """For this step's draft, if its proposer follows stop rules."""
+        """For this step's draft, if the proposer follows stop rules."""
         ...
 
     @property
     def edits(self) -> Edits | None:
-        """Bans, bias, penalties; None where the request has none."""
+        """Bans, bias, penalties; None if the request has none."""
         ...
 
 
@@ -210,7 +210,7 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """The few facts about a model that its surroundings need."""
+    """The facts about a model that other parts of the engine need."""
 
     name: str
     vocab_size: int  # width of the logits
@@ -259,7 +259,7 @@ class Needs:
 
 @dataclass(slots=True)
 class Observation:
-    """What became of one sequence's step; handed to its proposer after the commit."""
+    """The outcome of one sequence's step, which its proposer gets after the commit."""
 
     proposal: Proposal
     verdict: Verdict | None  # None: a prefill chunk, nothing was drawn
@@ -292,16 +292,16 @@ class Proposer(Protocol):
 
 @runtime_checkable
 class HasModel(Protocol):
-    """A proposer that keeps a model of its own: costs and memory of that model can be asked for."""
+    """A proposer with a model of its own, whose cost and memory others can ask for."""
 
     @property
     def model(self) -> Model | None:
-        """The model that drafts; None where torch modules draft."""
+        """The model that drafts; None if torch modules draft."""
         ...
 
 
 class ProposerDefaults:
-    """The members that a registered class gets where it has none of its own.
+    """The members of a proposer that a registered class may leave out.
 
     Its drafts are chains that are a function of the context. `build` calls the class with the
     user's options as keywords.
@@ -325,9 +325,9 @@ class ProposerDefaults:
 
 
 class LoadModel(Protocol):
-    """Loads a model where and as the engine loads its own, unless `dtype` says otherwise.
+    """Loads a model onto the engine's device, with the engine's dtype or `dtype`.
 
-    Nothing is checked about its vocabulary.
+    Does not check its vocabulary.
     """
 
     def __call__(self, name: str, *, dtype: str | None = None) -> Model: ...
@@ -339,10 +339,10 @@ class ProposerContext:
 
     target: Model
     model: str = ""  # folder or name of the target
-    target_kv: KVCache  # slots from `view.num_computed` on may be scribbled on while drafting
+    target_kv: KVCache  # slots from `view.num_computed` on may be overwritten while drafting
     tokenizer: Tokenizer  # the target's
     drafter: str | None  # folder or name of the draft model or head the user chose
-    load_drafter: LoadModel  # checks besides that it shares the target's vocabulary
+    load_drafter: LoadModel  # also checks that it shares the target's vocabulary
     load_model: LoadModel
     make_kv: Callable[[OwnsKV], KVCache]  # allocates the KV store and its bookkeeping
     proposer: Callable[[str], Proposer]  # another one of this engine: built once, shared
@@ -388,7 +388,7 @@ class Verifier(Protocol):
 
 
 class ControlledView(SequenceView, Protocol):
-    """What a controller sees of a sequence besides."""
+    """What a policy sees of a sequence as well."""
 
     proposer: str | None  # None: no proposer, or one that is switched off
-    adaptive: bool  # its K is the controller's choice, not the request's own
+    adaptive: bool  # its K is the policy's choice, not the request's own

@@ -307,9 +307,7 @@ class RowDistributions:
         return self._draws
 
     def probs(self, start: int, stop: int) -> torch.Tensor:
-        if (
-            self._probs_RV is None
-        ):  # all rows at once: one pass over the vocabulary, not one per call
+        if self._probs_RV is None:  # one pass over the vocabulary for all rows
             self._probs_RV = distribution_of(self._logits_RV, self._rows)
         return self._probs_RV[start:stop]
 
