@@ -48,7 +48,7 @@ class Stream(enum.IntEnum):
 
 
 class Begun(NamedTuple):
-    """The states of the last committed token and the drafts after the target's first `layer` layers.
+    """The states of the last committed token and the drafts after the first `layer` layers.
 
     Their K/V is in the sequence's slots: the verifying pass may continue from here.
     """
