@@ -318,16 +318,19 @@ FIELDS = {
     "suffix": "only empty",
     "best_of": "only equal to `n`",
     "modalities": "only text",
-    "tools": "only none",
-    "tool_choice": "accepted, without tools to choose from",
-    "parallel_tool_calls": "accepted, without tools to call",
+    "tools": "functions that the model may call ([how](../how-to/call-tools.md))",
+    "tool_choice": "`auto`, `none`, `required` or `{type: function, function: {name}}`",
+    "parallel_tool_calls": "false: at most one call in a reply",
+    "reasoning_effort": "for the chat template; `none` also sets `enable_thinking` to false",
+    "enable_thinking": "for the chat template",
+    "chat_template_kwargs": "further variables of the chat template",
+    "include_reasoning": "false: the reasoning is left out of the reply",
     "off": "plain decoding",
     "metrics": "adds `metrics.speculative_decoding` to the reply or its last chunk",
     "include_usage": "a last chunk without choices, with `usage`",
     "continuous_usage_stats": "`usage` in every chunk",
     "include_obfuscation": "pad frames; default: the server's setting",
 }
-BOOKKEEPING = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 
 
 def openapi() -> dict[str, Any]:
@@ -361,7 +364,7 @@ def http_fields(name: str, without: str = "") -> Callable[[], list[str]]:
 
         notes = FIELDS | parameter_rows.http_notes(SamplingParams, Speculation)
         schemas = openapi()["components"]["schemas"]
-        skip = BOOKKEEPING | set(schemas[without]["properties"] if without else ())
+        skip = set(schemas[without]["properties"] if without else ())
         rows: list[list[object]] = []
         for field, schema in schemas[name]["properties"].items():
             if field in skip:

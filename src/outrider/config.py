@@ -234,6 +234,10 @@ class SamplingParams:
     ignore_eos: bool = param(
         False, "Go on after the end-of-text token.", "--ignore-eos", STOPPING, http="ignore_eos"
     )
+    skip_special_tokens: bool = param(
+        True, "Leave special tokens out of the text.", http="skip_special_tokens",
+        http_help="false: special tokens appear in the text"
+    )
     logprobs: int | None = param(
         None, "Log-probabilities, with that many alternatives.", "--logprobs N", OUTPUT,
         none="off", low=0, high=MAX_LOGPROBS
@@ -302,6 +306,20 @@ class ServerConfig:
     chat_template: str | None = param(
         None, "A jinja chat template.", "--chat-template FILE", NETWORK, none="the model's own",
         vllm=passed("--chat-template")
+    )
+    tool_call_parser: str | None = param(
+        None, "How the model writes tool calls; a wrong name lists the valid ones.",
+        "--tool-call-parser NAME", NETWORK, none="by the chat template",
+        vllm=refused("vLLM has parsers of its own: --vllm-arg=--tool-call-parser=NAME")
+    )
+    reasoning_parser: str | None = param(
+        None, "How the model marks its reasoning, or none.", "--reasoning-parser NAME", NETWORK,
+        none="by the chat template",
+        vllm=refused("vLLM has parsers of its own: --vllm-arg=--reasoning-parser=NAME")
+    )
+    strict: bool = param(
+        False, "Refuse fields of bodies that have no effect here.", "--strict", NETWORK,
+        vllm=refused("vLLM reads the bodies")
     )
     max_queue: int = param(
         256, "Sequences that may wait; more get a 503.", "--max-queue N", LIMITS, low=1,

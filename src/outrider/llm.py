@@ -43,6 +43,7 @@ class SamplingKeywords(TypedDict, total=False):
     stop: tuple[str, ...]
     stop_ids: tuple[int, ...]
     ignore_eos: bool
+    skip_special_tokens: bool
     logprobs: int | None
     prompt_logprobs: int | None
     # end

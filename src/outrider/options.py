@@ -323,13 +323,18 @@ def _limited(hint: Any, declared: Param) -> Any:
     return Annotated[hint, Field(ge=low, gt=declared.above, le=high)]
 
 
-def http_values(config: type, body: object) -> Options:
-    """The fields of `config` that a body gives, and those that have another default in HTTP."""
+def http_given(config: type, body: object) -> Options:
+    """The fields of `config` that a body gives."""
     found = {}
     for name, declared in params(config).items():
         if declared.http:
             value = getattr(body, declared.http)
-            value = declared.http_default if value is None else value
             if value is not None:
                 found[name] = value
     return found
+
+
+def http_defaults(config: type) -> Options:
+    """The fields of `config` with another default in HTTP."""
+    declared = params(config).items()
+    return {name: p.http_default for name, p in declared if p.http_default is not None}

@@ -23,7 +23,7 @@ from outrider.options import (
     Options,
     expanded,
     http_fields,
-    http_values,
+    http_given,
     of,
 )
 from outrider.parameters import PANELS, SAMPLING, default_of, param, params, refused
@@ -108,8 +108,8 @@ def test_a_new_parameter_is_an_option_of_the_command_line() -> None:
 
 def test_a_new_parameter_is_a_field_of_http_bodies() -> None:
     body: Any = create_model("Body", __base__=Body, **http_fields(Wider, {"stop": Any}))
-    assert http_values(Wider, body(typical_p=0.5))["typical_p"] == 0.5
-    assert "typical_p" not in http_values(Wider, body())
+    assert http_given(Wider, body(typical_p=0.5))["typical_p"] == 0.5
+    assert "typical_p" not in http_given(Wider, body())
     with pytest.raises(ValidationError, match="less than or equal to 1"):
         body(typical_p=2.0)
     assert tool("parameter_rows").http_notes(Wider)["typical_p"] == "keep the most typical tokens"

@@ -226,7 +226,7 @@ class Engine:
         edits = None
         if params.edits_logits:
             edits = LogitEdits(params, len(request.prompt), spec.num_tokens, finish_ids)
-        text = self.tokenizer.stream(request.prompt)
+        text = self.tokenizer.stream(request.prompt, special=not params.skip_special_tokens)
         return Sequence(request, sample_index, draw, finish_ids, text, edits, drafts_early)
 
     @property

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import jinja2
+from jinja2 import meta
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -73,23 +74,30 @@ class ChatTemplate:
         sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
             self._template = sandbox.from_string(source)
+            self.variables = meta.find_undeclared_variables(sandbox.parse(source))
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template cannot be compiled: {error}") from error
+        self.source = source
         self._special_tokens = dict(special_tokens)
 
     def render(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        variables: Mapping[str, Any] = {},
     ) -> str:
-        """The prompt; with `continue_final_message` it ends with the last message's text."""
+        """The prompt; with `continue_final_message` it ends with the last message's text.
+
+        `variables` are further ones of the template, such as `tools`.
+        """
         values = {
-            "messages": [dict(message) for message in messages],
-            "add_generation_prompt": add_generation_prompt,
             "tools": None,
             "documents": None,
+            **variables,
+            "messages": [dict(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
             **self._special_tokens,
         }
         try:
@@ -101,7 +109,7 @@ class ChatTemplate:
                 f"the chat template refuses these messages: {type(error).__name__}", "messages"
             ) from error
         if continue_final_message:
-            last = messages[-1]["content"].strip()
+            last = str(messages[-1]["content"]).strip()
             at = text.rfind(last)
             if at < 0:
                 raise RequestError("the chat template changes the last message", "messages")
@@ -158,8 +166,10 @@ def _own_template(tokenizer: Tokenizer) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    allowed = {"separators", "sort_keys", "ensure_ascii"}
+    given = {name: option for name, option in options.items() if name in allowed}
+    return json.dumps(value, **{"ensure_ascii": False, "indent": indent} | given)
 
 
 def _refuse(message: str) -> None:

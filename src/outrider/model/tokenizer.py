@@ -96,9 +96,13 @@ class Tokenizer:
         token: str | None = self._inner.id_to_token(id)
         return token
 
-    def stream(self, context: Sequence[int] = ()) -> TextStream | ByteTextStream:
-        """Incremental detokenisation of the tokens after `context` (the prompt)."""
-        return ByteTextStream(self, context) if self.is_byte_level else TextStream(self, context)
+    def stream(
+        self, context: Sequence[int] = (), *, special: bool = False
+    ) -> TextStream | ByteTextStream:
+        """Incremental detokenisation of the tokens after `context` (the prompt); `special`: with
+        the text of special tokens."""
+        kind = ByteTextStream if self.is_byte_level else TextStream
+        return kind(self, context, special=special)
 
     @cached_property
     def is_byte_level(self) -> bool:
@@ -116,6 +120,17 @@ class Tokenizer:
             found = bytes(codes) if min(codes, default=0) >= 0 else (token or "").encode()
             self._bytes[id] = found
         return found
+
+    def spelled_bytes(self, id: int) -> bytes:
+        """As `token_bytes`, with the text of special tokens."""
+        if id in self.special_ids:
+            return (self.token(id) or "").encode()
+        return self.token_bytes(id)
+
+    @cached_property
+    def added(self) -> dict[str, int]:
+        """The ids of added tokens, special ones and others, by their text."""
+        return {token.content: id for id, token in self._inner.get_added_tokens_decoder().items()}
 
     @cached_property
     def vocabulary(self) -> dict[int, str]:
@@ -160,8 +175,10 @@ class Tokenizer:
 class ByteTextStream:
     """`TextStream` for byte-level vocabularies: a table look-up instead of decoding a window."""
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
-        self._bytes = tokenizer.token_bytes
+    def __init__(
+        self, tokenizer: Tokenizer, context: Sequence[int] = (), *, special: bool = False
+    ) -> None:
+        self._bytes = tokenizer.spelled_bytes if special else tokenizer.token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for id in context[-4:]:  # the prompt may end inside a character
             self._decoder.decode(self._bytes(id))
@@ -185,8 +202,11 @@ class TextStream:
     _WINDOW = 24  # tokens decoded at a time; the text of older tokens is final
     _OVERLAP = 4  # tokens kept as left context: decoders treat the first token of a text specially
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, context: Sequence[int] = (), *, special: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
+        self._skips = not special
         self._ids: list[int] = []
         self._num_shown = 0  # characters of the text of `_ids` that were returned, or are context
         self._settled_tail(list(context))
@@ -207,7 +227,7 @@ class TextStream:
         return text
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids)
+        return self._tokenizer.decode(ids, skip_special=self._skips)
 
     def _settled(self) -> str:
         """The part of the window's text that later tokens cannot change."""

@@ -1,26 +1,36 @@
-"""Turns a body into a request to the engine: tokens, sampling parameters, speculation."""
+"""Turns a request into what the engine needs: tokens, parameters, speculation, a grammar."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from outrider.config import SamplingParams, Speculation
 from outrider.errors import RequestError, UnknownName
-from outrider.options import http_values
 from outrider.registry import PREDICTION
+from outrider.server import conversation
 from outrider.server.errors import ApiError
 from outrider.server.generation import Ask
 from outrider.server.grammars import Wanted
-from outrider.server.schema import ChatBody, CompletionBody, GenerationBody, Message
+from outrider.server.reading import HARMONY, Manner
+from outrider.server.reading.formats import ReasoningForm
+from outrider.server.reading.grammar import grammar_after_reasoning, grammar_of_calls
+from outrider.server.request import Conversation, Request, Wish
 from outrider.server.service import Served
 
 INLINE_CHARS = (
     4096  # longer texts are tokenised in a thread, so that the loop can serve other clients
 )
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+
+
+class _Form(NamedTuple):
+    """How the output is read, and the grammar that it must satisfy."""
+
+    manner: Manner | None
+    wanted: Wanted | None
+    loose: Wanted | None = None  # instead, if `wanted` cannot be compiled
+    param: str = "response_format"
 
 
 def check_model(asked: str | None, served: str) -> None:
@@ -34,74 +44,41 @@ def check_model(asked: str | None, served: str) -> None:
         )
 
 
-async def completion_ask(body: CompletionBody, served: Served, salt: str) -> tuple[Ask, list[str]]:
-    """The request, and the texts of its prompts for an echo."""
-    given: list[Any]
-    prompt = body.prompt
-    given = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
-    prompts = [
-        await _encode(served, one, "prompt") if isinstance(one, str) else list(one) for one in given
-    ]
-    for tokens in prompts:
-        served.core.check_prompt(tokens)
-    texts = (
-        [
-            one if isinstance(one, str) else served.tokenizer.decode(one, skip_special=False)
-            for one in given
-        ]
-        if body.echo
-        else []
-    )
-    params = _params(
-        body,
-        body.max_tokens if body.max_tokens is not None else DEFAULT_COMPLETION_TOKENS,
-        logprobs=body.logprobs,
-        prompt_logprobs=body.logprobs if body.echo else None,
-    )
-    ask = Ask(
-        prompts=prompts,
-        params=params,
-        speculation=_speculation(body, served, False),
-        salt=salt,
-        grammar=await served.grammars.compile(wanted_grammar(body)),
-    )
-    return ask, texts
-
-
-async def chat_ask(body: ChatBody, served: Served, salt: str) -> Ask:
-    prompt = await chat_prompt(
-        body.messages,
-        served,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-    )
-    served.core.check_prompt(prompt, "messages")
+async def ask_of(request: Request, served: Served, salt: str) -> Ask:
+    """Raises RequestError or ApiError for what cannot be done."""
     prediction: list[int] = []
-    if body.prediction is not None:
-        prediction = await _encode(served, body.prediction.text, "prediction", special=False)
-    limit = body.max_completion_tokens or body.max_tokens or served.max_model_len - len(prompt)
-    params = _params(body, limit, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    form = _Form(None, request.wanted)
+    if isinstance(request.prompt, Conversation):
+        text = await prompt_text(request.prompt, served)
+        prompts = [await encode(served, text, "messages", special=False)]
+        served.core.check_prompt(prompts[0], "messages")
+        form = _form(request, request.prompt, text, served)
+        if request.prediction is not None:
+            prediction = await encode(served, request.prediction, "prediction", special=False)
+    else:
+        prompts = [
+            await encode(served, one, "prompt") if isinstance(one, str) else list(one)
+            for one in request.prompt
+        ]
+        for tokens in prompts:
+            served.core.check_prompt(tokens)
     return Ask(
-        prompts=[prompt],
-        params=params,
-        speculation=_speculation(body, served, bool(prediction)),
+        prompts=prompts,
+        params=_params(request, served, max(map(len, prompts)), form.manner),
+        speculation=_speculation(request.speculation, served, bool(prediction)),
         prediction=prediction,
         salt=salt,
-        grammar=await served.grammars.compile(wanted_grammar(body)),
+        grammar=await _grammar(form, served),
+        manner=form.manner,
     )
 
 
-async def chat_prompt(messages: Sequence[Message], served: Served, **options: bool) -> list[int]:
-    """The tokens of the messages in the model's chat template."""
-    plain = [
-        {"role": m.role, "content": m.text} | ({} if m.name is None else {"name": m.name})
-        for m in messages
-    ]
-    text = await asyncio.to_thread(served.template.render, plain, **options)
-    return await _encode(served, text, "messages", special=False)
+async def prompt_text(wanted: Conversation, served: Served) -> str:
+    """The conversation in the model's chat template."""
+    return await asyncio.to_thread(conversation.render, served.template, wanted, served.forms.tools)
 
 
-async def _encode(served: Served, text: str, param: str, *, special: bool = True) -> list[int]:
+async def encode(served: Served, text: str, param: str, *, special: bool = True) -> list[int]:
     if len(text) <= INLINE_CHARS:
         return served.tokenizer.encode(text, special=special)
     # Too long even if every token were the longest of the vocabulary: not worth tokenising.
@@ -110,47 +87,123 @@ async def _encode(served: Served, text: str, param: str, *, special: bool = True
     return await asyncio.to_thread(served.tokenizer.encode, text, special=special)
 
 
+# --- sampling -----------------------------------------------------------------------------------
+
+
 def _params(
-    body: GenerationBody,
-    max_tokens: int,
-    *,
-    logprobs: int | None,
-    prompt_logprobs: int | None = None,
+    request: Request, served: Served, num_prompt_tokens: int, manner: Manner | None
 ) -> SamplingParams:
-    given = http_values(SamplingParams, body)
-    given["max_tokens"] = max(max_tokens, 1)
-    if given.get("min_tokens", 0) > given["max_tokens"]:
+    given = {**served.defaults, **request.sampling}
+    limit = request.max_tokens
+    if limit is None:
+        limit = max(served.max_model_len - num_prompt_tokens, 1)
+    if given.get("min_tokens", 0) > limit:
         raise RequestError("min_tokens must not exceed max_tokens", "min_tokens")
-    given["top_k"] = max(given.get("top_k", 0), 0)  # -1, too, means all
-    stop = given.get("stop", ())
-    given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-    given["stop_ids"] = tuple(given.get("stop_ids", ()))
-    given["logit_bias"] = {int(token): x for token, x in given.get("logit_bias", {}).items()}
-    return SamplingParams(**given, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    if manner is not None and served.forms.are_special:
+        given["skip_special_tokens"] = False  # the marks that the reader looks for
+    return SamplingParams(**given | {"max_tokens": limit})
 
 
-def wanted_grammar(body: GenerationBody) -> Wanted | None:
-    """The grammar of the output, if the request has one."""
-    form, wish = body.response_format, body.structured_outputs
-    if form is not None and form.type != "text":
-        schema = form.json_schema.schema_ if form.json_schema is not None else {}
-        return Wanted("json", json.dumps(schema))
-    if wish is None:
+# --- form ---------------------------------------------------------------------------------------
+
+
+def _form(request: Request, talk: Conversation, prompt: str, served: Served) -> _Form:
+    forms = served.forms
+    reasoning, opened = _reasoning(forms.reasoning, prompt, talk)
+    calls = bool(talk.tools) and talk.choice.kind != "none"
+    if not calls and reasoning is None and forms.tools.name != HARMONY:
+        return _Form(None, request.wanted)
+    manner = Manner(
+        reasoning=reasoning,
+        opened=opened,
+        tools=forms.tools if calls or forms.tools.name == HARMONY else None,
+        schemas={tool.name: tool.parameters for tool in talk.tools} if calls else {},
+        parallel=talk.parallel and talk.choice.name is None,
+    )
+    schema = _schema(request.wanted)
+    must = calls and talk.choice.kind == "required"
+    if must and request.wanted is not None:
+        raise RequestError("a forced tool call goes without response_format", "response_format")
+    strict = any(tool.strict for tool in talk.tools)
+    if calls and (must or strict or schema is not None or not talk.parallel):
+        tools = [tool for tool in talk.tools if talk.choice.name in (None, tool.name)]
+        rigid, loose = (
+            _lark(
+                lambda free=free: grammar_of_calls(
+                    forms.tools,
+                    tools,
+                    must=must,
+                    several=manner.parallel,
+                    loose=free,
+                    reasoning=reasoning,
+                    opened=opened,
+                    otherwise=schema,
+                    added=served.added_tokens,
+                )
+            )
+            for free in (False, True)
+        )
+        return _Form(manner, rigid, None if strict else loose, "tools")
+    if schema is not None and reasoning is not None:
+        wanted = _lark(
+            lambda: grammar_after_reasoning(schema, reasoning, opened, served.added_tokens)
+        )
+        return _Form(manner, wanted)
+    return _Form(manner, request.wanted)
+
+
+def _lark(write: Any) -> Wanted:
+    try:
+        return Wanted("lark", write())
+    except RecursionError:
+        raise RequestError("the schema is nested too deeply", "tools") from None
+
+
+def _schema(wanted: Wanted | None) -> dict[str, Any] | None:
+    """The schema, if the output must be JSON."""
+    if wanted is None or wanted.kind != "json":
         return None
-    if wish.json_ is not None:
-        return Wanted("json", wish.json_ if isinstance(wish.json_, str) else json.dumps(wish.json_))
-    if wish.regex is not None:
-        return Wanted("regex", wish.regex)
-    if wish.choice is not None:
-        return Wanted("choice", json.dumps(wish.choice))
-    if wish.grammar is not None:
-        return Wanted("lark", wish.grammar)
-    return Wanted("json", "{}")
+    try:
+        found = json.loads(wanted.source)
+    except ValueError as error:
+        raise RequestError(f"the schema is not JSON: {error}", "response_format") from error
+    if not isinstance(found, dict):
+        raise RequestError("the schema must be a JSON object", "response_format")
+    return found or {"type": "object"}
 
 
-def _speculation(body: GenerationBody, served: Served, predicted: bool) -> Speculation:
+def _reasoning(
+    form: ReasoningForm | None, prompt: str, talk: Conversation
+) -> tuple[ReasoningForm | None, bool]:
+    """The form of the reasoning that will come, if any, and whether the prompt has begun it."""
+    if form is None:
+        return None, False
+    end = prompt.rstrip()
+    if end.endswith(form.opening):
+        return form, True
+    if end.endswith(form.closing):
+        return None, False
+    if talk.continue_final_message:
+        opened = prompt.rfind(form.opening) > prompt.rfind(form.closing)
+        return (form, True) if opened else (None, False)
+    return form, False
+
+
+async def _grammar(form: _Form, served: Served) -> Any:
+    try:
+        return await served.grammars.compile(form.wanted)
+    except RequestError as error:
+        if form.loose is not None:
+            return await served.grammars.compile(form.loose)
+        raise RequestError(str(error), form.param) from error
+
+
+# --- speculation --------------------------------------------------------------------------------
+
+
+def _speculation(wish: Wish | None, served: Served, predicted: bool) -> Speculation:
     """The request's settings over the server's default; a prediction implies its proposer."""
-    default, wish = served.core.default, body.speculation
+    default = served.core.default
     if wish is None:
         if predicted:
             return _predicting(served, default)

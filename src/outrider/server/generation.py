@@ -20,6 +20,7 @@ from outrider.events import StepEvent, TokenLogprob
 from outrider.grammar import Grammar
 from outrider.registry import PREDICTION
 from outrider.sampling import SamplingParams
+from outrider.server.reading import Manner
 from outrider.server.service import Service
 
 
@@ -33,6 +34,7 @@ class Ask:
     prediction: list[int] = field(default_factory=list)
     salt: str = ""
     grammar: Grammar | None = None
+    manner: Manner | None = None  # how to read the output; None: it is all text
     request_id: str | None = None  # for the engine, with one prompt only
 
     @property

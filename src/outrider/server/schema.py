@@ -1,33 +1,38 @@
-"""The bodies of requests: OpenAI's fields, vLLM's further sampling options, and `speculation`.
+"""The parts of bodies that several dialects share: sampling, structure, `speculation`, messages.
 
 The fields of sampling and speculation are those of `outrider.config`. Types are strict: a bool is
-no number, NaN is no temperature, and an unknown field is an error, because an option that is
-silently ignored is worse than one that is refused.
+no number, NaN is no temperature. An unknown field is an error, because an option that is silently
+ignored is worse than one that is refused. Fields that change no token are accepted by name.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
     create_model,
     field_validator,
     model_validator,
 )
 
-from outrider.config import INT32, MAX_LOGPROBS, SamplingParams, Speculation
-from outrider.options import http_fields
+from outrider.config import INT32, SamplingParams, Speculation
+from outrider.options import http_fields, http_given
 from outrider.server.config import (
     MAX_LOGIT_BIAS,
     MAX_MESSAGES,
     MAX_NAME_CHARS,
-    MAX_PROMPTS,
     MAX_STOP_CHARS,
     MAX_STOPS,
+    MAX_TOOLS,
 )
+from outrider.server.grammars import Wanted
+from outrider.server.request import Choice, Conversation, Tool, Wish
 
 # A length, even one no body can reach, makes pydantic look inside: no half surrogate passes.
 Text = Annotated[str, Field(max_length=1 << 26)]
@@ -42,8 +47,57 @@ LogitBias = Annotated[
 ]
 
 
+# Fields for records, caches and schedulers of clients and other servers. They change no token.
+HARMLESS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "cache_prompt",
+        "keep_alive",
+        "verbosity",
+        "id",
+        "request_id",
+        "rid",
+        "id_slot",
+        "slot_id",
+        "priority",
+        "cache_control",
+        "betas",
+        "stream_reasoning",
+        "spaces_between_special_tokens",
+    }
+)
+
+
 class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class TolerantBody(Body):
+    """A whole body: null means left out, and harmless fields are noted and left out."""
+
+    _ignored: list[str] = PrivateAttr(default_factory=list)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _tolerant(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(data, dict):
+            return handler(data)
+        given = {key: value for key, value in data.items() if value is not None}
+        harmless = [key for key in given if key in HARMLESS and key not in cls.model_fields]
+        body = handler({key: value for key, value in given.items() if key not in harmless})
+        body._ignored = harmless
+        return body
+
+    @property
+    def ignored(self) -> list[str]:
+        """The harmless fields that the body had."""
+        return self._ignored
 
 
 class StreamOptions(Body):
@@ -57,7 +111,7 @@ if TYPE_CHECKING:
     class SpeculationFields(Body):
         def __getattr__(self, name: str) -> Any: ...
 
-    class SamplingFields(Body):
+    class SamplingFields(TolerantBody):
         def __getattr__(self, name: str) -> Any: ...
 
 else:
@@ -68,7 +122,7 @@ else:
     )
     SamplingFields = create_model(
         "SamplingFields",
-        __base__=Body,
+        __base__=TolerantBody,
         model=(Name | None, None),
         **http_fields(
             SamplingParams, {"logit_bias": LogitBias, "stop": Stops, "stop_ids": TokenIds}
@@ -81,6 +135,9 @@ class SpeculationBody(SpeculationFields):
 
     off: bool = False
     metrics: Literal["summary", "detailed"] | None = None  # figures of this request in the reply
+
+    def wish(self) -> Wish:
+        return Wish(self.proposer, self.num_draft_tokens, self.verifier, self.off)
 
 
 class JsonSchema(Body):
@@ -100,6 +157,11 @@ class ResponseFormat(Body):
             raise ValueError("json_schema goes with type 'json_schema'")
         return self
 
+    def wanted(self) -> Wanted | None:
+        if self.type == "text":
+            return None
+        return Wanted("json", json.dumps(self.json_schema.schema_ if self.json_schema else {}))
+
 
 class StructuredOutputs(Body):
     """vLLM's names: exactly one of them."""
@@ -117,9 +179,21 @@ class StructuredOutputs(Body):
             raise ValueError("give exactly one of json, regex, choice, grammar, json_object")
         return self
 
+    def wanted(self) -> Wanted:
+        if self.json_ is not None:
+            text = self.json_ if isinstance(self.json_, str) else json.dumps(self.json_)
+            return Wanted("json", text)
+        if self.regex is not None:
+            return Wanted("regex", self.regex)
+        if self.choice is not None:
+            return Wanted("choice", json.dumps(self.choice))
+        if self.grammar is not None:
+            return Wanted("lark", self.grammar)
+        return Wanted("json", "{}")
+
 
 class GenerationBody(SamplingFields):
-    """The fields of both generating routes."""
+    """The fields of OpenAI's generating routes."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -127,13 +201,6 @@ class GenerationBody(SamplingFields):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: Name | None = None
-    # For the client's own records; it changes no token.
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
 
     @field_validator("logit_bias")
     @classmethod
@@ -151,123 +218,214 @@ class GenerationBody(SamplingFields):
             raise ValueError("give response_format or structured_outputs, not both")
         return self
 
+    def common(self) -> dict[str, Any]:
+        """The fields of a `Request` that do not depend on the route."""
+        wish, options = self.speculation, self.stream_options
+        return {
+            "model": self.model,
+            "sampling": sampling(self),
+            "wanted": self._wanted(),
+            "speculation": None if wish is None else wish.wish(),
+            "metrics": None if wish is None else wish.metrics,
+            "cache_salt": self.cache_salt,
+            "stream": bool(self.stream),
+            "obfuscated": None if options is None else options.include_obfuscation,
+        }
 
-class CompletionBody(GenerationBody):
-    prompt: Annotated[
-        Text | list[TokenId] | list[Text] | list[list[TokenId]],
-        Field(description="a text, token ids, or a list of either"),
-    ]
-    echo: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    suffix: Literal[""] | None = None
-    best_of: int | None = None
-
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def _few(cls, prompt: object) -> object:
-        if isinstance(prompt, list):
-            if not prompt:
-                raise ValueError("give at least one prompt")
-            if not isinstance(prompt[0], int) and len(prompt) > MAX_PROMPTS:
-                raise ValueError(f"at most {MAX_PROMPTS} prompts, not {len(prompt)}")
-        return prompt
-
-    @model_validator(mode="after")
-    def _best(self) -> CompletionBody:
-        if self.best_of not in (None, self.n or 1):
-            raise ValueError("best_of must equal n")
-        if self.max_tokens == 0 and (not self.echo or self.stream):
-            raise ValueError("max_tokens of 0 goes with echo: true, and without stream")
-        return self
+    def _wanted(self) -> Wanted | None:
+        """The grammar of the output, if the request has one."""
+        if self.response_format is not None:
+            return self.response_format.wanted()
+        return None if self.structured_outputs is None else self.structured_outputs.wanted()
 
 
-class TextPart(BaseModel):
+def sampling(body: object) -> dict[str, Any]:
+    """The sampling parameters that a body gives, as `SamplingParams` has them."""
+    given = http_given(SamplingParams, body)
+    if "top_k" in given:
+        given["top_k"] = max(given["top_k"], 0)  # -1, too, means all
+    if "stop" in given:
+        stop = given["stop"]
+        given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    if "stop_ids" in given:
+        given["stop_ids"] = tuple(given["stop_ids"])
+    if "logit_bias" in given:
+        given["logit_bias"] = {int(token): x for token, x in given["logit_bias"].items()}
+    return given
+
+
+class Part(BaseModel):
+    """A part of a message's content."""
+
     model_config = ConfigDict(strict=True, extra="allow")
 
     type: Text
     text: Text | None = None
 
 
-class Message(BaseModel):
-    """A chat message of text. Other fields must be null, which SDKs send back from replies."""
+Content = Text | list[Text | Part]
+TEXT_PARTS = ("text", "input_text", "output_text")
 
-    model_config = ConfigDict(strict=True, extra="allow")
+
+def text_of(content: Content | None) -> str:
+    """The text; ValueError for parts that are no text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in content:
+        if not isinstance(part, str) and (part.type not in TEXT_PARTS or part.text is None):
+            raise ValueError(f"only text parts are supported, not {part.type[:64]!r}")
+        texts.append(part if isinstance(part, str) else part.text or "")
+    return "".join(texts)
+
+
+class CalledFunction(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    name: Name
+    arguments: Text | dict[str, Any] | None = None
+
+    @property
+    def json_text(self) -> str:
+        given = self.arguments
+        return given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
+
+
+class ToolCall(BaseModel):
+    """A call of an earlier reply."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    id: Name = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def plain(self) -> dict[str, Any]:
+        function = {"name": self.function.name, "arguments": self.function.json_text}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class Message(BaseModel):
+    """A chat message of text. Keys that are not known here are ids and marks of clients."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: Text | list[TextPart] | None = None
+    content: Content | None = None
     name: Name | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Name | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None
 
-    @model_validator(mode="after")
-    def _text_only(self) -> Message:
-        for part in self.content if isinstance(self.content, list) else ():
-            if part.type != "text" or part.text is None:
-                raise ValueError("only text parts are supported")
-        for field, value in (self.model_extra or {}).items():
-            if value not in (None, [], {}):
-                raise ValueError(f"{field[:64]!r} is not supported in a message")
-        return self
+    @field_validator("content")
+    @classmethod
+    def _text_only(cls, content: Content | None) -> Content | None:
+        text_of(content)
+        return content
 
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, list):
-            return "".join(part.text or "" for part in self.content)
-        return self.content or ""
-
-
-class Prediction(Body):
-    type: Literal["content"]
-    content: Text | list[TextPart]
-
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text or "" for part in self.content)
+    def plain(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        found: dict[str, Any] = {"role": self.role, "content": text_of(self.content)}
+        if self.name is not None:
+            found["name"] = self.name
+        if self.tool_calls:
+            found["tool_calls"] = [call.plain() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            found["tool_call_id"] = self.tool_call_id
+        if thought := self.reasoning_content or self.reasoning:
+            found["reasoning_content"] = thought
+        return found
 
 
-class ChatBody(GenerationBody):
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Count | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    prediction: Prediction | None = None
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class FunctionBody(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def tool(self) -> Tool:
+        return Tool(
+            name=self.name,
+            description=self.description,
+            parameters=self.parameters or {},
+            strict=bool(self.strict),
+        )
+
+
+class ToolBody(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class NamedFunction(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    name: Name
+
+
+class NamedTool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+Tools = Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)]
+
+
+class ConversationFields(TolerantBody):
+    """What a conversation consists of, in OpenAI's chat format."""
+
+    messages: Messages
+    tools: Tools | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    enable_thinking: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    # Accepted only with values that request nothing: there is only text, and no tools.
-    modalities: list[Literal["text"]] | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
-    def _chat(self) -> ChatBody:
-        if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs goes with logprobs: true")
-        if self.add_generation_prompt and self.continue_final_message:
+    def _turns(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("continue_final_message goes with add_generation_prompt: false")
-        limits = (self.max_tokens, self.max_completion_tokens)
-        if None not in limits and limits[0] != limits[1]:
-            raise ValueError("max_tokens and max_completion_tokens differ")
-        if 0 in limits:
-            raise ValueError("max_completion_tokens must be at least 1")
+        self.choice()
         return self
 
+    def choice(self) -> Choice:
+        wish = self.tool_choice
+        names = {tool.function.name for tool in self.tools or ()}
+        if isinstance(wish, NamedTool):
+            if wish.function.name not in names:
+                raise ValueError(f"tool_choice names no tool: {wish.function.name!r}")
+            return Choice("required", wish.function.name)
+        if wish == "required" and not names:
+            raise ValueError("tool_choice 'required' goes with tools")
+        return Choice(wish or "auto")
 
-class TokenizeBody(Body):
-    model: Name | None = None
-    prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-    return_token_strs: bool = False
-
-    @model_validator(mode="after")
-    def _one(self) -> TokenizeBody:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either prompt or messages")
-        return self
-
-
-class DetokenizeBody(Body):
-    model: Name | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=1 << 20)]
+    def conversation(self) -> Conversation:
+        effort, thinking = self.reasoning_effort, self.enable_thinking
+        variables = dict(self.chat_template_kwargs or {})
+        if effort is not None:
+            variables.setdefault("reasoning_effort", effort)
+            thinking = effort != "none" if thinking is None else thinking
+        if thinking is not None:
+            variables.setdefault("enable_thinking", thinking)
+        return Conversation(
+            messages=[message.plain() for message in self.messages],
+            tools=tuple(tool.function.tool() for tool in self.tools or ()),
+            choice=self.choice(),
+            parallel=self.parallel_tool_calls is not False,
+            variables=variables,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+        )

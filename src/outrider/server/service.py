@@ -11,21 +11,31 @@ import enum
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
+from outrider.config import SamplingParams
 from outrider.contracts import HasModel
 from outrider.engine.async_engine import AsyncEngine
 from outrider.engine.engine import Engine
 from outrider.model.chat_template import ChatTemplate, load_template
 from outrider.model.tokenizer import Tokenizer
+from outrider.options import http_defaults
 from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError, overloaded
 from outrider.server.grammars import Grammars
 from outrider.server.memory import Populating
 from outrider.server.metrics import Metrics
+from outrider.server.reading import HARMONY
+from outrider.server.reading.formats import (
+    ReasoningForm,
+    ToolForm,
+    reasoning_form,
+    tool_form,
+)
 from outrider.server.texts import TokenTexts
 from outrider.server.tracing import Tracing
 
@@ -89,7 +99,29 @@ class Lifecycle:
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+class Forms:
+    """How the model writes reasoning and tool calls."""
+
+    tools: ToolForm
+    reasoning: ReasoningForm | None
+    are_special: bool  # whether marks are tokens that texts usually leave out
+
+    @classmethod
+    def of(cls, config: ServerConfig, template: ChatTemplate, tokenizer: Tokenizer) -> Forms:
+        tools = tool_form(template.source, config.tool_call_parser)
+        reasoning = None
+        if tools.name != HARMONY:
+            reasoning = reasoning_form(template.source, config.reasoning_parser)
+        marks = [*tools.marks, *tools.ends, *tools.call, *tools.around]
+        if reasoning is not None:
+            marks += [reasoning.opening, reasoning.closing]
+        special = [text for text, id in tokenizer.added.items() if id in tokenizer.special_ids]
+        found = any(text in mark for mark in marks for text in special)
+        return cls(tools, reasoning, found)
+
+
+@dataclass(frozen=True)
 class Served:
     """What the routes use once the model is loaded."""
 
@@ -100,6 +132,12 @@ class Served:
     texts: TokenTexts
     grammars: Grammars
     proposers: frozenset[str]  # that requests may name
+    forms: Forms
+    defaults: Mapping[str, Any]  # sampling parameters of requests that leave them out
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        return self.tokenizer.added
 
     @property
     def max_model_len(self) -> int:
@@ -132,18 +170,26 @@ class Service(Lifecycle):
                     core.proposers[name]  # built now, not during a request
                 template, own = load_template(core.tokenizer, self.config.chat_template)
                 texts = TokenTexts(core.tokenizer)
+                forms = Forms.of(self.config, template, core.tokenizer)
             except BaseException as error:
                 loop.call_soon_threadsafe(self.fail, error)
                 return
             if not own:
                 logger.warning("no chat template: chat messages are joined into plain text")
-            loop.call_soon_threadsafe(self._loaded, core, template, texts, monotonic() - started)
+            loop.call_soon_threadsafe(
+                self._loaded, core, template, forms, texts, monotonic() - started
+            )
 
         self.loader = threading.Thread(target=load, name="outrider-load", daemon=True)
         self.loader.start()
 
     def _loaded(
-        self, core: Engine, template: ChatTemplate, texts: TokenTexts, load_s: float
+        self,
+        core: Engine,
+        template: ChatTemplate,
+        forms: Forms,
+        texts: TokenTexts,
+        load_s: float,
     ) -> None:
         loop = asyncio.get_running_loop()
         named = {*self.config.proposers}
@@ -156,7 +202,15 @@ class Service(Lifecycle):
 
         engine = AsyncEngine(core, on_failure=failed)
         self._served = Served(
-            engine, core, core.tokenizer, template, texts, Grammars(core), frozenset(named)
+            engine=engine,
+            core=core,
+            tokenizer=core.tokenizer,
+            template=template,
+            texts=texts,
+            grammars=Grammars(core),
+            proposers=frozenset(named),
+            forms=forms,
+            defaults=http_defaults(SamplingParams),
         )
         drafters = [core.proposers[name] for name in sorted(named)]
         models = [d.model for d in drafters if isinstance(d, HasModel)]

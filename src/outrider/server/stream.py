@@ -22,12 +22,17 @@ from starlette.types import Receive, Scope, Send
 
 from outrider.server.errors import ClientLeft, api_error
 from outrider.server.generation import Delta, Generation
-from outrider.server.reply import Reply
+from outrider.server.reply import Writer
 
 DONE = b"data: [DONE]\n\n"
+SSE = "text/event-stream"
 SMALLEST_FRAME = 256
 MAX_FRAMES_PER_S = 20.0
 _NOISE = "".join(secrets.choice(string.ascii_letters) for _ in range(1 << 16))
+
+
+class Last(bytes):
+    """The last piece of a stream, which is sent together with the end of the body."""
 
 
 def frame(payload: dict[str, Any], *, padded: bool = False) -> bytes:
@@ -54,15 +59,9 @@ def _encode(payload: dict[str, Any]) -> bytes:
 
 
 async def frames(
-    generation: Generation,
-    reply: Reply,
-    *,
-    usage: bool,
-    continuous_usage: bool,
-    padded: bool,
-    rate: float | None,
+    generation: Generation, writer: Writer, *, padded: bool, rate: float | None
 ) -> AsyncGenerator[bytes, None]:
-    """All frames of a stream, `[DONE]` included; frames that are ready together are one piece.
+    """All frames of a stream with its end; frames that are ready together are one piece.
 
     An error before the first frame is raised; a later one becomes the last event.
     """
@@ -72,25 +71,18 @@ async def frames(
     try:
         async for batch in deltas:
             for delta in batch:
-                payload = reply.chunk(delta)
-                if continuous_usage:
-                    payload["usage"] = reply.usage()
-                elif usage:
-                    payload["usage"] = None
-                ready.append(frame(payload, padded=padded))
-            if rate is None and generation.is_complete:
+                ready += [writer.frame(one, padded=padded) for one in writer.delta(delta)]
+            if not ready or (rate is None and generation.is_complete):
                 continue  # it is sent together with the end of the stream
             yield b"".join(ready)
             begun = True
             ready.clear()
-        last = reply.last_chunk(usage=usage)
-        if "usage" in last or "metrics" in last:
-            ready.append(frame(last, padded=padded))
+        ready += [writer.frame(one, padded=padded) for one in writer.end()]
     except Exception as error:
         if not begun and not ready:
             raise
-        ready.append(frame(api_error(error).body(), padded=padded))
-    yield b"".join([*ready, DONE])
+        ready.append(writer.frame(writer.failure(api_error(error)), padded=padded))
+    yield Last(b"".join([*ready, writer.done]))
 
 
 async def paced(generation: Generation, rate: float) -> AsyncIterator[list[Delta]]:
@@ -172,10 +164,15 @@ class EventStream(Response):
     The status is sent with the first frame: earlier errors, and ClientLeft, are raised.
     """
 
-    media_type = "text/event-stream"
-
-    def __init__(self, frames: AsyncGenerator[bytes, None], *, send_timeout_s: float) -> None:
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        *,
+        send_timeout_s: float,
+        media_type: str = SSE,
+    ) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(headers=headers, media_type=media_type)
         del self.headers["content-length"]
         self._frames = frames
         self._send_timeout_s = send_timeout_s
@@ -213,7 +210,7 @@ class EventStream(Response):
                 self._begun = True
                 head = {"type": "http.response.start", "status": self.status_code}
                 await send({**head, "headers": self.raw_headers})
-            is_last = body.endswith(DONE)  # sent together with the end of the body
+            is_last = isinstance(body, Last)
             self._is_sending = True
             await send({"type": "http.response.body", "body": body, "more_body": not is_last})
             self._is_sending = False

@@ -28,6 +28,10 @@ class TokenTexts:
     def _text(self, token: int) -> str:
         return self._tokenizer.decode([token], skip_special=False)
 
+    def all(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        return self._tokenizer.decode(tokens, skip_special=False)
+
     def bytes(self, token: int) -> list[int]:
         spelled = self._tokenizer.token(token) or ""
         if token in self._tokenizer.special_ids:

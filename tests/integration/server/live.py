@@ -211,3 +211,32 @@ class Target:
 
 def with_options(config: EngineConfig, **options: Any) -> EngineConfig:
     return replace(config, **options)
+
+
+class Script:
+    """Makes the target of a server write given texts, in the true order of steps and drafts.
+
+    One request at a time. Its prompt ends where the first logits are asked for.
+    """
+
+    def __init__(self, target: Target, live: Live) -> None:
+        self._tokenizer = live.core.tokenizer
+        self._wanted: list[int] = []
+        self._start = -1
+        target.after = self._write
+
+    def say(self, text: str) -> None:
+        """What the next request's output will be."""
+        self._wanted = [*self._tokenizer.encode(text, special=False), self._tokenizer.eos_ids[0]]
+        self._start = -1
+
+    def _write(self, batch: StepBatch, output: StepOutput) -> None:
+        rows = batch.logit_rows_R.tolist()
+        for row, at in enumerate(rows):
+            position = int(batch.positions_T[at]) + 1
+            if self._start < 0:
+                self._start = position
+            index = min(max(position - self._start, 0), len(self._wanted) - 1)
+            output.logits_RV[row].fill_(-30.0)
+            output.logits_RV[row, self._wanted[index]] = 30.0
+        output.draws = None

@@ -16,8 +16,8 @@ from outrider.engine import async_engine
 from outrider.engine.request import Speculation
 from outrider.sampling import SamplingParams
 from outrider.server.generation import Generation
-from outrider.server.reply import Reply
-from outrider.server.stream import frames
+from outrider.server.reply import Writer
+from outrider.server.stream import DONE, frame, frames
 
 from .live import PROBE, Live, Target, chunks_of
 
@@ -381,21 +381,20 @@ def test_what_ends_a_stream_goes_in_one_piece() -> None:
             yield [2]
 
     class Said:
-        def chunk(self, delta: int) -> dict[str, Any]:
-            return {"delta": delta}
+        done = DONE
 
-        def last_chunk(self, *, usage: bool) -> dict[str, Any]:
-            return {"usage": usage}
+        def delta(self, delta: int) -> list[dict[str, Any]]:
+            return [{"delta": delta}]
+
+        def end(self) -> list[dict[str, Any]]:
+            return [{"usage": True}]
+
+        def frame(self, payload: dict[str, Any], *, padded: bool) -> bytes:
+            return frame(payload, padded=padded)
 
     async def pieces() -> list[bytes]:
-        stream = frames(
-            cast("Generation", Told()),
-            cast("Reply", Said()),
-            usage=True,
-            continuous_usage=False,
-            padded=False,
-            rate=None,
-        )
+        told, said = cast("Generation", Told()), cast("Writer", Said())
+        stream = frames(told, said, padded=False, rate=None)
         return [piece async for piece in stream]
 
     first, last = asyncio.run(pieces())

@@ -106,7 +106,7 @@ def test_a_failure_deep_inside_is_logged_with_its_request(
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("outrider.server.app.chat_ask", broken)
+    monkeypatch.setattr("outrider.server.answering.ask_of", broken)
     body = {"messages": [{"role": "user", "content": "x"}]}
     response = live.post("/v1/chat/completions", body, headers={"x-request-id": "id-of-a-bug"})
     assert response.status_code == 500

@@ -26,7 +26,7 @@ from outrider import __version__
 from outrider.errors import EngineError, OutriderError
 from outrider.integrations.vllm.child import Child
 from outrider.integrations.vllm.mailbox import Mailbox
-from outrider.server.app import until_disconnect
+from outrider.server.answering import until_disconnect
 from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError, ClientLeft, api_error
 from outrider.server.guards import Guard

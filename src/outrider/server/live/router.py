@@ -12,12 +12,13 @@ from starlette.responses import JSONResponse, Response
 from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.origins import Spelling, spelling
 from outrider.registry import PREDICTION
-from outrider.server.asking import chat_ask, check_model, completion_ask
+from outrider.server.answering import Answering
+from outrider.server.asking import ask_of
+from outrider.server.dialects.chat import ChatBody
+from outrider.server.dialects.completions import CompletionBody
 from outrider.server.errors import ApiError
-from outrider.server.generation import Ask
 from outrider.server.live.watch import Notebook, Watched, frames
-from outrider.server.schema import ChatBody, CompletionBody, GenerationBody
-from outrider.server.service import Service
+from outrider.server.request import Request as Asked
 from outrider.server.stream import EventStream
 
 _FOLDER = Path(__file__).parent
@@ -39,10 +40,10 @@ _HEADERS = {
 }
 
 
-def live_router(service: Service) -> APIRouter:
+def live_router(answering: Answering) -> APIRouter:
     """All routes below /live. As on all routes, the guard checks keys."""
     router = APIRouter(include_in_schema=False)
-    live = _Live(service)
+    live = _Live(answering)
 
     for path, (name, kind) in _FILES.items():
         router.get(path, response_model=None)(_static(name, kind))
@@ -57,16 +58,13 @@ def live_router(service: Service) -> APIRouter:
 
     @router.post("/live/completion", response_model=None)
     async def completion(body: CompletionBody, request: Request) -> Response:
-        salt = live.admit(body, request)
         if body.echo:
             raise ApiError(400, "the live stream has no echo", param="echo")
-        ask, _ = await completion_ask(body, service.served, salt)
-        return await live.stream(ask)
+        return await live.stream(body.request(), request)
 
     @router.post("/live/chat", response_model=None)
     async def chat(body: ChatBody, request: Request) -> Response:
-        salt = live.admit(body, request)
-        return await live.stream(await chat_ask(body, service.served, salt))
+        return await live.stream(body.request(), request)
 
     return router
 
@@ -81,8 +79,9 @@ def _static(name: str, kind: str) -> Any:
 
 
 class _Live:
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
+        self._service = answering.service
 
     @cached_property
     def _notebook(self) -> Notebook:
@@ -119,22 +118,19 @@ class _Live:
             "num_accepted_tokens": metrics.num_accepted_tokens,
         }
 
-    def admit(self, body: GenerationBody, request: Request) -> str:
-        """Refuses requests that cannot be watched; returns the salt of the client."""
+    async def stream(self, asked: Asked, request: Request) -> Response:
+        """Refuses requests that cannot be watched."""
         config = self._service.config
-        check_model(body.model, config.model_name)
+        salt = self._answering.admit(asked, request)
         if config.paced is not None:  # a paced server hides its steps
             raise ApiError(403, "this server hides its steps (--paced)", code="paced")
-        return self._service.salt(request.state.key, body.cache_salt)
-
-    async def stream(self, ask: Ask) -> Response:
+        ask = await ask_of(asked, self._service.served, salt)
         if len(ask.prompts) != 1:
             raise ApiError(400, "the live stream shows one prompt", param="prompt")
         if ask.params.n != 1:
             raise ApiError(400, "the live stream shows one completion: leave out n", param="n")
         if ask.params.logprobs is not None:
             raise ApiError(400, "the live stream has no logprobs", param="logprobs")
-        config = self._service.config
         stream = frames(
             Watched(self._service, ask, self._notebook, self._spell), padded=config.pads
         )

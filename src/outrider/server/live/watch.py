@@ -18,7 +18,7 @@ from outrider.policy.base import Choice, Explains
 from outrider.server.errors import api_error
 from outrider.server.generation import Ask, Generation
 from outrider.server.service import Service
-from outrider.server.stream import DONE, frame
+from outrider.server.stream import DONE, Last, frame
 from outrider.statistics import SpeculationStats
 
 
@@ -183,4 +183,4 @@ async def frames(watched: Watched, *, padded: bool) -> AsyncGenerator[bytes, Non
             yield frame({"end": end}, padded=padded)
         except Exception as error:
             yield frame(api_error(error).body(), padded=padded)
-    yield DONE
+    yield Last(DONE)

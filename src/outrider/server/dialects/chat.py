@@ -1,0 +1,150 @@
+"""OpenAI's /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
+from pydantic import Field, model_validator
+from starlette.responses import Response
+
+from outrider.config import MAX_LOGPROBS
+from outrider.engine.engine import Completion, Result
+from outrider.events import TokenLogprob
+from outrider.server.answering import Answering
+from outrider.server.generation import Delta
+from outrider.server.openai_format import OpenAIWriter
+from outrider.server.reading.source import Part
+from outrider.server.reply import Reply
+from outrider.server.request import Request
+from outrider.server.schema import (
+    Body,
+    Content,
+    ConversationFields,
+    Count,
+    GenerationBody,
+    text_of,
+)
+
+
+class Prediction(Body):
+    type: Literal["content"]
+    content: Content
+
+    @model_validator(mode="after")
+    def _text_only(self) -> Prediction:
+        text_of(self.content)
+        return self
+
+
+class ChatBody(ConversationFields, GenerationBody):
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prediction: Prediction | None = None
+    modalities: list[Literal["text"]] | None = None
+    include_reasoning: bool = True
+
+    @model_validator(mode="after")
+    def _chat(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs goes with logprobs: true")
+        limits = (self.max_tokens, self.max_completion_tokens)
+        if None not in limits and limits[0] != limits[1]:
+            raise ValueError("max_tokens and max_completion_tokens differ")
+        if 0 in limits:
+            raise ValueError("max_completion_tokens must be at least 1")
+        return self
+
+    def request(self) -> Request:
+        common = self.common()
+        common["sampling"]["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None
+        return Request(
+            prompt=self.conversation(),
+            **common,
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            prediction=None if self.prediction is None else text_of(self.prediction.content),
+        )
+
+
+class ChatWriter(OpenAIWriter):
+    name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
+    prefix = "chatcmpl"
+
+    def __init__(self, body: ChatBody, reply: Reply) -> None:
+        super().__init__(body, reply)
+        self._logprobs = bool(body.logprobs)
+        self._reasoning = body.include_reasoning
+        self._begun: set[int] = set()
+
+    def choice(self, index: int, completion: Completion, result: Result) -> dict[str, Any]:
+        found = self._reply.message(completion)
+        message: dict[str, Any] = {"role": "assistant", "content": found.text, "refusal": None}
+        if found.reasoning and self._reasoning:
+            message |= {"reasoning_content": found.reasoning, "reasoning": found.reasoning}
+        if found.calls:
+            message["content"] = found.text or None
+            message["tool_calls"] = [
+                {
+                    "id": self._reply.call_id(),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in found.calls
+            ]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._scored(completion.logprobs or []),
+            "finish_reason": self._reply.finish_reason(completion.finish_reason, len(found.calls)),
+        }
+
+    def choices(self, delta: Delta) -> list[dict[str, Any]]:
+        deltas = [self._gained(part) for part in self._reply.parts(delta)]
+        gained = [found for found in deltas if found is not None]
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            gained.insert(0, {"role": "assistant", "content": ""})
+        needed = delta.finish_reason is not None or self._reply.paced or bool(delta.logprobs)
+        if not gained and needed:
+            gained.append({} if delta.finish_reason is not None else {"content": ""})
+        found: list[dict[str, Any]] = [
+            {"index": delta.index, "delta": one, "logprobs": None, "finish_reason": None}
+            for one in gained
+        ]
+        if found:
+            found[-1]["logprobs"] = self._scored(delta.logprobs)
+            found[-1]["finish_reason"] = self._reply.streamed_finish(delta)
+        return found
+
+    def _gained(self, part: Part) -> dict[str, Any] | None:
+        if part.kind == "text":
+            return {"content": part.text}
+        if part.kind == "reasoning":
+            if not self._reasoning:
+                return None
+            return {"reasoning_content": part.text, "reasoning": part.text}
+        call: dict[str, Any] = {"index": part.index}
+        if part.kind == "call":
+            call |= {"id": self._reply.call_id(), "type": "function"}
+            call["function"] = {"name": part.text, "arguments": ""}
+        else:
+            call["function"] = {"arguments": part.text}
+        return {"tool_calls": [call]}
+
+    def _scored(self, logprobs: list[TokenLogprob]) -> dict[str, Any] | None:
+        return self._reply.texts.chat(logprobs) if self._logprobs else None
+
+
+def router(answering: Answering) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/v1/chat/completions", response_model=None)
+    async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
+        return await answering.answer(
+            body.request(), http, lambda reply: ChatWriter(body, reply), body.ignored
+        )
+
+    return routes

@@ -1,0 +1,79 @@
+"""vLLM's /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import Field, model_validator
+from starlette.responses import JSONResponse, Response
+
+from outrider.server.answering import Answering
+from outrider.server.asking import check_model, encode, prompt_text
+from outrider.server.errors import ApiError
+from outrider.server.schema import (
+    Body,
+    ConversationFields,
+    Messages,
+    Name,
+    Text,
+    TokenId,
+)
+
+
+class TokenizeBody(ConversationFields):
+    model: Name | None = None
+    prompt: Text | None = None
+    messages: Messages | None = None  # type: ignore[assignment]
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+
+class DetokenizeBody(Body):
+    model: Name | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=1 << 20)]
+
+
+def router(answering: Answering) -> APIRouter:
+    routes, service = APIRouter(), answering.service
+
+    @routes.post("/tokenize", response_model=None)
+    async def tokenize(body: TokenizeBody) -> Response:
+        check_model(body.model, service.config.model_name)
+        answering.check_ignored(body.ignored)
+        served = service.served
+        if body.messages is not None:
+            text = await prompt_text(body.conversation(), served)
+            tokens = await encode(served, text, "messages", special=False)
+        else:
+            tokens = await asyncio.to_thread(
+                served.tokenizer.encode, body.prompt or "", special=body.add_special_tokens
+            )
+        spelled = [served.tokenizer.token(t) for t in tokens] if body.return_token_strs else None
+        return JSONResponse(
+            {
+                "count": len(tokens),
+                "max_model_len": served.max_model_len,
+                "tokens": tokens,
+                "token_strs": spelled,
+            }
+        )
+
+    @routes.post("/detokenize", response_model=None)
+    async def detokenize(body: DetokenizeBody) -> Response:
+        check_model(body.model, service.config.model_name)
+        served = service.served
+        num_tokens = served.core.target.spec.num_tokens
+        if any(token >= num_tokens for token in body.tokens):
+            raise ApiError(400, f"token ids must be below {num_tokens}", param="tokens")
+        text = await asyncio.to_thread(served.texts.all, body.tokens)
+        return JSONResponse({"prompt": text})
+
+    return routes
