@@ -1,4 +1,4 @@
-"""The contracts: what travels through one engine step, and who may touch it.
+"""The contracts: what travels through one engine step, and which part may change it.
 
 A step is   propose -> reserve -> forward -> verify -> commit.   Each noun below is one arrow.
 

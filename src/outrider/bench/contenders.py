@@ -103,7 +103,7 @@ class FullBatch(Lane):
 
     @property
     def _is_done(self) -> bool:
-        """Whether all jobs are; what else runs only fills the batch."""
+        """Whether all jobs are done; other sequences only fill the batch."""
         ids = self.ids[: len(self._jobs)]
         return len(ids) == len(self._jobs) and all(map(self.engine.is_finished, ids))
 
@@ -113,7 +113,7 @@ class FullBatch(Lane):
 
     @property
     def progress(self) -> float:
-        """The share of its tokens that is there."""
+        """The share of its tokens that is decoded."""
         return (self._num_before + self.stats.num_tokens) / self._max_tokens
 
     def _compute(self) -> None:
@@ -121,7 +121,7 @@ class FullBatch(Lane):
         self._fill_up()
 
     def _fill_up(self) -> None:
-        """Reads prompts until the batch is whole; its other sequences do not move meanwhile."""
+        """Reads prompts until the batch is full; its other sequences wait."""
         engine = self.engine
         while not self._is_done and len(engine.scheduler.running) < self._batch:
             others, policy = engine.scheduler.running, engine.policy

@@ -76,7 +76,7 @@ def ours(
 
 
 def _policy(engine: Engine, count: NumDraftTokens) -> Policy | None:
-    """One that learns from this contender's steps alone; costs start from the same measurement."""
+    """A policy for this contender's steps alone; costs start from the same measurement."""
     own = engine.policy
     if count != "auto" or not isinstance(own, AdaptiveController):
         return None
@@ -169,8 +169,9 @@ def sweep(
     settings: Settings,
     tell: Tell = lambda what: None,
 ) -> Iterator[list[Row]]:
-    """Rows along one axis, place by place. On "k" the contenders differ already: their formula is
-    added. A batch takes as many prompts as it needs, smaller ones `settings.num_prompts`."""
+    """The rows of each value of one axis. On "k" the contenders are the values, and the formula's
+    speedup is added. A large batch takes one prompt for each place, a small one
+    `settings.num_prompts`."""
     if axis == "k":
         rows = decode(engine, contenders, [workload], settings, tell)
         yield with_formula(engine, rows)
@@ -190,9 +191,9 @@ def sweep(
 
 
 def with_formula(engine: Engine, rows: list[Row]) -> list[Row]:
-    """Adds what the formula promises of each row's survival at bare costs, and the share reached.
+    """Adds the formula's speedup at bare costs and each row's survival, and the share reached.
 
-    Only fixed K: what varies from step to step has no K to put into the formula.
+    For fixed K only: the formula needs one K.
     """
     costs: dict[str, BareCosts] = {}
     done = []

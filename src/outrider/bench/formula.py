@@ -93,7 +93,7 @@ class BareCycle:
     def cycle_s(self) -> float:
         """A draft, and the pass that verifies it."""
         last = min(2 * self._context, self._engine.scheduler.max_positions) - self._num_drafts - 1
-        if len(self._view.tokens) >= last:  # starts anew; reading the text is not what is timed
+        if len(self._view.tokens) >= last:  # start again; reading the text is not timed
             self._proposer.release(self._view.id)
             self._view = self._make()
             self._draft()
@@ -105,7 +105,7 @@ class BareCycle:
         started = perf_counter()
         proposal = self._proposer.propose([view], [self._num_drafts])[0]
         seconds = perf_counter() - started
-        # As after a full accept: a draft the proposer has not been fed, and the bonus.
+        # As after a full accept: the last draft, which the proposer has not read, and the bonus.
         view.tokens += [*proposal.tokens, 1]
         self._proposer.observe([view], [Observation(proposal, Verdict([], view.tokens[-1]))])
         return seconds

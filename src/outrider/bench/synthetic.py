@@ -7,7 +7,7 @@ between the engine's speed and the formula is overhead of the engine.
 With a real proposer underneath, that proposer drafts too and its tokens are discarded: drafts have
 its cost and the prescribed acceptance. It must not see the real output. Otherwise it would find its
 tokens rejected and compute the others again, which a drafter with this acceptance does not. So it
-drafts for a text of its own, which contains as many of its tokens as were accepted.
+drafts for another text, which contains one of its tokens for each accepted draft.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class _Shadow:
         return getattr(self._view, name)
 
     def follow(self) -> Proposal:
-        """Grows by as many tokens as the real one, its own draft first; returns that draft."""
+        """Adds as many tokens as the real sequence got, its own draft first; returns that draft."""
         draft, self.draft = self.draft, Proposal()
         before, real = len(self.tokens), self._view.tokens
         self.tokens += draft.tokens[: len(real) - before - 1]

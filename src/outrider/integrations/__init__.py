@@ -1,1 +1,1 @@
-"""Other people's engines, driven by ours or drafting with ours."""
+"""Other engines: started by our command line, or drafting with our proposers."""

@@ -1,8 +1,8 @@
-"""Other programs on the same prompts, where they are installed.
+"""Other programs on the same prompts, if they are installed.
 
-Each decodes its own plain way and its speculative ways; speedups are to its own plain decoding, and
-greedy outputs are compared with it and with ours. They run after us, one at a time: two programs
-that wait for work in a loop would share the machine.
+Each decodes plainly and speculatively. Speedups are against its own plain decoding; greedy outputs
+are compared with that and with ours. Programs run after us, one at a time, because a program that
+waits in a loop for work takes processor time from the next.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOOKUP = 10  # what prompt lookup copies at once
 
 
 def find_peers(model: str, draft_model: str | None, wanted: Peers) -> list[Peer]:
-    """The wanted programs, not started yet; raises ConfigError for what cannot work."""
+    """The chosen programs, not started yet; raises ConfigError for what cannot work."""
     from outrider.model.bundled import find_folder
 
     drafter = draft_model or ("bundled:draft" if model == "bundled" else None)

@@ -1,4 +1,4 @@
-"""What a peer is, and how its runs become rows."""
+"""A peer, and the rows of its runs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def peer_rows(
     work: dict[str, list[Job]],
     found: dict[str, dict[str, tuple[list[float], list[list[int]]]]],
 ) -> list[Row]:
-    """`found[way][workload]`. Sampled outputs of others cannot be compared: noise is their own."""
+    """`found[way][workload]`. Sampled outputs of peers are not compared: their noise differs."""
     rows: list[Row] = []
     for name, jobs in work.items():
         temperatures = {job.params.temperature for job in jobs}

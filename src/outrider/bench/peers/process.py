@@ -1,4 +1,4 @@
-"""A peer in an environment of its own: a small script there, JSON lines in between."""
+"""A peer in its own Python environment: a small script there, connected by JSON lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outrider.bench.workloads import Workload
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
 
-MARK = "@@"  # such programs print what they like; ours are the lines that start with this
+MARK = "@@"  # our lines start with this; such programs print other lines, too
 
 
 class ProcessPeer:

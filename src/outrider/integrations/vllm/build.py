@@ -1,11 +1,11 @@
-"""Which build of vLLM a program is, asked of its interpreter without importing vLLM.
+"""Recognises the build of vLLM by its Python interpreter, without importing vLLM.
 
 vLLM's CPU build runs its kernels in C++ unless Triton has a CPU backend, and two of them are wrong
-(seen in 0.32; vLLM's issue 55005 was open then, so a newer version is no reason for trust):
+(seen in 0.32; vLLM's issue 55005 was open then, so newer versions may still have the fault):
 
     expand_kernel   spreads temperature, top_k and top_p over the positions of drafts, but writes
-                    into a copy: what is used instead is uninitialised memory. Every method that
-                    drafts is concerned, as soon as one request of the batch samples.
+                    into a copy, so that uninitialised memory is used instead. This concerns every
+                    method that drafts, if a request of the batch samples.
     rms_norm        takes the first row of stacked weights for all: a DFlash head normalises the
                     context of all its layers as if it were the first layer's. This costs
                     acceptance, never correctness.
@@ -47,7 +47,7 @@ class Build:
 
 
 def examine(program: Path) -> Build | None:
-    """The build of vLLM's executable; None if no Python with vLLM can be found from it."""
+    """The build of vLLM's executable; None if its Python with vLLM is not found."""
     interpreter = _interpreter(program.resolve())
     if interpreter is None:
         return None
@@ -86,7 +86,7 @@ def refuse_rule(build: Build | None, verifier: str | None) -> None:
 
 
 def _interpreter(program: Path) -> Path | None:
-    """The one its first line names, or the one beside it."""
+    """The interpreter in the program's first line, or the one beside the program."""
     try:
         with program.open("rb") as file:
             line = file.readline(4096).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""The vLLM process: started in a group of its own, listened to, ended with all its workers."""
+"""The vLLM process: starts it in a process group, reads its log, ends it with all its workers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Child:
         return code
 
     async def stop(self, grace_s: float = 10.0) -> None:
-        """SIGTERM, then SIGKILL for whatever of the group is left."""
+        """SIGTERM, then SIGKILL for the rest of the group."""
         if self.process is None:
             return
         if self.is_running:
@@ -115,13 +115,13 @@ class Child:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     async def _read(self) -> None:
-        """Its log goes on to ours."""
+        """Forwards its log to ours."""
         assert self.process is not None
         assert self.process.stdout is not None
         while True:
             try:
                 raw = await self.process.stdout.readline()
-            except ValueError:  # a line beyond all measure: dropped
+            except ValueError:  # a line that is too long is dropped
                 continue
             if not raw:
                 return

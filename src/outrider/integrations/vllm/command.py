@@ -48,7 +48,7 @@ def serve_vllm(
         program = find_vllm()
         build = examine(program)
         refuse_rule(build, wish.verifier)
-        # Keys are checked here; one in the environment would lock us out of our own vLLM.
+        # Keys are checked here. With a key in its environment, vLLM would refuse the front.
         environment["VLLM_API_KEY"] = ""
         try:
             listener = bind(config)
@@ -79,7 +79,7 @@ def read_wish(
     given: Collection[str],
     template: Path | None = None,
 ) -> Wish:
-    """What concerns vLLM among the options of `outrider serve`; ConfigError for nonsense."""
+    """The options of `outrider serve` that concern vLLM; ConfigError for impossible ones."""
     names = {field.name for field in fields(Wish)}
     chosen = {name: value for name, value in options.items() if name in names}
     chosen["verifier"] = options["verifier"] if "verifier" in given else None

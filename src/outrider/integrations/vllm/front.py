@@ -1,8 +1,8 @@
-"""What clients of a vLLM backend talk to: our health, drain and error conventions before vLLM.
+"""The HTTP server before vLLM, with our health, drain and error conventions.
 
-Requests go on to vLLM as they came, answers come back as they are. What the front adds: it
-answers while vLLM loads, drains on SIGTERM, turns a dead vLLM into an error at the end of every
-stream, starts it again where it may, and refuses what vLLM would ignore.
+It forwards requests and answers unchanged. It also answers while vLLM loads, drains on SIGTERM,
+ends every stream with an error if vLLM dies, starts vLLM again if that is allowed, and refuses what
+vLLM would ignore.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Front(Lifecycle):
         mailbox: Mailbox | None = None,
         no_sampling: str | None = None,
     ) -> None:
-        """`url` is where the child will listen; `restarts` how often it may be started again.
+        """`url`: where the child will listen; `restarts`: how often it may be started again.
 
         `no_sampling` says why requests that sample are refused.
         """
@@ -120,7 +120,7 @@ class Front(Lifecycle):
             return False
 
     async def close(self, timeout_s: float = 10.0) -> bool:
-        """Ends vLLM and with it whatever still runs there."""
+        """Ends vLLM and all requests that still run there."""
         if self.state is not State.FAILED:
             self.state = State.DRAINING
         if self._child is not None:
@@ -211,7 +211,7 @@ class Front(Lifecycle):
     async def _frames(
         self, response: httpx.Response, leave: Callable[[], Any] | None
     ) -> AsyncGenerator[bytes, None]:
-        """vLLM's events, each whole; where they break off, an error and the end."""
+        """vLLM's events, each whole; if they break off, an error and the end."""
         rest, is_over, begun = b"", False, False
         try:
             with contextlib.suppress(httpx.HTTPError):
@@ -233,11 +233,11 @@ class Front(Lifecycle):
     # --- what vLLM does not know ---------------------------------------------------------------
 
     async def _translated(self, path: str, content: bytes, letters: list[Path]) -> bytes:
-        """The body for vLLM, without what is ours; ApiError for what it would ignore."""
+        """The body for vLLM, without our own fields; ApiError for what vLLM would ignore."""
         try:
             body = json.loads(content)
         except ValueError:
-            return content  # vLLM's to explain
+            return content  # vLLM explains the error
         if not isinstance(body, dict):
             return content
         if body.get("speculation") is not None:

@@ -1,8 +1,8 @@
 """Passes predictions from the front to the proposer in vLLM's worker.
 
-vLLM shows its proposers the tokens of a batch but not their requests. So the prompt itself is the
-address: a proposer that sees these tokens for the first time finds the prediction in a file named
-after them. On another host there is no file, and nothing is drafted.
+vLLM's proposers get the tokens of a batch but not their requests. So the front writes the
+prediction into a file named by a hash of the prompt. The proposer reads it at its first draft.
+On another host there is no file, and nothing is drafted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Our options as vLLM's: `config.py` says what becomes of each, `registry.py` of each proposer.
+"""Our options as vLLM's: see `config.py` for each option and `registry.py` for each proposer.
 
-Whatever vLLM would drop without a word, or cannot do exactly, is refused here in one line, before
-anything is started.
+What vLLM would silently ignore, or cannot do exactly, is refused here in one line, before anything
+is started.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CLASS = "outrider.integrations.vllm.proposers."
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What becomes of one parameter of `outrider serve`."""
+    """How one parameter of `outrider serve` is passed to vLLM."""
 
     name: str
     flag: str  # as users write it

@@ -4,9 +4,9 @@
                            "model": "outrider.integrations.vllm.proposers.Suffix"}'
     --additional-config  '{"outrider": {"options": {"floor": 0.2}}}'      (optional)
 
-vLLM shows a proposer the rows of its batch: tokens, without a name. Rows move when others end, so
-a sequence is recognised by its text: the one that was as long as this row was before the step and
-ended alike. A mistake there would cost drafts, never correctness.
+A proposer gets the rows of vLLM's batch: tokens without a request id. Rows move when others end, so
+a sequence is recognised by its length before the step and by its last tokens. A mistake there costs
+drafts, never correctness.
 
 Every worker of a tensor-parallel group drafts by itself and vLLM keeps one worker's drafts;
 nothing here depends on time or chance.
@@ -35,12 +35,12 @@ from outrider.sampling import SamplingParams
 KEY = "outrider"  # of vLLM's additional config, which holds our options
 TAIL = 64  # tokens that must agree for two texts of one length to be taken for the same
 
-_NO_PARAMS = SamplingParams()  # look-ups draft the same whatever is asked of the sampler
+_NO_PARAMS = SamplingParams()  # look-ups do not depend on sampling
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One of vLLM's, as our proposers see it (`contracts.SequenceView`)."""
+    """A sequence of vLLM's as a `contracts.SequenceView`."""
 
     id: int
     tokens: list[int]
@@ -58,7 +58,7 @@ class Sequence:
 
 
 class LookUp(ABC):
-    """What vLLM asks of a custom proposer, answered by one of ours."""
+    """vLLM's interface of a custom proposer, with one of our proposers."""
 
     kind: ClassVar[str]
 
