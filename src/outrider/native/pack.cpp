@@ -61,11 +61,28 @@ void take_sixes(const uint8_t* p, Parts& out) {
 }
 
 // Two bits each: of every 128 values byte i holds the values i, 32 + i, 64 + i and 96 + i.
-void take_pairs(const uint8_t* p, uint8_t* codes, bool or_above = false) {
-  for (int i = 0; i < 256; ++i) {
-    const int bits = p[i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
-    codes[i] = uint8_t(or_above ? codes[i] | bits << 4 : bits);
-  }
+template <bool kAbove = false>  // above four bits that are there
+void take_pairs(const uint8_t* p, uint8_t* codes) {
+  for (int h = 0; h < 2; ++h, p += 32)
+    for (int j = 0; j < 4; ++j, codes += 32)
+      for (int i = 0; i < 32; ++i) {
+        const uint8_t bits = p[i] >> 2 * j & 3;
+        codes[i] = kAbove ? uint8_t(codes[i] | bits << 4) : bits;
+      }
+}
+
+// Four bits each: of every 2 kHalf values byte i holds the values i and kHalf + i.
+template <int kHalf>
+void take_halves(const uint8_t* p, uint8_t* codes) {
+  for (int h = 0; h < 128 / kHalf; ++h, p += kHalf, codes += 2 * kHalf)
+    for (int i = 0; i < kHalf; ++i) codes[i] = p[i] & 15, codes[kHalf + i] = p[i] >> 4;
+}
+
+// One bit each, put in place kTo: byte i holds the values i, 32 + i, ..., the first lowest.
+template <int kTo>
+void take_bits(const uint8_t* p, uint8_t* codes) {
+  for (int j = 0; j < 8; ++j, codes += 32)
+    for (int i = 0; i < 32; ++i) codes[i] = uint8_t(codes[i] | (p[i] >> j & 1) << kTo);
 }
 
 void take(Q2_K, const uint8_t* p, Parts& out) {
@@ -77,7 +94,7 @@ void take(Q2_K, const uint8_t* p, Parts& out) {
 
 void take(Q3_K, const uint8_t* p, Parts& out) {
   take_pairs(p + 32, out.codes);
-  for (int i = 0; i < 256; ++i) out.codes[i] |= uint8_t((p[i % 32] >> i / 32 & 1) << 2);
+  take_bits<2>(p, out.codes);
   const uint8_t* s = p + 96;
   for (int i = 0; i < 16; ++i) {
     const int low = s[i % 8] >> i / 8 * 4 & 15, high = s[8 + i % 4] >> i / 4 * 2 & 3;
@@ -86,27 +103,22 @@ void take(Q3_K, const uint8_t* p, Parts& out) {
   out.d[0] = read_half(p + 108);
 }
 
-// Q4_K and Q5_K. 64 values share 32 bytes: the first half below.
+// Q4_K and Q5_K.
 template <class F>
 void take_sub_blocks(const uint8_t* p, Parts& out) {
   out.d[0] = read_half(p);
   out.m[0] = read_half(p + 2);
   take_sixes(p + 4, out);
-  const uint8_t* q = p + (F::kBits == 5 ? 48 : 16);
-  for (int i = 0; i < 256; ++i) {
-    int code = q[i / 64 * 32 + i % 32] >> i % 64 / 32 * 4 & 15;
-    if constexpr (F::kBits == 5) code |= (p[16 + i % 32] >> i / 32 & 1) << 4;
-    out.codes[i] = uint8_t(code);
-  }
+  take_halves<32>(p + (F::kBits == 5 ? 48 : 16), out.codes);
+  if constexpr (F::kBits == 5) take_bits<4>(p + 16, out.codes);
 }
 
 void take(Q4_K, const uint8_t* p, Parts& out) { take_sub_blocks<Q4_K>(p, out); }
 void take(Q5_K, const uint8_t* p, Parts& out) { take_sub_blocks<Q5_K>(p, out); }
 
 void take(Q6_K, const uint8_t* p, Parts& out) {
-  for (int i = 0; i < 256; ++i)
-    out.codes[i] = uint8_t(p[i / 128 * 64 + i % 64] >> i % 128 / 64 * 4 & 15);
-  take_pairs(p + 128, out.codes, true);
+  take_halves<64>(p, out.codes);
+  take_pairs<true>(p + 128, out.codes);
   memcpy(out.s, p + 192, 16);
   out.d[0] = read_half(p + 208);
 }

@@ -5,6 +5,7 @@
 // number of rows. A tile is some rows x one panel: a panel streams from memory line by line.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
 #include "packed.h"
@@ -103,10 +104,15 @@ struct PackedTile {
   float* c;
   ptrdiff_t ldc;
   bool resume;        // add to what c holds
-  bool fetch;         // the panel comes from memory
+  bool fetch;         // the panel comes from memory: fetches what lies `ahead` bytes further on
+  ptrdiff_t ahead;
 };
 
-constexpr int kFetchAhead = 2048;  // bytes
+// How far ahead a panel is fetched: shorter, and wide passes wait for memory; into the second-level
+// cache, because the first is too small for it beside the rows.
+constexpr ptrdiff_t kFetchAhead = 8192;  // bytes
+
+constexpr int kRowBytes = 256 << 10;  // of a block's activations: a part of the cache
 
 template <class F, int MT>
 void packed_tile(const PackedTile& a) {
@@ -125,12 +131,12 @@ void packed_tile(const PackedTile& a) {
     }
     const char* p = chunk + F::kHeader * 64;
     if (a.fetch)
-      for (int l = 0; l < F::kHeader; ++l) prefetch(chunk + kFetchAhead + l * 64);
+      for (int l = 0; l < F::kHeader; ++l) prefetch<kToL2>(chunk + a.ahead + l * 64);
 #pragma GCC unroll 1
     for (int b = 0; b < F::kChunk / 32; ++b, p += F::kBits * 64, q.advance(32), x.advance(1)) {
       if (a.fetch) {
 #pragma GCC unroll 8
-        for (int l = 0; l < F::kBits; ++l) prefetch(p + kFetchAhead + l * 64);
+        for (int l = 0; l < F::kBits; ++l) prefetch<kToL2>(p + a.ahead + l * 64);
       }
       B w[8];
       decode<F>(p, w, std::make_index_sequence<8>());
@@ -158,18 +164,20 @@ void packed_product(const Matrix& w, const Rows& x, int first, int num_panels, f
   static constexpr auto kTiles = packed_tiles<F>(std::make_integer_sequence<int, kMaxRows>());
   const int tiles = (x.rows + kMaxRows - 1) / kMaxRows;
   const int chunks = w.lines / F::kLines;
-  // Tiles after the first find the panels of a block of k in the cache.
-  const int block = tiles == 1 ? chunks : 1024 / F::kChunk;
+  // Many rows are taken in blocks of k, so that they stay in the second-level cache. Tiles after the
+  // first find the panels of a block there, too.
+  const int block = std::max(1024, kRowBytes / x.rows) / F::kChunk;
   for (int i = 0; i < chunks; i += block) {
-    const int k = i * F::kChunk;
+    const int k = i * F::kChunk, count = std::min(block, chunks - i);
+    const ptrdiff_t bytes = ptrdiff_t(count) * F::kLines * 64, panel = ptrdiff_t(w.panel_bytes());
     for (int r = 0, left = tiles; left > 0; --left) {
       const int rows = (x.rows - r + left - 1) / left;
-      PackedTile a{nullptr,       chunks - i < block ? chunks - i : block,
-                   x.q + r * x.ldq + k, x.ldq, x.blocks + r * x.ldb + k / 32, x.ldb,
-                   nullptr,       ldc, i > 0, left == tiles};
+      PackedTile a{nullptr, count, x.q + r * x.ldq + k, x.ldq, x.blocks + r * x.ldb + k / 32, x.ldb,
+                   nullptr, ldc,   i > 0,               left == tiles, kFetchAhead};
       for (int p = 0; p < num_panels; ++p) {
-        a.panel = w.data + size_t(first + p) * w.panel_bytes() + size_t(i) * F::kLines * 64;
+        a.panel = w.data + (first + p) * panel + ptrdiff_t(i) * F::kLines * 64;
         a.c = c + r * ldc + 16 * p;
+        if (count < chunks) a.ahead = p + 1 < num_panels ? panel : bytes - p * panel;
         kTiles.tile[rows](a);
       }
       r += rows;
