@@ -113,7 +113,8 @@ def measure(case: str, path: Path, rounds: int, python: str | None) -> dict[str,
     probe = np.ones(64 << 20, np.float32)
     bandwidth = []
     for _ in range(rounds):
-        bandwidth.append(native.read_bandwidth(probe))
+        time.sleep(0.02)
+        bandwidth.append(native.read_bandwidth(probe, repeats=2))
         for width in WIDTHS:
             turn(width, CONTEXT)
     if theirs:
