@@ -47,6 +47,8 @@ def test_json_of_every_command(tmp_path: Path, pair: list[str], url: str) -> Non
 
 def test_http_bodies(url: str) -> None:
     golden, found = read("http"), snapshots.http(url)
+    if not native.available():  # no executor but python, which has no faults to count
+        golden["/metrics"]["outrider_executor_faults_total"]["labels"] = []
     for name in golden:
         frames = golden[name].pop("frame", None), found[name].pop("frame", None)
         assert difference(*frames, name) is None
