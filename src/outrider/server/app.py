@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,13 +15,17 @@ from outrider import __version__
 from outrider.errors import OutriderError
 from outrider.server.answering import Answering
 from outrider.server.asking import check_model
-from outrider.server.dialects import chat, completions, tokens
+from outrider.server.dialects import chat, completions, messages, ollama, responses, tokens
 from outrider.server.errors import ApiError, ClientLeft, api_error, validation_error
 from outrider.server.guards import Guard
 from outrider.server.live.router import live_router
 from outrider.server.service import Service
 
-DIALECTS = (completions, chat, tokens)
+DIALECTS = (completions, chat, responses, messages, ollama, tokens)
+ERRORS: dict[str, Callable[[ApiError], dict[str, Any]]] = {  # by the beginning of the path
+    "/v1/messages": messages.error_body,
+    "/api/": ollama.error_body,
+}
 
 
 def make_app(service: Service) -> Guard:
@@ -41,7 +45,13 @@ def make_app(service: Service) -> Guard:
     for dialect in DIALECTS:
         app.include_router(dialect.router(answering))
     app.include_router(live_router(answering))
-    return Guard(app, service)
+    return Guard(app, service, error_body)
+
+
+def error_body(path: str, error: ApiError) -> dict[str, Any]:
+    """An error as the clients of this path expect it."""
+    form = next((form for start, form in ERRORS.items() if path.startswith(start)), None)
+    return error.body() if form is None else form(error)
 
 
 def _add_status_routes(app: FastAPI, service: Service) -> None:
@@ -85,7 +95,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         if isinstance(error, ClientLeft):
             return Response(status_code=499)  # the client has left; only the log shows it
         found = _translated(error)
-        return JSONResponse(found.body(), status_code=found.status, headers=found.headers())
+        body = error_body(request.url.path, found)
+        return JSONResponse(body, status_code=found.status, headers=found.headers())
 
     kinds: list[type[Exception]] = [Exception, HTTPException, RequestValidationError]
     for kind in [*kinds, ApiError, ClientLeft, OutriderError]:

@@ -6,7 +6,6 @@ an address or a traceback helps only attackers; the details go to the log.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,9 +52,6 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
-
-    def content(self) -> bytes:
-        return json.dumps(self.body()).encode()
 
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}

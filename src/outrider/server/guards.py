@@ -10,12 +10,14 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import json
 import logging
 import re
 import secrets
+from collections.abc import Callable
 from hmac import compare_digest
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -51,8 +53,15 @@ class Guarded(Protocol):
 class Guard:
     """An ASGI app around the routes. Sets `state["key"]` and `state["request_id"]` of the scope."""
 
-    def __init__(self, app: ASGIApp, service: Guarded) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        service: Guarded,
+        error_body: Callable[[str, ApiError], dict[str, Any]] | None = None,
+    ) -> None:
+        """`error_body` writes an error as the clients of a path expect it."""
         self._app = app
+        self._error_body = error_body or (lambda path, error: error.body())
         self._service = service
         self._keys = [key.encode() for key in service.config.api_keys]
 
@@ -83,7 +92,7 @@ class Guard:
             scope["state"]["key"] = self._check(scope, headers)
             replayed = await self._read_body(headers, receive)
         except ApiError as error:
-            await _refuse(error, answer, challenge=_challenge(scope["path"]))
+            await self._refuse(scope, error, answer)
         else:
             try:
                 await self._app(scope, replayed, answer)
@@ -91,7 +100,7 @@ class Guard:
                 Exception
             ) as error:  # the app has logged it, and answered it if there is a status
                 if not status:
-                    await _refuse(api_error(error), answer)
+                    await self._refuse(scope, api_error(error), answer)
         finally:
             self._log(scope, status, monotonic() - started)
 
@@ -100,7 +109,7 @@ class Guard:
         path, method = scope["path"], scope["method"]
         if path in OPEN_PATHS:
             return None
-        key = self._key(headers.get(b"authorization", b""), path)
+        key = self._key(_authorization(headers), path)
         # A web page in a browser can reach a local port under a domain name of its own.
         if not self._keys and not _LOCAL_HOST.fullmatch(_latin(headers.get(b"host", b""))):
             raise ApiError(403, "this server answers to local names only", code="forbidden_host")
@@ -108,8 +117,11 @@ class Guard:
             _ = self._service.served  # 503 while there is nothing to serve
         if method == "POST":
             kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-            if kind != b"application/json":
+            if kind != b"application/json" and not _is_lenient(path, headers):
                 raise ApiError(415, "the body must be application/json", code="unsupported_media")
+            if kind != b"application/json":
+                others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+                scope["headers"] = [*others, (b"content-type", b"application/json")]
         return key
 
     def _key(self, authorization: bytes, path: str) -> str | None:
@@ -168,6 +180,24 @@ class Guard:
 
         return replay
 
+    async def _refuse(self, scope: Scope, error: ApiError, send: Send) -> None:
+        """Answers a request that reaches no route."""
+        path = scope["path"]
+        content = json.dumps(self._error_body(path, error)).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(content)).encode()),
+            *((name.encode(), value.encode()) for name, value in error.headers().items()),
+        ]
+        if error.status == 401:
+            headers.append((b"www-authenticate", _challenge(path)))
+        if error.status in (408, 413):  # the rest of the body stays unread
+            headers.append((b"connection", b"close"))
+        start = {"type": "http.response.start", "status": error.status, "headers": headers}
+        with contextlib.suppress(OSError):
+            await send(start)
+            await send({"type": "http.response.body", "body": content, "more_body": False})
+
     def _log(self, scope: Scope, status: int, duration_s: float) -> None:
         state = scope["state"]
         logger.info(
@@ -181,6 +211,18 @@ class Guard:
                 **state.get("log", {}),
             },
         )
+
+
+def _authorization(headers: dict[bytes, bytes]) -> bytes:
+    """Anthropic's clients send the key in a header of its own."""
+    key = headers.get(b"x-api-key")
+    return headers.get(b"authorization", b"") if key is None else b"Bearer " + key
+
+
+def _is_lenient(path: str, headers: dict[bytes, bytes]) -> bool:
+    """Ollama's users leave out the content type. A web page of another site could do so as well,
+    but a browser says where a request comes from."""
+    return path.startswith("/api/") and not {b"origin", b"sec-fetch-site"} & headers.keys()
 
 
 def _is_live(path: str) -> bool:
@@ -197,23 +239,6 @@ def _password(given: bytes) -> bytes:
         return base64.b64decode(given, validate=True).partition(b":")[2]
     except binascii.Error:
         return b""
-
-
-async def _refuse(error: ApiError, send: Send, *, challenge: bytes = b"Bearer") -> None:
-    """Answers a request that reaches no route."""
-    content = error.content()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(content)).encode()),
-        *((name.encode(), value.encode()) for name, value in error.headers().items()),
-    ]
-    if error.status == 401:
-        headers.append((b"www-authenticate", challenge))
-    if error.status in (408, 413):  # the rest of the body stays unread
-        headers.append((b"connection", b"close"))
-    with contextlib.suppress(OSError):
-        await send({"type": "http.response.start", "status": error.status, "headers": headers})
-        await send({"type": "http.response.body", "body": content, "more_body": False})
 
 
 def _request_id(given: bytes) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from outrider.engine.engine import Completion, Result
+from outrider.engine.stops import StopScanner
 from outrider.server.errors import ApiError
 from outrider.server.generation import Delta, Generation
 from outrider.server.reading import Message, Reader, read_whole
@@ -104,6 +105,11 @@ class Reply:
         """The reason why a choice of a stream ended."""
         reader = self._readers.get(delta.index)
         return self.finish_reason(delta.finish_reason, 0 if reader is None else reader.num_calls)
+
+    def stop_text(self, tokens: Sequence[int]) -> str | None:
+        """The stop string that ended a choice of these tokens, if one did."""
+        stops = self.generation.ask.params.stop
+        return StopScanner(stops).feed(self.texts.plain(tokens))[1] if stops else None
 
     def usage(self) -> Usage:
         """The number of tokens so far."""

@@ -21,7 +21,10 @@ from pydantic import (
     model_validator,
 )
 
-from outrider.config import INT32, SamplingParams, Speculation
+from outrider.config import INT32 as INT32
+from outrider.config import INT64 as INT64
+from outrider.config import SamplingParams, Speculation
+from outrider.errors import RequestError
 from outrider.options import http_fields, http_given
 from outrider.server.config import (
     MAX_LOGIT_BIAS,
@@ -72,6 +75,14 @@ HARMLESS = frozenset(
         "spaces_between_special_tokens",
     }
 )
+
+
+def dumped(value: Any) -> str:
+    """JSON text; RequestError for what is nested too deeply."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise RequestError("a JSON value is nested too deeply") from None
 
 
 class Body(BaseModel):
@@ -160,7 +171,7 @@ class ResponseFormat(Body):
     def wanted(self) -> Wanted | None:
         if self.type == "text":
             return None
-        return Wanted("json", json.dumps(self.json_schema.schema_ if self.json_schema else {}))
+        return Wanted("json", dumped(self.json_schema.schema_ if self.json_schema else {}))
 
 
 class StructuredOutputs(Body):
@@ -181,7 +192,7 @@ class StructuredOutputs(Body):
 
     def wanted(self) -> Wanted:
         if self.json_ is not None:
-            text = self.json_ if isinstance(self.json_, str) else json.dumps(self.json_)
+            text = self.json_ if isinstance(self.json_, str) else dumped(self.json_)
             return Wanted("json", text)
         if self.regex is not None:
             return Wanted("regex", self.regex)
@@ -288,7 +299,7 @@ class CalledFunction(BaseModel):
     @property
     def json_text(self) -> str:
         given = self.arguments
-        return given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
+        return given if isinstance(given, str) else dumped(given or {})
 
 
 class ToolCall(BaseModel):

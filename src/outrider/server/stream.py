@@ -26,6 +26,7 @@ from outrider.server.reply import Writer
 
 DONE = b"data: [DONE]\n\n"
 SSE = "text/event-stream"
+NDJSON = "application/x-ndjson"
 SMALLEST_FRAME = 256
 MAX_FRAMES_PER_S = 20.0
 _NOISE = "".join(secrets.choice(string.ascii_letters) for _ in range(1 << 16))
@@ -41,6 +42,24 @@ def frame(payload: dict[str, Any], *, padded: bool = False) -> bytes:
         bare = len(_encode(payload | {"obfuscation": ""}))
         payload = payload | {"obfuscation": _NOISE[: bucket(bare) - bare]}
     return _encode(payload)
+
+
+def event_frame(payload: dict[str, Any], *, padded: bool) -> bytes:
+    """An event with a name: the payload's type. Padding is a comment, which clients skip."""
+    event = b"event: %b\n%b" % (str(payload["type"]).encode(), _encode(payload))
+    if not padded:
+        return event
+    return b": %b\n" % _noise(bucket(len(event) + 3) - len(event) - 3) + event
+
+
+def line_frame(payload: dict[str, Any], *, padded: bool) -> bytes:
+    """A line of JSON. Padding is white space."""
+    line = _to_json(payload).encode("utf-8", "replace")
+    return line.ljust(bucket(len(line) + 1) - 1 if padded else 0) + b"\n"
+
+
+def _noise(size: int) -> bytes:
+    return _NOISE[:size].encode()
 
 
 def bucket(size: int) -> int:

@@ -32,6 +32,13 @@ class TokenTexts:
         """The text of tokens, special ones included."""
         return self._tokenizer.decode(tokens, skip_special=False)
 
+    def count(self, text: str) -> int:
+        """The number of tokens of a text."""
+        return len(self._tokenizer.encode(text, special=False))
+
+    def plain(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(tokens)
+
     def bytes(self, token: int) -> list[int]:
         spelled = self._tokenizer.token(token) or ""
         if token in self._tokenizer.special_ids:

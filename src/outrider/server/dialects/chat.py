@@ -104,12 +104,12 @@ class ChatWriter(OpenAIWriter):
     def choices(self, delta: Delta) -> list[dict[str, Any]]:
         deltas = [self._gained(part) for part in self._reply.parts(delta)]
         gained = [found for found in deltas if found is not None]
-        if delta.index not in self._begun:
-            self._begun.add(delta.index)
-            gained.insert(0, {"role": "assistant", "content": ""})
         needed = delta.finish_reason is not None or self._reply.paced or bool(delta.logprobs)
         if not gained and needed:
             gained.append({} if delta.finish_reason is not None else {"content": ""})
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            gained.insert(0, {"role": "assistant", "content": ""})
         found: list[dict[str, Any]] = [
             {"index": delta.index, "delta": one, "logprobs": None, "finish_reason": None}
             for one in gained

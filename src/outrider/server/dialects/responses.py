@@ -1,0 +1,313 @@
+"""OpenAI's /v1/responses."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from outrider.engine.engine import Completion, Result
+from outrider.server.answering import Answering
+from outrider.server.dialects.responses_input import NamedTool, ResponsesBody
+from outrider.server.errors import ApiError
+from outrider.server.generation import Delta
+from outrider.server.reading import Call, Message
+from outrider.server.reading.source import Part
+from outrider.server.reply import Reply
+from outrider.server.request import Conversation
+from outrider.server.stored import Store
+from outrider.server.stream import SSE, event_frame
+
+
+class ResponsesWriter:
+    media_type = SSE
+    done = b""
+
+    def __init__(self, body: ResponsesBody, reply: Reply, store: Store | None, salt: str) -> None:
+        self.id = f"resp_{secrets.token_hex(16)}"
+        self._body, self._reply = body, reply
+        self._store, self._salt = store, salt
+        self._number = 0  # of the next event
+        self._items: list[dict[str, Any]] = []  # complete ones, and the open one
+        self._is_open = False
+        self._finish: str | None = None
+        self._message = Message()  # of the stream so far
+        self._begun = False
+
+    # --- whole -------------------------------------------------------------------------------
+
+    def whole(self, results: list[Result]) -> dict[str, Any]:
+        completion = results[0].completions[0]
+        self._message = self._reply.message(completion)
+        self._finish = completion.finish_reason
+        self._items = self._output(self._message, completion)
+        return self._ended()
+
+    def _output(self, found: Message, completion: Completion) -> list[dict[str, Any]]:
+        items = []
+        if found.reasoning:
+            items.append(self._reasoning_item() | _reasoned(found.reasoning))
+        if found.text or not found.calls:
+            part = _part(found.text)
+            if completion.logprobs is not None:
+                part["logprobs"] = self._reply.texts.chat(completion.logprobs)["content"]
+            items.append(self._message_item() | {"status": self._status(), "content": [part]})
+        items += [
+            self._call_item(call.name) | {"status": "completed", "arguments": call.arguments}
+            for call in found.calls
+        ]
+        return items
+
+    def _status(self) -> str:
+        return "incomplete" if self._finish == "length" else "completed"
+
+    def _ended(self) -> dict[str, Any]:
+        """The response at its end; it is stored now."""
+        found = self._response(self._status(), self._items)
+        if self._store is not None:
+            assert isinstance(self._reply.request.prompt, Conversation)
+            said: dict[str, Any] = {"role": "assistant", "content": self._message.text}
+            if self._message.calls:
+                said["tool_calls"] = [
+                    {
+                        "id": item["call_id"],
+                        "type": "function",
+                        "function": {"name": item["name"], "arguments": item["arguments"]},
+                    }
+                    for item in self._items
+                    if item["type"] == "function_call"
+                ]
+            if self._message.reasoning:
+                said["reasoning_content"] = self._message.reasoning
+            past = self._reply.request.prompt.messages[bool(self._body.instructions) :]
+            self._store.put(found, [*past, said], self._salt)
+        return found
+
+    def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+        body, params = self._body, self._reply.generation.ask.params
+        choice: Any = body.tool_choice
+        if isinstance(choice, NamedTool):
+            choice = {"type": "function", "name": choice.name}
+        form = None if body.text is None else body.text.format
+        shown = {"type": "text"} if form is None else form.model_dump(by_alias=True)
+        effort = None if body.reasoning is None else body.reasoning.effort
+        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._reply.created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": cut,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": body.metadata or {},
+            "model": self._reply.model,
+            "output": output,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "reasoning": {"effort": effort, "summary": None},
+            "service_tier": "default",
+            "store": self._store is not None,
+            "temperature": params.temperature,
+            "text": {"format": shown},
+            "tool_choice": choice or "auto",
+            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": params.top_p,
+            "truncation": "disabled",
+            "usage": None if status == "in_progress" else self._usage(),
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self._reply.usage()
+        thought = self._message.reasoning
+        num_reasoning = self._reply.texts.count(thought) if thought else 0
+        return {
+            "input_tokens": usage.num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.num_cached_tokens or 0},
+            "output_tokens": usage.num_completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": num_reasoning},
+            "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+        }
+
+    # --- items -------------------------------------------------------------------------------
+
+    def _reasoning_item(self) -> dict[str, Any]:
+        return {"id": f"rs_{secrets.token_hex(12)}", "type": "reasoning", "summary": []}
+
+    def _message_item(self) -> dict[str, Any]:
+        head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "status": "in_progress"}
+        return {**head, "role": "assistant", "content": []}
+
+    def _call_item(self, name: str) -> dict[str, Any]:
+        head = {"id": f"fc_{secrets.token_hex(12)}", "type": "function_call"}
+        more = {"status": "in_progress", "arguments": "", "call_id": self._reply.call_id()}
+        return {**head, **more, "name": name}
+
+    # --- streams -----------------------------------------------------------------------------
+
+    def delta(self, delta: Delta) -> Sequence[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        if not self._begun:
+            self._begun = True
+            for kind in ("created", "in_progress"):
+                found.append(
+                    self._event(f"response.{kind}", response=self._response("in_progress", []))
+                )
+        logprobs = delta.logprobs
+        for part in self._reply.parts(delta):
+            scored = self._reply.texts.chat(logprobs)["content"] if logprobs else []
+            logprobs = []
+            found += self._part(part, scored)
+        if delta.finish_reason is not None:
+            self._finish = delta.finish_reason
+        return found
+
+    def _part(self, part: Part, scored: list[Any]) -> list[dict[str, Any]]:
+        message = self._message
+        if part.kind == "call":
+            message.calls.append(Call(part.text))
+            return self._open(self._call_item(part.text))
+        if not part.text:
+            return []
+        if part.kind == "arguments":
+            message.calls[-1].arguments += part.text
+            self._items[-1]["arguments"] += part.text
+            return [self._inner("response.function_call_arguments.delta", delta=part.text)]
+        found = []
+        if part.kind == "reasoning":
+            message.reasoning += part.text
+            if not self._is("reasoning"):
+                found = self._open(self._reasoning_item() | _reasoned(""))
+                found.append(self._content("added"))
+            self._items[-1]["content"][0]["text"] += part.text
+            kind = "response.reasoning_text.delta"
+            return [*found, self._inner(kind, content_index=0, delta=part.text)]
+        message.text += part.text
+        if not self._is("message"):
+            found = self._open(self._message_item() | {"content": [_part("")]})
+            found.append(self._content("added"))
+        self._items[-1]["content"][0]["text"] += part.text
+        self._items[-1]["content"][0]["logprobs"] += scored
+        kind = "response.output_text.delta"
+        return [*found, self._inner(kind, content_index=0, delta=part.text, logprobs=scored)]
+
+    def _is(self, kind: str) -> bool:
+        return self._is_open and bool(self._items[-1]["type"] == kind)
+
+    def _open(self, item: dict[str, Any]) -> list[dict[str, Any]]:
+        found = self._close()
+        self._items.append(item)
+        self._is_open = True
+        shown = dict(item)
+        if "content" in shown:
+            shown["content"] = []
+        added = self._event(
+            "response.output_item.added", output_index=len(self._items) - 1, item=shown
+        )
+        return [*found, added]
+
+    def _close(self) -> list[dict[str, Any]]:
+        if not self._is_open:
+            return []
+        self._is_open = False
+        item = self._items[-1]
+        if item["type"] == "function_call":
+            item["status"] = "completed"
+            kind = "response.function_call_arguments.done"
+            found = [self._inner(kind, arguments=item["arguments"], name=item["name"])]
+        else:
+            (part,) = item["content"]
+            more: dict[str, Any] = {"content_index": 0, "text": part["text"]}
+            if item["type"] == "message":
+                item["status"] = self._status()
+                more["logprobs"] = part["logprobs"]
+            kind = "output_text" if item["type"] == "message" else "reasoning_text"
+            found = [self._inner(f"response.{kind}.done", **more), self._content("done")]
+        done = self._event(
+            "response.output_item.done", output_index=len(self._items) - 1, item=dict(item)
+        )
+        return [*found, done]
+
+    def _content(self, kind: str) -> dict[str, Any]:
+        part = dict(self._items[-1]["content"][0])
+        if kind == "added":
+            part["text"] = ""
+        return self._inner(f"response.content_part.{kind}", content_index=0, part=part)
+
+    def _inner(self, kind: str, **more: Any) -> dict[str, Any]:
+        """An event within the open item."""
+        at = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+        return self._event(kind, **at, **more)
+
+    def _event(self, kind: str, **more: Any) -> dict[str, Any]:
+        number = self._number
+        self._number += 1
+        return {"type": kind, "sequence_number": number, **more}
+
+    def end(self) -> Sequence[dict[str, Any]]:
+        found = []
+        if not self._items:
+            found += self._open(self._message_item() | {"content": [_part("")]})
+            found.append(self._content("added"))
+        found += self._close()
+        response = self._ended()
+        return [*found, self._event(f"response.{response['status']}", response=response)]
+
+    def failure(self, error: ApiError) -> dict[str, Any]:
+        response = self._response("failed", self._items)
+        response["error"] = {"code": error.code or error.kind, "message": error.message}
+        return self._event("response.failed", response=response)
+
+    def frame(self, payload: dict[str, Any], *, padded: bool) -> bytes:
+        return event_frame(payload, padded=padded)
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _reasoned(text: str) -> dict[str, Any]:
+    return {"content": [{"type": "reasoning_text", "text": text}], "status": "completed"}
+
+
+def router(answering: Answering) -> APIRouter:
+    routes, service, store = APIRouter(), answering.service, Store()
+
+    @routes.post("/v1/responses", response_model=None)
+    async def create(body: ResponsesBody, http: HttpRequest) -> Response:
+        salt = service.salt(http.state.key, None)
+        past: list[dict[str, Any]] = []
+        if body.previous_response_id is not None:
+            past = store.get(body.previous_response_id, salt).messages
+        kept = None if body.store is False else store
+        return await answering.answer(
+            body.request(past),
+            http,
+            lambda reply: ResponsesWriter(body, reply, kept, salt),
+            body.ignored,
+        )
+
+    @routes.get("/v1/responses/{id}", response_model=None)
+    async def read(id: str, http: HttpRequest) -> Response:
+        return JSONResponse(store.get(id, service.salt(http.state.key, None)).reply)
+
+    @routes.delete("/v1/responses/{id}", response_model=None)
+    async def delete(id: str, http: HttpRequest) -> Response:
+        store.get(id, service.salt(http.state.key, None))
+        store.drop(id)
+        return JSONResponse({"id": id, "object": "response", "deleted": True})
+
+    @routes.post("/v1/responses/{id}/cancel", response_model=None)
+    async def cancel(id: str, http: HttpRequest) -> Response:
+        store.get(id, service.salt(http.state.key, None))
+        raise ApiError(400, "only background responses can be cancelled; close the connection")
+
+    return routes
