@@ -52,6 +52,7 @@ class Entry:
 
 NGRAM = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 ACROSS = {"use_heterogeneous_vocab": True}
+PARALLEL = {"parallel_drafting": True}
 DSPARK = "without DSpark's additions (`outrider export vllm` leaves them out)"
 FEWER = "fewer accepted drafts for heads of several layers"
 BETTER = "prediction and suffix, whichever has been right more often"
@@ -68,6 +69,10 @@ _PROPOSERS = {
     "medusa": Entry("medusa:MedusaProposer", "head",
                     Vllm("medusa", "the most probable chain instead of a tree")),
     "eagle3": Entry("eagle3:Eagle3Proposer", "head", Vllm("eagle3", "a chain", 4, samples=True)),
+    "eagle": Entry("eagle:EagleProposer", "head", Vllm("eagle", "a chain", 4, samples=True)),
+    "p-eagle": Entry("p_eagle:PEagleProposer", "head",
+                     Vllm("eagle3", "a chain", 4, samples=True, more=PARALLEL)),
+    "mlp": Entry("mlp:MlpProposer", "head", Vllm("", "vLLM's engine has no MLP speculators")),
     "dflash": Entry("dflash:DFlashProposer", "head",
                     Vllm("dflash", DSPARK, samples=True, cpu_note=FEWER)),
     "ngram": Entry("ngram:NgramProposer", "",

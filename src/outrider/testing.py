@@ -177,6 +177,8 @@ def write_tiny_head(
         raise ValueError(f"no heads of kind {kind!r}")
     with torch.no_grad():
         for name, parameter in head.named_parameters():
+            if kind == "eagle3":
+                name = name.replace("layers.0.", "midlayer.")
             if parameter.ndim > 1:
                 parameter.copy_(_random(name, tuple(parameter.shape), seed))
     if isinstance(head, Eagle3Head):

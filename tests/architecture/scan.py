@@ -26,7 +26,14 @@ LEDGER = Path(__file__).parent / "ledger.json"
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 60
 # Names of proposers that mean something else there.
-HEADS = {"dflash", "eagle3", "medusa"}  # kinds of heads, which are formats and recipes as well
+HEADS = {
+    "dflash",
+    "eagle",
+    "eagle3",
+    "medusa",
+    "mlp",
+    "p-eagle",
+}  # kinds of heads, which are formats and recipes as well
 OTHER_MEANINGS = {
     "model/": HEADS,
     "train/": HEADS | {"early-exit"},

@@ -21,7 +21,7 @@ from outrider.kv.cache import KVCache
 from outrider.model import load_model
 from outrider.model.bundled import find_folder
 from outrider.model.capabilities import PrefersThinPasses
-from outrider.model.head_base import head_kind
+from outrider.model.head_kinds import head_kind
 from outrider.model.tokenizer import Tokenizer, check_same_vocabulary, load_tokenizer
 from outrider.registry import (
     WITH_MODEL,

@@ -28,7 +28,6 @@ from outrider.model.cuda_decoder import CudaDecoder
 from outrider.model.families import DecoderConfig
 from outrider.model.heads import Eagle3Head
 from outrider.model.int8 import round_rows
-from outrider.model.rope import RopeConfig
 from outrider.model.torch_weights import Loader
 from outrider.sampling import RowParams
 
@@ -52,8 +51,22 @@ class _Weights:
         self._tensors = head.state_dict()
 
     def tensor(self, name: str, shape: Seq[int]) -> torch.Tensor:
-        found: torch.Tensor = self._tensors[name.replace("model.layers.0.", "midlayer.")]
+        found: torch.Tensor = self._tensors[name.replace("model.layers.0.", "layers.0.")]
         return found
+
+
+def _spec(head: Eagle3Head, target: CudaDecoder) -> ModelSpec:
+    size = head.config
+    return ModelSpec(
+        name=head.kind,
+        vocab_size=size.vocab_size,
+        num_tokens=target.spec.num_tokens,
+        num_layers=1,
+        hidden_size=size.hidden_size,
+        max_positions=target.config.max_positions,
+        kv_bytes_per_token=2 * size.num_key_value_heads * size.head_dim * target.dtype.itemsize,
+        num_parameters=sum(p.numel() for p in head.parameters()),
+    )
 
 
 class CudaEagle3(CudaDecoder):
@@ -76,7 +89,7 @@ class CudaEagle3(CudaDecoder):
             head_dim=size.head_dim,
             norm_eps=size.rms_norm_eps,
             max_positions=shape.max_positions,
-            rope=RopeConfig(theta=size.rope_theta),
+            rope=size.rope,
             tied=False,
             qkv_bias=False,
             o_bias=False,
@@ -85,27 +98,24 @@ class CudaEagle3(CudaDecoder):
             windows=(None,),
             dtype=shape.dtype,
         )
-        spec = ModelSpec(
-            name=head.kind,
-            vocab_size=size.vocab_size,
-            num_tokens=target.spec.num_tokens,
-            num_layers=1,
-            hidden_size=size.hidden_size,
-            max_positions=shape.max_positions,
-            kv_bytes_per_token=2 * size.num_key_value_heads * size.head_dim * target.dtype.itemsize,
-            num_parameters=sum(p.numel() for p in head.parameters()),
-        )
         device, dtype = target.device, target.dtype
-        embedding_VH = borrowed.embedding_VH.to(device, dtype)
+        own: Any = head.embed_tokens if size.own_embedding else None
+        embedding_VH = borrowed.embedding_VH if own is None else own.weight
+        embedding_VH = embedding_VH.to(device, dtype)
         layer = Loader(_Weights(head), config, device, dtype).layer(0)
+        assert head.norm is not None
+        assert head.lm_head is not None
         norm_H, head_WH = (w.to(device, dtype) for w in (head.norm.weight, head.lm_head.weight))
-        super().__init__(config, spec, [], embedding_VH, norm_H.contiguous(), head_WH)
+        super().__init__(
+            config, _spec(head, target), [], embedding_VH, norm_H.contiguous(), head_WH
+        )
         self.taps = head.taps
-        middle: Any = head.midlayer
+        first: Any = head.layers[0]
+        assert head.fc is not None
         assert layer.attention_norm_H is not None
         assert layer.mlp_norm_H is not None
         self._token_norm_H, self._mlp_norm_H = layer.attention_norm_H, layer.mlp_norm_H
-        self._state_norm_H = middle["hidden_norm"].weight.to(device, dtype).contiguous()
+        self._state_norm_H = first.hidden_norm.weight.to(device, dtype).contiguous()
         by_embedding, by_state = layer.qkv.chunk(2, dim=1)
         self._fc, self._by_embedding, self._by_state, self._o, self._gate_up, self._down = (
             Product.of(weight.to(device, dtype), rounded=rounded)

@@ -11,8 +11,8 @@ from outrider.model.heads import Eagle3Head, FastHead, Head
 class CudaTarget(CudaDecoder):
     """See `heads.RunsHeads`."""
 
-    def head_weights(self, kind: str) -> tuple[str, ...]:
-        return ("int8",) if kind == Eagle3Head.kind else ()
+    def head_weights(self, head: Head) -> tuple[str, ...]:
+        return ("int8",) if isinstance(head, Eagle3Head) and head.is_plain else ()
 
     def make_head(self, head: Head, borrowed: Borrowed, weights: str) -> FastHead:
         assert isinstance(head, Eagle3Head)

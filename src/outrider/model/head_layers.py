@@ -9,15 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from outrider.model.rope import RopeConfig
+
 KeyValue = tuple[Tensor, Tensor]  # keys after rotation and values, [B, K, C, D] each
 
 
-def rotary(positions_BQ: Tensor, head_dim: int, theta: float) -> KeyValue:
-    """cos and sin, [B, 1, Q, D] float32, of the default rotary embedding."""
-    exponents = torch.arange(0, head_dim, 2, device=positions_BQ.device).float() / head_dim
-    angles_BQD = positions_BQ[..., None].float() * theta**-exponents
+def rotary(positions_BQ: Tensor, head_dim: int, rope: RopeConfig) -> KeyValue:
+    """cos and sin, [B, 1, Q, D] float32."""
+    frequencies = rope.frequencies(head_dim).to(positions_BQ.device)
+    angles_BQD = positions_BQ[..., None].float() * frequencies
     angles_BQD = torch.cat([angles_BQD, angles_BQD], dim=-1)
-    return angles_BQD.cos()[:, None], angles_BQD.sin()[:, None]
+    cos_BQD, sin_BQD = angles_BQD.cos(), angles_BQD.sin()
+    if rope.attention_factor != 1.0:
+        cos_BQD, sin_BQD = cos_BQD * rope.attention_factor, sin_BQD * rope.attention_factor
+    return cos_BQD[:, None], sin_BQD[:, None]
 
 
 def rotate(x_BNQD: Tensor, cos_sin: KeyValue) -> Tensor:
@@ -44,7 +49,8 @@ class FeedForward(nn.Module):
 class Attention(nn.Module):
     """Grouped-query attention whose caller keeps the keys and values.
 
-    `normed` adds Qwen3's per-head norm of queries and keys.
+    `normed` adds Qwen3's per-head norm of queries and keys, `biased` Qwen2's biases of queries,
+    keys and values, `output_biased` that of the last projection.
     """
 
     def __init__(
@@ -56,14 +62,16 @@ class Attention(nn.Module):
         head_dim: int,
         *,
         normed: bool = False,
+        biased: bool = False,
+        output_biased: bool = False,
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.q_proj = nn.Linear(input_size, num_heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(input_size, num_kv_heads * head_dim, bias=False)
-        self.v_proj = nn.Linear(input_size, num_kv_heads * head_dim, bias=False)
-        self.o_proj = nn.Linear(num_heads * head_dim, output_size, bias=False)
+        self.q_proj = nn.Linear(input_size, num_heads * head_dim, bias=biased)
+        self.k_proj = nn.Linear(input_size, num_kv_heads * head_dim, bias=biased)
+        self.v_proj = nn.Linear(input_size, num_kv_heads * head_dim, bias=biased)
+        self.o_proj = nn.Linear(num_heads * head_dim, output_size, bias=output_biased)
         self.q_norm = nn.RMSNorm(head_dim, eps=eps) if normed else None
         self.k_norm = nn.RMSNorm(head_dim, eps=eps) if normed else None
 

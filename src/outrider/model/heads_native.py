@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
 from outrider import native
 from outrider.contracts import IntArray, ModelSpec, StepBatch
@@ -36,7 +35,7 @@ class NativeHead(NativeModel):
 
     trees = False
 
-    def __init__(self, spec: ModelSpec, dtype: str, rope_theta: float, **fields: Any) -> None:
+    def __init__(self, spec: ModelSpec, dtype: str, rope: RopeConfig, **fields: Any) -> None:
         super().__init__(
             native.Config(
                 vocab=spec.vocab_size,
@@ -47,7 +46,7 @@ class NativeHead(NativeModel):
                 rotary_dim=fields["head_dim"] if spec.num_layers else 0,
                 **fields,
             ),
-            RopeConfig(theta=rope_theta),
+            rope,
             None,
         )
         self.spec = spec
@@ -59,18 +58,16 @@ class NativeHead(NativeModel):
         self._step.features = self._features.data_ptr()
 
     def _set_layer(self, layer: int, module: Any) -> None:
-        attention = module["self_attn"] if isinstance(module, nn.ModuleDict) else module.self_attn
-        mlp = module["mlp"] if isinstance(module, nn.ModuleDict) else module.mlp
-        norms = module if isinstance(module, nn.ModuleDict) else dict(module.named_children())
+        attention, mlp = module.self_attn, module.mlp
         tensors: dict[int, Any] = {
-            3: norms["input_layernorm"],
+            3: module.input_layernorm,
             4: attention.q_proj,
             5: attention.k_proj,
             6: attention.v_proj,
             _O: attention.o_proj,
             12: attention.q_norm,
             13: attention.k_norm,
-            14: norms["post_attention_layernorm"],
+            14: module.post_attention_layernorm,
             15: mlp.gate_proj,
             16: mlp.up_proj,
             17: mlp.down_proj,
@@ -122,17 +119,20 @@ class NativeEagle3(NativeHead):
         super().__init__(
             spec,
             dtype,
-            config.rope_theta,
+            config.rope,
             kind=_EAGLE3,
             layers=1,
             qk_norm=0,
             head_rows=config.draft_vocab_size,
             **_layer_fields(config),
         )
+        assert head.norm is not None
+        assert head.lm_head is not None
         self._set_ends(borrowed, head.norm.weight, head.lm_head.weight)
+        assert head.fc is not None
         self.set_tensor(_FC, 0, head.fc.weight)
-        layer: Any = head.midlayer
-        self.set_tensor(_HIDDEN_NORM, 0, layer["hidden_norm"].weight)
+        layer: Any = head.layers[0]
+        self.set_tensor(_HIDDEN_NORM, 0, layer.hidden_norm.weight)
         self._set_layer(0, layer)
         ids = head.target_ids.to(torch.int32).contiguous()
         native.check(self._lib.outrider_set_ids(self._handle, ids.data_ptr(), len(ids)))
@@ -150,7 +150,7 @@ class NativeDFlash(NativeHead):
         super().__init__(
             spec,
             dtype,
-            config.rope_theta,
+            config.rope,
             kind=_DFLASH,
             layers=num_layers,
             qk_norm=1,
@@ -198,7 +198,7 @@ class NativeMedusa(NativeHead):
         super().__init__(
             spec,
             dtype,
-            1.0,
+            RopeConfig(),
             kind=_MEDUSA,
             hidden=config.hidden_size,
             layers=config.num_heads * config.num_hidden_layers,
@@ -211,7 +211,8 @@ class NativeMedusa(NativeHead):
             eps=borrowed.norm_eps,
         )
         self.set_tensor(_FINAL_NORM, 0, borrowed.norm_H)
-        self.set_tensor(_HEAD, 0, borrowed.head_VH)
+        own: Any = head.lm_heads[0] if config.one_lm_head else None
+        self.set_tensor(_HEAD, 0, borrowed.head_VH if own is None else own.weight)
         blocks: Any = head.blocks
         linears = [linear for block in blocks for linear in block["layers"]]
         for number, linear in enumerate(linears):
@@ -231,8 +232,21 @@ class NativeMedusa(NativeHead):
         return logits_RV.view(depth, num_seqs, -1).transpose(0, 1)
 
 
+def runs_natively(head: Head) -> bool:
+    """Whether a native model computes exactly what the head does."""
+    if isinstance(head, Eagle3Head):
+        return head.is_plain
+    if isinstance(head, MedusaHeads):
+        size = head.config
+        shared = size.original_lm_head or (size.one_lm_head and head.token_map is None)
+        return shared and not size.bias and size.logit_scale == 1.0
+    if isinstance(head, DFlashHead):
+        return head.is_plain
+    return False
+
+
 def native_head(head: Head, borrowed: Borrowed, target: ModelSpec, dtype: str) -> FastHead:
-    """See `heads.RunsHeads.make_head`."""
+    """See `heads.RunsHeads.make_head`; the head must be one that `runs_natively`."""
     if isinstance(head, Eagle3Head):
         return NativeEagle3(head, borrowed, target, dtype)
     assert isinstance(head, DFlashHead)

@@ -262,11 +262,11 @@ class NativeDecoder(NativeModel):
         draws = None if batch.draws is None else self._drawn[: step.num_rows]
         return StepOutput(logits_RV, taps, draws)
 
-    def head_weights(self, kind: str) -> tuple[str, ...]:
+    def head_weights(self, head: Head) -> tuple[str, ...]:
         """See `heads.RunsHeads`."""
-        from outrider.model.heads_native import HEAD_WEIGHTS
+        from outrider.model.heads_native import HEAD_WEIGHTS, runs_natively
 
-        return HEAD_WEIGHTS
+        return HEAD_WEIGHTS if runs_natively(head) else ()
 
     def make_head(self, head: Head, borrowed: Borrowed, weights: str) -> FastHead:
         from outrider.model.heads_native import native_head

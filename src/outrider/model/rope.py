@@ -90,6 +90,9 @@ class RopeConfig:
         return freqs / self.factor * ramp + freqs * (1 - ramp)
 
 
+PLAIN_ROPE = RopeConfig()
+
+
 def read_rope(
     config: Mapping[str, Any],
     max_positions: int,
@@ -170,6 +173,26 @@ def _longrope_scale(params: Mapping[str, Any], ratio: float, original: int) -> f
         return float(params["attention_factor"])
     factor = float(params.get("factor") or ratio)
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+
+
+def rope_json(rope: RopeConfig) -> dict[str, Any]:
+    """The fields of a config.json that `read_rope` reads back; the form that all releases know."""
+    if rope.kind == "default":
+        return {"rope_theta": rope.theta}
+    scaling: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
+    scaling["original_max_position_embeddings"] = rope.original_positions
+    names: tuple[str, ...] = ()
+    if rope.kind == "llama3":
+        names = ("low_freq_factor", "high_freq_factor")
+    elif rope.kind == "yarn":
+        names = ("beta_fast", "beta_slow", "attention_factor", "truncate")
+    elif rope.kind == "longrope":
+        names = ("attention_factor",)
+        scaling |= {"short_factor": list(rope.factors), "long_factor": list(rope.factors)}
+    elif rope.kind == "factors":
+        scaling["factors"] = list(rope.factors)
+    scaling |= {name: getattr(rope, name) for name in names}
+    return {"rope_theta": rope.theta, "rope_scaling": scaling}
 
 
 def _yarn_scale(params: Mapping[str, Any], factor: float) -> float:

@@ -190,13 +190,7 @@ class Checkpoint:
                 f"{self.folder} lacks the tensor {name} that its config.json implies; "
                 "the two do not belong together or the download is incomplete"
             )
-        try:
-            tensor: torch.Tensor = self._open(self._file_of[name]).get_tensor(name)
-        except SafetensorError as error:
-            raise ModelError(
-                f"{self.folder / self._file_of[name]} has no readable {name} ({_line(error)}); "
-                "download the file again"
-            ) from error
+        tensor = self._read(name)
         if list(tensor.shape) != list(shape):
             raise ModelError(
                 f"{name} in {self.folder} has shape {list(tensor.shape)} where config.json implies "
@@ -207,6 +201,20 @@ class Checkpoint:
                 f"{name} in {self.folder} is stored as {tensor.dtype}; "
                 "use a checkpoint in float32, float16 or bfloat16"
             )
+        return tensor
+
+    def all_tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor by name, in its stored type."""
+        return {name: self._read(name) for name in self._file_of}
+
+    def _read(self, name: str) -> torch.Tensor:
+        try:
+            tensor: torch.Tensor = self._open(self._file_of[name]).get_tensor(name)
+        except SafetensorError as error:
+            raise ModelError(
+                f"{self.folder / self._file_of[name]} has no readable {name} ({_line(error)}); "
+                "download the file again"
+            ) from error
         return tensor
 
     def _open(self, filename: str) -> Any:

@@ -8,6 +8,7 @@ coupled and whose logits are not edited. The torch module over a `HeadMemory` dr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -43,7 +44,15 @@ class NativeRows:
     with the target's features.
     """
 
-    def __init__(self, head: FastHead, kv: KVCache, taps: Seq[int]) -> None:
+    def __init__(
+        self,
+        head: FastHead,
+        kv: KVCache,
+        taps: Seq[int],
+        prepare: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        """`prepare` makes what the head reads of the taps side by side; None: it reads them."""
+        self._prepare = prepare
         self.head = head
         self.kv = kv
         self._taps = taps
@@ -57,6 +66,8 @@ class NativeRows:
         if not seen.taps:
             return
         features_nF = torch.cat([seen.taps[tap] for tap in self._taps], dim=1)
+        if self._prepare is not None:
+            features_nF = self._prepare(features_nF)
         text = self._texts.get(view.id)
         if text is None or text.is_unobserved or text.end != seen.start:
             text = self._texts[view.id] = _Text(seen.start)

@@ -9,6 +9,7 @@ Shapes: B sequences, S places of a block, n tokens, T taps, H hidden, V vocabula
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +67,7 @@ class DFlashProposer(FeatureHeadProposer):
         self.needs = Needs(taps=loaded.head.taps)
         self._loaded = loaded
         self._head = loaded.head
+        self._ids_W = None if loaded.head.d2t is None else loaded.head.target_ids
 
     @classmethod
     def build(cls, context: ProposerContext) -> DFlashProposer:
@@ -84,7 +86,7 @@ class DFlashProposer(FeatureHeadProposer):
         self, batch: StepBatch, sizes_S: IntArray, rows: RowParams, key_S: npt.NDArray[np.uint64]
     ) -> list[tuple[list[int], list[int] | None]]:
         assert self._native is not None
-        sizes_S = np.minimum(sizes_S, self._head.config.block_size - 1).astype(np.int32)
+        sizes_S = np.minimum(sizes_S, self._head.config.num_drafts).astype(np.int32)
         chains = self._native.head.draft_chain(batch, sizes_S, rows, key_S)
         return [(chain, None) for chain in chains]
 
@@ -93,11 +95,8 @@ class DFlashProposer(FeatureHeadProposer):
         for view in views:
             self._read_on(view)
         hidden_BSH = self._denoise(views)
-        most = self._head.config.block_size - 1
-        lengths = [min(budget, most) for budget in budgets]
-        if self.config.floor and self._head.config.confidence:
-            lengths = self._cut(hidden_BSH, lengths)
-        return self._draw(views, lengths, hidden_BSH)
+        lengths = [min(budget, self._head.config.num_drafts) for budget in budgets]
+        return self._draw(views, lengths, hidden_BSH[:, self._head.config.first_place :])
 
     def _read_on(self, view: SequenceView) -> None:
         """Turns the features of tokens committed since the last draft into keys and values."""
@@ -118,7 +117,9 @@ class DFlashProposer(FeatureHeadProposer):
         for view in views:
             tokens += [view.tokens[-1], *masks]
             places += range(len(view.tokens) - 1, len(view.tokens) - 1 + size)
-        embeds_1XH = self._loaded.borrowed.embed(tokens)[None]
+        embeds_1XH = self._loaded.embed(tokens)[None]
+        if self._head.config.mask_embedding:
+            embeds_1XH.view(len(views), size, -1)[:, 1:] = self._head.mask_embedding
         positions_1X = torch.tensor(places, device=embeds_1XH.device)[None]
         memories = [self._memories[view.id] for view in views]
         mixes = [self._mix(memories, layer) for layer in range(len(self._head.layers))]
@@ -133,29 +134,70 @@ class DFlashProposer(FeatureHeadProposer):
             for i, memory in enumerate(memories):
                 block = slice(i * size, (i + 1) * size)
                 past = memory.layers[layer].glance((own[0][:, :, block], own[1][:, :, block]))
-                mixed.append(gather(queries_1NXD[0, :, block], past))
+                mask = self._mask(layer, past[0].shape[2], queries_1NXD)
+                mixed.append(gather(queries_1NXD[0, :, block], past, mask))
             return torch.cat(mixed, dim=1)[None]
 
         return mix
 
-    def _cut(self, hidden_BSH: Tensor, lengths: list[int]) -> list[int]:
-        """Shortens drafts by the predicted acceptance. The prediction depends on no token that is
-        drawn afterwards, so that ratio rules stay exact."""
-        chances_BS = self._head.confidence(hidden_BSH)[:, 1:].cumprod(dim=1)
-        trusted = (chances_BS >= self.config.floor).sum(dim=1).tolist()
-        return [min(n, max(1, trust)) for n, trust in zip(lengths, trusted, strict=True)]
+    def _mask(self, layer: int, end: int, like: Tensor) -> Tensor | None:
+        """What the places of a block that ends at row `end` may not see; None: they see all."""
+        config = self._head.config
+        window = config.windows[layer] if config.windows else None
+        causal = bool(config.causal) and config.causal[layer]
+        if not causal and (window is None or end <= window):
+            return None
+        rows, columns = torch.arange(end - config.block_size, end)[:, None], torch.arange(end)
+        seen = columns <= rows if causal else torch.ones(len(rows), end, dtype=torch.bool)
+        if window is not None:
+            seen &= (columns - rows).abs() < window
+        return torch.zeros(len(rows), end).masked_fill_(~seen, -math.inf).to(like)
 
     def _draw(
         self, views: list[SequenceView], lengths: list[int], hidden_BSH: Tensor
     ) -> list[Proposal]:
-        logits_BSV = self._loaded.borrowed.logits(hidden_BSH[:, 1 : 1 + max(lengths)]).float()
+        """Draws place by place; `hidden_BSH` starts with the place of the first draft."""
+        config, head = self._head.config, self._head
+        logits_BSW = self._loaded.output(hidden_BSH[:, : max(lengths)])
         chains = Chains(views, lengths, self._loaded.num_tokens)
+        state_BM = hidden_BSH.new_zeros(len(views), config.markov_rank)
+        doubts = bool(self.config.floor) and config.confidence
+        chances_B = hidden_BSH.new_ones(len(views))
         for place in range(max(lengths)):
+            if doubts and chains.active:
+                self._stop(chains, views, hidden_BSH[:, place], chances_B, place)
             if not chains.active:
                 break
-            logits_RV = logits_BSV[chains.active, place]
-            if self._head.config.markov_rank:
-                before = [(chains.tokens[i] or views[i].tokens)[-1] for i in chains.active]
-                logits_RV += self._head.markov_bias(torch.tensor(before, device=logits_RV.device))
-            chains.draw(logits_RV)
+            rows = chains.active
+            logits_RW = logits_BSW[rows, place]
+            if config.markov_rank:
+                previous_R = self._previous(chains, views, rows)
+                bias_RW, state_BM[rows] = head.markov_step(
+                    hidden_BSH[rows, place], previous_R, state_BM[rows]
+                )
+                logits_RW += bias_RW
+            chains.draw(self._loaded.spread(logits_RW, self._ids_W))
         return chains.proposals(self.name)
+
+    def _stop(
+        self,
+        chains: Chains,
+        views: list[SequenceView],
+        hidden_BH: Tensor,
+        chances_B: Tensor,
+        place: int,
+    ) -> None:
+        """Ends the chains whose chance to be accepted here is too small; every chain has a token.
+
+        It looks at no token that is drawn later on, so that ratio rules stay exact.
+        """
+        rows = chains.active
+        previous_R = self._previous(chains, views, rows)
+        chances_B[rows] *= self._head.confidence(hidden_BH[rows], previous_R)
+        if place:
+            chains.active = [i for i in rows if chances_B[i] >= self.config.floor]
+
+    def _previous(self, chains: Chains, views: list[SequenceView], rows: list[int]) -> Tensor:
+        """The token before the one to draw, of each row."""
+        before = [(chains.tokens[i] or views[i].tokens)[-1] for i in rows]
+        return torch.tensor(before, device=self._head.norm.weight.device)

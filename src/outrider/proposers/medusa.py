@@ -30,10 +30,11 @@ from outrider.contracts import (
 from outrider.draft_plans import DraftPlan, Heads, Propose
 from outrider.errors import ConfigError
 from outrider.model.heads import MedusaHeads
-from outrider.model.heads_native import HEAD_WEIGHTS, NativeMedusa
+from outrider.model.heads_native import HEAD_WEIGHTS, NativeMedusa, runs_natively
 from outrider.model.native_model import NativeModel
 from outrider.noise import draw_key
 from outrider.proposers._heads import Loaded, load_fitting_head
+from outrider.proposers._last_state import LastStates
 from outrider.proposers.options import read_options
 from outrider.proposers.trees import best_children
 from outrider.sampling import RowParams, SamplingParams
@@ -73,14 +74,14 @@ class MedusaProposer:
         self.needs = Needs(taps=(loaded.num_layers,))
         self._loaded = loaded
         self._heads = loaded.head
-        # By sequence: the last hidden state, and the index of its token.
-        self._states: dict[int, tuple[int, torch.Tensor]] = {}
+        self._states = LastStates(loaded.num_layers)
+        self._ids_W = loaded.head.token_map
 
     @classmethod
     def build(cls, context: ProposerContext) -> MedusaProposer:
         config = read_options(MedusaConfig, cls.name, context.options)
         loaded = load_fitting_head(MedusaHeads, context, config.head)
-        if not (isinstance(context.target, NativeModel) and loaded.head.config.original_lm_head):
+        if not (isinstance(context.target, NativeModel) and runs_natively(loaded.head)):
             loaded.weights(config.weights)
             return cls(loaded, config)
         weights = loaded.weights(config.weights, *HEAD_WEIGHTS)
@@ -90,7 +91,7 @@ class MedusaProposer:
     @torch.no_grad()
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
         proposals = [Proposal(source=self.name) for _ in views]
-        ready = [i for i, view in enumerate(views) if self._knows(view)]
+        ready = [i for i, view in enumerate(views) if self._states.knows(view)]
         if not ready:
             return proposals
         # A tree is never deeper than its number of nodes.
@@ -109,34 +110,20 @@ class MedusaProposer:
         return proposals
 
     def plan(self, views: Seq[SequenceView], budgets: Seq[int], max_steps: int) -> DraftPlan:
-        is_ready = all(self._knows(view) and view.draw is Draw.COUPLED for view in views)
+        is_ready = all(self._states.knows(view) and view.draw is Draw.COUPLED for view in views)
         if self._native is None or not is_ready:
             return Propose()
-        states_SH = torch.stack([self._states[view.id][1] for view in views])
+        states_SH = self._states.of(views)
         config = self.config
         return Heads(
             self.name, self._native, states_SH, config.children, config.floor, list(budgets)
         )
 
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
-        (layer,) = self.needs.taps
-        for view, observation in zip(views, seen, strict=True):
-            drafted, verdict = observation.proposal.drafted, observation.verdict
-            if drafted is not None and verdict is not None and drafted.states_nF is not None:
-                index = observation.start + len(verdict.path)
-                self._states[view.id] = (index, drafted.states_nF[-1])
-            elif layer in observation.taps:
-                hidden_nH = observation.taps[layer]
-                index = observation.start + len(hidden_nH) - 1
-                self._states[view.id] = (index, hidden_nH[-1].clone())
+        self._states.see(views, seen)
 
     def release(self, sequence_id: int) -> None:
-        self._states.pop(sequence_id, None)
-
-    def _knows(self, view: SequenceView) -> bool:
-        """Whether we have the state of the last token that the target has computed."""
-        index, _ = self._states.get(view.id, (-1, None))
-        return 0 <= index == len(view.tokens) - 2
+        self._states.release(sequence_id)
 
     def _guess(
         self, views: list[SequenceView], depth: int
@@ -166,7 +153,7 @@ class MedusaProposer:
     def _logits(self, views: list[SequenceView], depth: int) -> torch.Tensor:
         """[sequences x depths, V], from the states of the last tokens the target computed."""
         borrowed = self._loaded.borrowed
-        states_BH = torch.stack([self._states[view.id][1] for view in views])
+        states_BH = self._states.of(views)
         if self._native is not None:
             logits_BDV = self._native.guess(states_BH, depth)
         else:
@@ -174,10 +161,9 @@ class MedusaProposer:
             if self._heads.config.original_lm_head:
                 logits_DBV = borrowed.logits(guesses_DBH)
             else:
-                pairs = zip(self._heads.lm_heads, guesses_DBH, strict=False)
-                logits_DBV = torch.stack([head(guess_BH) for head, guess_BH in pairs])
+                logits_DBV = self._heads.own_logits(guesses_DBH)
             logits_BDV = logits_DBV.transpose(0, 1)
-        return logits_BDV.flatten(0, 1)[:, : self._loaded.num_tokens].float()
+        return self._loaded.spread(logits_BDV.flatten(0, 1).float(), self._ids_W)
 
 
 def _params(view: SequenceView) -> SamplingParams:

@@ -152,10 +152,10 @@ def _started(material: Material, kind: type[H]) -> H | None:
     """The head in `material.start`, checked against the target."""
     if material.start is None:
         return None
-    head: Any = load_head(material.start)
+    config = material.target.config
+    head: Any = load_head(material.start, num_layers=config.num_hidden_layers)
     if head.kind != kind.kind:
         raise ModelError(f"{material.start} holds a {head.kind} head, not {kind.kind}")
-    config = material.target.config
     if (head.config.hidden_size, head.config.vocab_size) != (config.hidden_size, config.vocab_size):
         raise VocabularyMismatch(f"{material.start} was trained for another target")
     trained: H = head.train()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from outrider.model.heads import (
     load_head,
 )
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "vocab_size": 50,
     "num_attention_heads": 4,

@@ -290,7 +290,7 @@ def test_weights_are_chosen_or_refused(folder: Path, kind: str, backend: str) ->
             engine_for(folder, kind, {"weights": "int8", "floor": 0.1}, backend=backend)
 
 
-@pytest.mark.parametrize("architecture", ["EagleLlamaForCausalLM", None])
+@pytest.mark.parametrize("architecture", ["DominoDraftModel", "DFlash2DraftModel", None])
 def test_unknown_heads_are_named(folder: Path, architecture: str | None, tmp_path: Path) -> None:
     """Not taken for a draft model whose tokenizer is missing, nor passed over for bundled heads."""
     found = {"architectures": [architecture]} if architecture else {}

@@ -17,8 +17,8 @@ from typing import Any, Literal
 from outrider.config import EngineConfig, NumDraftTokens, ServerConfig, VllmConfig
 from outrider.errors import ConfigError, UnknownName
 from outrider.model.bundled import find_folder
-from outrider.model.head_base import head_kind
-from outrider.model.weights import read_config
+from outrider.model.head_kinds import head_kind
+from outrider.model.weights import read_config, read_json
 from outrider.parameters import params
 from outrider.registry import (
     ACROSS_VOCABULARIES,
@@ -217,9 +217,7 @@ def _drafter(name: str, theirs: Vllm, target: Path, folder: Path | None) -> dict
         raise ConfigError(
             f"{folder} shares its target's output head: first run outrider export vllm {folder} OUT"
         )
-    if theirs.method == "dflash" and read_config(folder).get("dflash_config", {}).get(
-        "markov_rank"
-    ):
+    if theirs.method == "dflash" and _written(folder, "markov_rank"):
         raise ConfigError(
             f"{folder} has DSpark's additions: first run outrider export vllm {folder} OUT"
         )
@@ -240,12 +238,21 @@ def _has_output_heads(folder: Path) -> bool:
         return any(name.startswith("lm_head") for name in tensors.keys())  # noqa: SIM118
 
 
+def _written(folder: Path, name: str) -> int | None:
+    """A number that the config.json of a head has, at the top or in an object inside."""
+    config = read_json(folder / "config.json")
+    inner = [value for value in config.values() if isinstance(value, dict)]
+    found = [part[name] for part in (config, *inner) if isinstance(part.get(name), int)]
+    return found[0] if found else None
+
+
 def _num_draft_tokens(wish: Wish, theirs: Vllm, folder: Path | None) -> int:
-    limit = None
+    limit: int | None = None
     if folder is not None and theirs.method == "medusa":
-        limit = int(read_config(folder)["num_heads"])
+        limit = _written(folder, "num_heads")
     elif folder is not None and theirs.method == "dflash":
-        limit = int(read_config(folder)["block_size"]) - 1
+        size = _written(folder, "block_size")
+        limit = None if size is None else size - 1
     if wish.num_draft_tokens == "auto":
         if wish.draft_table is not None:
             wanted = max(k for _, _, k in wish.draft_table)

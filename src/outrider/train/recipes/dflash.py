@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outrider.errors import ConfigError
 from outrider.model.heads import DFlashConfig, DFlashHead
+from outrider.model.rope import RopeConfig
 from outrider.train.config import DFlashRecipeConfig
 from outrider.train.models import rope_theta
 from outrider.train.recipes.eagle3 import default_taps
@@ -40,7 +41,7 @@ def new_head(target: FrozenTarget, config: DFlashRecipeConfig) -> DFlashHead:
             markov_rank=config.markov_rank,
             confidence=config.confidence,
             max_position_embeddings=shape.max_position_embeddings,
-            rope_theta=rope_theta(shape),
+            rope=RopeConfig(theta=rope_theta(shape)),
             rms_norm_eps=getattr(shape, "rms_norm_eps", 1e-6),
         )
     )

@@ -15,6 +15,7 @@ from torch import Tensor
 from outrider.errors import ConfigError
 from outrider.model.head_layers import KeyValue, join
 from outrider.model.heads import Eagle3Config, Eagle3Head
+from outrider.model.rope import RopeConfig
 from outrider.train.config import Eagle3RecipeConfig
 from outrider.train.models import rope_theta
 from outrider.train.recipes.heads import Depth, FrozenTarget, HeadRecipe
@@ -49,7 +50,7 @@ def new_head(target: FrozenTarget, config: Eagle3RecipeConfig, text: Tensor) -> 
             head_dim=shape.hidden_size // shape.num_attention_heads,
             intermediate_size=config.intermediate_size or shape.intermediate_size,
             max_position_embeddings=shape.max_position_embeddings,
-            rope_theta=rope_theta(shape),
+            rope=RopeConfig(theta=rope_theta(shape)),
             rms_norm_eps=getattr(shape, "rms_norm_eps", 1e-6),
         )
     )
@@ -57,6 +58,7 @@ def new_head(target: FrozenTarget, config: Eagle3RecipeConfig, text: Tensor) -> 
     head.set_target_ids(ids_W)
     weight_VH = target.head.weight.detach()
     with torch.no_grad():
+        assert head.lm_head is not None
         head.lm_head.weight.copy_(weight_VH[ids_W.to(weight_VH.device)])
     return head
 
