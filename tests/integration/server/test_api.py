@@ -346,7 +346,7 @@ def test_frames_collect_tokens_while_others_stream(
     live: Live, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One stream alone gets its tokens as they come; first and last tokens never wait."""
-    monkeypatch.setattr(async_engine, "HEARING_S", 30.0)  # however busy the server's thread is
+    monkeypatch.setattr(async_engine, "HANDLING_S", 30.0)  # however busy the server's thread is
     target.delay_s = 0.02
     alone = live.stream(**PROBE, speculation={"off": True})
     assert len(alone) > 12  # 24, but for those that come while the reply begins
