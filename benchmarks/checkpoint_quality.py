@@ -1,4 +1,4 @@
-"""SmolLM2 in every type that llama.cpp makes of it: perplexity and greedy text beside others.
+"""SmolLM2 in types that llama.cpp makes of it: perplexity and greedy text beside others.
 
     VENV/bin/python benchmarks/checkpoint_quality.py --smollm2 SmolLM2-135M-Instruct.Q4_1.gguf
 
@@ -28,7 +28,8 @@ from outrider.model.load import load_model
 from outrider.model.tokenizer import Tokenizer
 
 # ftype of llama.cpp's quantiser
-TYPES = {"Q8_0": 7, "Q5_1": 9, "Q5_0": 8, "Q4_1": 3, "Q4_0": 2, "IQ4_NL": 25, "F16": 1, "BF16": 32}
+TYPES = {"F16": 1, "Q8_0": 7, "Q5_1": 9, "Q5_0": 8, "Q4_1": 3, "Q4_0": 2, "IQ4_NL": 25}
+USUAL = "F16,Q8_0,Q4_1,Q4_0"
 WINDOW, LENGTH = 512, 64
 PROMPTS = ["The capital of France is", "def fibonacci(n):", "Once upon a time", "1, 2, 3, 4,"]
 
@@ -81,6 +82,7 @@ def greedy(model: Any, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
     piece = tokens[:]
     for _ in range(LENGTH):
         logits_V = driver.forward({"a": piece}).logits["a"][-1].clone()
+        logits_V[list(model.spec.eos_ids)] = -math.inf  # as in the reference
         driver.keep("a", range(len(piece)))
         piece = [int(logits_V.argmax())]
         tokens += piece
@@ -117,8 +119,8 @@ def compare_greedy(path: Path, tokenizer: Tokenizer) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--smollm2", type=Path, required=True)
-    parser.add_argument("--types", default=",".join(TYPES))
-    parser.add_argument("--windows", type=int, default=8)
+    parser.add_argument("--types", default=USUAL)
+    parser.add_argument("--windows", type=int, default=12)
     report.add_out(parser)
     options = parser.parse_args()
     tokenizer = Tokenizer(options.smollm2)
@@ -141,6 +143,7 @@ def main() -> None:
                 }
             )
             path.unlink()
+            print(rows[-1], flush=True)
     report.write(
         "checkpoint-quality",
         "Quantised files of SmolLM2: quality beside llama.cpp and transformers",

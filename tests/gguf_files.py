@@ -36,6 +36,8 @@ def text(value: str | bytes) -> bytes:
 
 def entry(value: Any) -> bytes:
     """A metadata value, with its type before it."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
     if isinstance(value, int):

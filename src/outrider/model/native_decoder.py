@@ -96,16 +96,16 @@ _MATRICES = tuple(name for name in _LAYER_TENSORS if name.endswith("_proj.weight
 
 def _matrix_kinds(checkpoint: Checkpoint | GgufCheckpoint, config: DecoderConfig) -> list[int]:
     """The types to keep all matrices in, in the order of `OutriderConfig.types`."""
-    layers = (f"model.layers.{layer}." for layer in range(config.num_layers))
-    names = [layer + name for layer in layers for name in _MATRICES]
     if isinstance(checkpoint, Checkpoint):
-        return [checkpoint.kind] * (2 + len(names))
+        return [checkpoint.kind] * (2 + len(_MATRICES) * config.num_layers)
     embedding = checkpoint.kind_of(_EMBEDDING)
     if not config.tied:
         head = checkpoint.kind_of(_HEAD)
     else:
         head = native.TIED if embedding >= native.PACKED else embedding
-    return [embedding, head, *map(checkpoint.kind_of, names)]
+    layers = (f"model.layers.{layer}." for layer in range(config.num_layers))
+    kinds = (checkpoint.kind_of(layer + name) for layer in layers for name in _MATRICES)
+    return [embedding, head, *kinds]
 
 
 class NativeDecoder(NativeModel):

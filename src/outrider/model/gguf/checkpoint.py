@@ -86,7 +86,13 @@ class GgufCheckpoint:
         """Rope here turns dimension i of a head together with i + D/2. Files of the architecture
         llama hold such pairs as neighbours, so the rows of queries and keys move."""
         config = self._config
-        per_row = blocks.size // (config[key] * config["head_dim"])  # of a bias: one value
+        rows = config[key] * config["head_dim"]
+        if blocks.size % rows:
+            raise ModelError(
+                f"{self.folder} has queries or keys that do not make whole heads; "
+                "download the file again"
+            )
+        per_row = blocks.size // rows  # of a bias: one value
         pairs = blocks.reshape(config[key], config["head_dim"] // 2, 2, per_row)
         return pairs.swapaxes(1, 2).reshape(blocks.shape)
 

@@ -129,6 +129,9 @@ class _Reader:
             raise ModelError(
                 f"{self._container.path} is a mixture of experts; use a model without experts"
             )
+        layers = self._number("block_count")
+        if layers > len(tensors):
+            raise self._missing(f"tensors for {layers} layers")
         heads = self._number("attention.head_count")
         hidden = self._number("embedding_length")
         head_dim = self._number("attention.key_length", hidden // heads)
@@ -147,7 +150,7 @@ class _Reader:
             "vocab_size": embedding.shape[0],
             "hidden_size": hidden,
             "intermediate_size": self._number("feed_forward_length"),
-            "num_hidden_layers": self._number("block_count"),
+            "num_hidden_layers": layers,
             "num_attention_heads": heads,
             "num_key_value_heads": self._number("attention.head_count_kv", heads),
             "head_dim": head_dim,

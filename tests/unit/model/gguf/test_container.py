@@ -13,10 +13,13 @@ import pytest
 
 import gguf_files
 from gguf_files import BY_NAME, Stored, entry, header, text
+from outrider import native
 from outrider.errors import ModelError
+from outrider.model.driver import Driver
 from outrider.model.gguf.checkpoint import GgufCheckpoint
 from outrider.model.gguf.container import open_gguf, read_container
 from outrider.model.gguf.files import model_name
+from outrider.model.load import load_model
 from outrider.model.tokenizer import Tokenizer
 from outrider.model.weights import read_config
 from outrider.testing import write_tiny_llama
@@ -188,9 +191,34 @@ def test_every_cut_is_refused(tiny: Path, tmp_path: Path) -> None:
             read_container(path)
 
 
-def test_mutated_headers_load_or_are_refused(tiny: Path, tmp_path: Path) -> None:
-    whole = tiny.read_bytes()
-    length = len(whole) - sum(t.size for t in read_container(tiny).tensors.values())
+@pytest.fixture(scope="module")
+def quantised(tiny: Path) -> Path:
+    """The same file with its matrices in blocks."""
+    old = read_container(tiny)
+    tensors = {
+        name: gguf_files.random_blocks(("Q4_1", "Q8_0", "MXFP4")[i % 3], info.shape)
+        if len(info.shape) == 2 and info.shape[1] % 32 == 0
+        else Stored(info.type, info.shape, old.raw(info).tobytes())
+        for i, (name, info) in enumerate(old.tensors.items())
+    }
+    return gguf_files.write(tiny.with_name("quantised.gguf"), old.metadata, tensors)
+
+
+def use(path: Path) -> None:
+    """Everything that reads a header, up to one pass of the model."""
+    read_config(path)
+    Tokenizer(path)
+    checkpoint = GgufCheckpoint(open_gguf(path))
+    for name in checkpoint.names():
+        checkpoint.tensor(name, open_gguf(path).tensors[gguf_files.file_name_of(name)].shape)
+    model = load_model(path, dtype="auto" if native.available() else "float32")
+    Driver(model).forward({"a": [1, 2, 3]})
+
+
+def test_mutated_headers_load_or_are_refused(quantised: Path, tmp_path: Path) -> None:
+    whole = quantised.read_bytes()
+    use(quantised)
+    length = len(whole) - sum(t.size for t in read_container(quantised).tensors.values())
     rng = np.random.default_rng(int(os.environ.get("OUTRIDER_EXPLORE_SEED", "0")))
     refused, lines = 0, set()
     for i in range(NUM_MUTATIONS):
@@ -205,13 +233,7 @@ def test_mutated_headers_load_or_are_refused(tiny: Path, tmp_path: Path) -> None
         path = tmp_path / f"{i}.gguf"
         path.write_bytes(raw)
         try:
-            read_config(path)
-            Tokenizer(path)
-            checkpoint = GgufCheckpoint(open_gguf(path))
-            for name in checkpoint.names():
-                checkpoint.blocks(
-                    name, read_container(path).tensors[gguf_files.file_name_of(name)].shape
-                )
+            use(path)
         except ModelError as error:
             refused += 1
             lines.add(str(error))
