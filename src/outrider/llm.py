@@ -72,6 +72,8 @@ class LLM:
         tensor_parallel_size: int = 1,
         block_size: int = 16,
         kv_tokens: int | None = None,
+        kv_memory: int | None = None,
+        max_model_len: int | None = None,
         prefix_caching: bool = True,
         max_sequences: int = 64,
         max_step_tokens: int = 512,

@@ -16,6 +16,7 @@ import functools
 import inspect
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
@@ -60,6 +61,16 @@ def read_proposer_options(texts: Sequence[str]) -> dict[str, dict[str, object]]:
         except json.JSONDecodeError:
             options.setdefault(name, {})[key.replace("-", "_")] = value
     return options
+
+
+def read_size(text: str) -> int:
+    """ "2GiB" or "500MB" or a number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise ConfigError(f"--kv-memory takes a size such as 2GiB or 500MB, not {text!r}")
+    base = 1024 if found.group(3) else 1000
+    power = "KMGT".find(found.group(2).upper()) + 1 if found.group(2) else 0
+    return int(float(found.group(1)) * base**power)
 
 
 def read_buckets(text: str) -> tuple[tuple[int, int], ...]:
@@ -124,6 +135,7 @@ def read_template(file: Path) -> str:
 READERS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "num_draft_tokens": (str, read_count),
     "proposer_options": (list[str] | None, read_proposer_options),
+    "kv_memory": (str | None, read_size),
     "buckets": (str | None, read_buckets),
     "proposers": (str, read_names),
     "api_keys": (Path | None, read_keys),

@@ -49,7 +49,7 @@ class LogitEdits:
         for token in (*params.logit_bias, *params.banned_ids):
             if not 0 <= token < vocab_size:
                 raise RequestError(
-                    f"logit_bias and banned_ids name tokens 0..{vocab_size - 1}, not {token}",
+                    f"token ids must be in 0..{vocab_size - 1}, not {token}",
                     "logit_bias" if token in params.logit_bias else "banned_ids",
                 )
         self._params = params

@@ -19,6 +19,26 @@ import typer
 
 from outrider.errors import OutriderError
 
+# Options of vLLM's and llama.cpp's servers -> what does the same here.
+ELSEWHERE = {
+    "--api-key": "OUTRIDER_API_KEY in the environment, or --api-key-file FILE",
+    "--model": "the first argument, without an option",
+    "--gpu-memory-utilization": "--kv-memory SIZE",
+    "--kv-cache-memory-bytes": "--kv-memory SIZE",
+    "--ctx-size": "--max-model-len N",
+    "--parallel": "--max-num-seqs N",
+    "--n-gpu-layers": "--device cuda",
+    "--gpu-layers": "--device cuda",
+    "--alias": "--served-model-name NAME",
+    "--allowed-origins": "--cors-origin ORIGIN",
+    "--enable-auto-tool-choice": "always so; leave it out",
+    "--jinja": "always so; leave it out",
+    "--speculative-config": "--proposer NAME, --draft-model MODEL, --num-draft-tokens K",
+    "--model-draft": "--draft-model MODEL",
+    "--draft-max": "--num-draft-tokens K",
+    "--disable-log-requests": "--log-level warning",
+    "--trust-remote-code": "never so: code of a model folder is not run",
+}
 DEBUG_VARIABLE = "OUTRIDER_DEBUG"
 
 
@@ -85,7 +105,10 @@ def _usage(error: Exception) -> str:
     """typer's message with a suggestion in our words and the help command to look at."""
     message = str(getattr(error, "format_message")())  # noqa: B009 (not in Exception's type)
     possible = getattr(error, "possibilities", None)
-    if possible:
+    name = getattr(error, "option_name", None)
+    if name in ELSEWHERE:
+        message = f"{getattr(error, 'message', message)}. Here it is: {ELSEWHERE[name]}"
+    elif possible:
         message = f"{getattr(error, 'message', message)}. Did you mean {possible[0]}?"
     context = getattr(error, "ctx", None)
     path = getattr(context, "command_path", "outrider")

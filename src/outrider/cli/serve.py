@@ -18,6 +18,7 @@ from outrider.parameters import params
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
+    from outrider.server.service import Service
 
 EXAMPLE = "Example: outrider serve --port 8000 --num-draft-tokens auto"
 SERVED_BACKENDS = (*BACKENDS, "vllm")
@@ -83,7 +84,36 @@ def serve_native(config: ServerConfig, engine_config: EngineConfig) -> int:
         def load() -> Engine:
             return build(engine_config)
 
-        return run(Service(config, load), listener)
+        service = Service(config, load)
+        return run(service, listener, lambda: announce(service, at, engine_config.dtype))
+
+
+def announce(service: Service, at: str, dtype: str) -> None:
+    """Prints what runs where, once it does."""
+    served, config = service.served, service.config
+    core, default = served.core, served.core.default
+    spec = core.target.spec
+    num_kv = core.kv.num_blocks * core.kv.block_size
+    kv_bytes = num_kv * spec.kv_bytes_per_token
+    drafts = "none" if default.proposer is None else default.proposer
+    given = {name: value for name, value in served.defaults.items() if value != 1.0}
+    names = ", ".join((config.model_name, *config.model_aliases))
+    key = " -H 'Authorization: Bearer KEY'" if config.api_keys else ""
+    body = '{"messages": [{"role": "user", "content": "Hello"}]}'
+    rows = {
+        "API": f"{at}/v1 (OpenAI), {at} (Anthropic, Ollama, llama-server)",
+        "pages": f"{at}/live, {at}/docs",
+        "model": f"{names}: {spec.num_parameters / 1e6:.0f}M parameters, dtype {dtype}, "
+        f"{served.max_model_len} tokens of context",
+        "drafts": f"{drafts}, K {default.num_draft_tokens}",
+        "sampling": ", ".join(f"{name} {value}" for name, value in given.items()) or "plain",
+        "KV cache": f"{num_kv} tokens, {kv_bytes / (1 << 30):.2f} GiB",
+        "key": "needed" if config.api_keys else "none: only this machine can connect",
+        "try": f"curl {at}/v1/chat/completions{key} -H 'Content-Type: application/json' "
+        f"-d '{body}'",
+    }
+    for name, text in rows.items():
+        print(f"outrider: {name:9} {text}", file=sys.stderr)
 
 
 def leave(code: int) -> None:

@@ -109,6 +109,12 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         max_sequences=config.max_sequences, max_step_tokens=config.max_step_tokens
     )
     max_length = min(spec.max_positions, kv.num_blocks * kv.block_size)
+    if config.max_model_len is not None:
+        if config.max_model_len > max_length:
+            raise ConfigError(
+                f"--max-model-len may be at most {max_length} here, not {config.max_model_len}"
+            )
+        max_length = config.max_model_len
     evenly = 0
     if isinstance(target, PrefersThinPasses):  # prepared steps are equally wide for all
         evenly = max([1, *(k for _, k in config.buckets or ((1, USUAL_DRAFTS),))])
@@ -149,7 +155,13 @@ def _check(config: EngineConfig, target: Model) -> None:
 
 def _kv_maker(config: EngineConfig, spec: ModelSpec) -> Callable[[OwnsKV], KVCache]:
     """Gives a model its KV store and its bookkeeping, as long as the target's."""
-    kv_tokens = config.kv_tokens or max(
+    wanted = config.kv_tokens
+    if config.kv_memory is not None:
+        wanted = config.kv_memory // spec.kv_bytes_per_token
+        if wanted < config.block_size:
+            least = config.block_size * spec.kv_bytes_per_token
+            raise ConfigError(f"--kv-memory must be at least {least} bytes for this model")
+    kv_tokens = wanted or max(
         spec.max_positions,
         min(config.max_sequences * spec.max_positions, DEFAULT_KV_BYTES // spec.kv_bytes_per_token),
     )

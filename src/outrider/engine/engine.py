@@ -197,7 +197,8 @@ class Engine:
         """The error for a prompt of `num_tokens` tokens, in the words that API clients search."""
         return RequestError(
             f"this model's maximum context length is {self.scheduler.max_positions} tokens, and "
-            f"your {param} has {num_tokens}: shorten the {param}",
+            f"your {param} {'have' if param == 'messages' else 'has'} {num_tokens}: "
+            f"shorten the {param}",
             param,
             "context_length_exceeded",
         )

@@ -40,7 +40,7 @@ class Answering:
 
     def admit(self, request: Request, http: HttpRequest) -> str:
         """Checks the model; returns the salt of the client."""
-        check_model(request.model, self.service.config.model_name)
+        check_model(request.model, self.service.config)
         return self.service.salt(http.state.key, request.cache_salt)
 
     async def answer(

@@ -37,7 +37,7 @@ def make_app(service: Service) -> Guard:
         yield
 
     app = FastAPI(
-        title="Outrider", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
+        title="Outrider", version=__version__, lifespan=lifespan, docs_url="/docs", redoc_url=None
     )
     _add_error_handlers(app)
     _add_status_routes(app, service)
@@ -72,21 +72,24 @@ def _add_status_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models", response_model=None)
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [_card(service)]})
+        names = (service.config.model_name, *service.config.model_aliases)
+        return JSONResponse({"object": "list", "data": [_card(service, name) for name in names]})
 
     @app.get("/v1/models/{model:path}", response_model=None)
     async def model(model: str) -> Response:
-        check_model(model, service.config.model_name)
-        return JSONResponse(_card(service))
+        check_model(model, service.config)
+        return JSONResponse(_card(service, model))
 
 
-def _card(service: Service) -> dict[str, Any]:
+def _card(service: Service, name: str) -> dict[str, Any]:
     return {
-        "id": service.config.model_name,
+        "id": name,
         "object": "model",
-        "created": 0,
+        "created": service.started_at,
         "owned_by": "outrider",
+        "root": service.config.model_name,
         "max_model_len": service.served.max_model_len,
+        "sampling_defaults": dict(service.served.defaults),
     }
 
 
@@ -95,6 +98,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         if isinstance(error, ClientLeft):
             return Response(status_code=499)  # the client has left; only the log shows it
         found = _translated(error)
+        request.state._state.setdefault("log", {})["error"] = found.message
         body = error_body(request.url.path, found)
         return JSONResponse(body, status_code=found.status, headers=found.headers())
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any, NamedTuple
 
-from outrider.config import SamplingParams, Speculation
+from outrider.config import SamplingParams, ServerConfig, Speculation
 from outrider.errors import RequestError, UnknownName
 from outrider.registry import PREDICTION
 from outrider.server import conversation
@@ -33,8 +33,9 @@ class _Form(NamedTuple):
     param: str = "response_format"
 
 
-def check_model(asked: str | None, served: str) -> None:
-    if asked is not None and asked != served:
+def check_model(asked: str | None, config: ServerConfig) -> None:
+    names = (None, config.model_name, *config.model_aliases)
+    if asked not in names and not config.any_model_name:
         raise ApiError(
             404,
             f"the model {asked!r} is not served here; /v1/models lists what is",

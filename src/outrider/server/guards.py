@@ -78,24 +78,37 @@ class Guard:
         scope.setdefault("state", {})["request_id"] = request_id
         status = 0
 
+        cors = self._cors(headers.get(b"origin"))
+        is_head = scope["method"] == "HEAD"
+
         async def answer(message: Message) -> None:
             nonlocal status
+            if message["type"] == "http.response.body" and is_head:
+                message = {**message, "body": b""}
             if message["type"] == "http.response.start":
                 status = message["status"]
                 sent = {name for name, _ in message["headers"]}
                 extra = [(name, value) for name, value in _HEADERS if name not in sent]
-                own = [*message["headers"], *extra, (b"x-request-id", request_id.encode())]
+                own = [*message["headers"], *extra, *cors]
+                own.append((b"x-request-id", request_id.encode()))
                 message = {**message, "headers": own}
             await send(message)
 
+        if cors and scope["method"] == "OPTIONS":
+            await _preflight(headers, answer)
+            return
         try:
             scope["state"]["key"] = self._check(scope, headers)
+            routed = {**scope, "path": _tidy(scope["path"])}
+            routed["raw_path"] = routed["path"].encode()
+            if is_head:
+                routed["method"] = "GET"
             replayed = await self._read_body(headers, receive)
         except ApiError as error:
             await self._refuse(scope, error, answer)
         else:
             try:
-                await self._app(scope, replayed, answer)
+                await self._app(routed, replayed, answer)
             except (
                 Exception
             ) as error:  # the app has logged it, and answered it if there is a status
@@ -111,8 +124,13 @@ class Guard:
             return None
         key = self._key(_authorization(headers), path)
         # A web page in a browser can reach a local port under a domain name of its own.
-        if not self._keys and not _LOCAL_HOST.fullmatch(_latin(headers.get(b"host", b""))):
-            raise ApiError(403, "this server answers to local names only", code="forbidden_host")
+        if not self._keys and not self._is_known(_latin(headers.get(b"host", b""))):
+            raise ApiError(
+                403,
+                "this server answers to local names only; start it with --allow-host NAME "
+                "or with a key (OUTRIDER_API_KEY)",
+                code="forbidden_host",
+            )
         if path not in ALWAYS_PATHS:
             _ = self._service.served  # 503 while there is nothing to serve
         if method == "POST":
@@ -123,6 +141,10 @@ class Guard:
                 others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
                 scope["headers"] = [*others, (b"content-type", b"application/json")]
         return key
+
+    def _is_known(self, host: str) -> bool:
+        name = host.rpartition(":")[0] if re.search(r":\d{1,5}$", host) else host
+        return bool(_LOCAL_HOST.fullmatch(host)) or name in self._service.config.allow_hosts
 
     def _key(self, authorization: bytes, path: str) -> str | None:
         if not self._keys:
@@ -180,9 +202,17 @@ class Guard:
 
         return replay
 
+    def _cors(self, origin: bytes | None) -> list[tuple[bytes, bytes]]:
+        """The headers that let a web page of this origin read the answer; none: it may not."""
+        allowed = self._service.config.cors_origins
+        if origin is None or not ("*" in allowed or _latin(origin) in allowed):
+            return []
+        return [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+
     async def _refuse(self, scope: Scope, error: ApiError, send: Send) -> None:
         """Answers a request that reaches no route."""
         path = scope["path"]
+        scope["state"].setdefault("log", {})["error"] = error.message
         content = json.dumps(self._error_body(path, error)).encode()
         headers = [
             (b"content-type", b"application/json"),
@@ -200,7 +230,10 @@ class Guard:
 
     def _log(self, scope: Scope, status: int, duration_s: float) -> None:
         state = scope["state"]
-        logger.info(
+        # Load balancers and dashboards ask every few seconds.
+        is_poll = scope["path"] in ("/health", "/metrics") and status == 200
+        logger.log(
+            logging.DEBUG if is_poll else logging.INFO,
             "request",
             extra={
                 "request_id": state["request_id"],
@@ -211,6 +244,24 @@ class Guard:
                 **state.get("log", {}),
             },
         )
+
+
+def _tidy(path: str) -> str:
+    """A path with double or trailing slashes means the same one without them."""
+    return "/" + re.sub(r"/+", "/", path).strip("/")
+
+
+async def _preflight(headers: dict[bytes, bytes], send: Send) -> None:
+    """A browser asks whether a page of another origin may send a request."""
+    wanted = headers.get(b"access-control-request-headers", b"content-type")
+    allowed = [
+        (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
+        (b"access-control-allow-headers", wanted),
+        (b"access-control-max-age", b"600"),
+        (b"content-length", b"0"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": allowed})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _authorization(headers: dict[bytes, bytes]) -> bytes:

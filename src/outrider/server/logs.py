@@ -39,7 +39,7 @@ class JsonLines(logging.Formatter):
 
 class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
+        time = datetime.fromtimestamp(record.created).strftime("%Y-%m-%d %H:%M:%S")
         fields = " ".join(f"{name}={value}" for name, value in _extras(record).items())
         line = f"{time} {record.levelname.lower():7} {record.getMessage()} {fields}".rstrip()
         if record.exc_info:

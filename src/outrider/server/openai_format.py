@@ -60,9 +60,10 @@ class OpenAIWriter:
         found = []
         for choice in self.choices(delta):
             chunk = {"object": self.chunk_name, **self._head, "choices": [choice]}
-            if self._options.continuous_usage_stats:
+            options = self._options
+            if options.continuous_usage_stats and options.include_usage is not False:
                 chunk["usage"] = self._usage()
-            elif self._options.include_usage:
+            elif options.include_usage:
                 chunk["usage"] = None
             found.append(chunk)
         return found

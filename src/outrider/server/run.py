@@ -105,6 +105,7 @@ class Server(uvicorn.Server):
         self.loop = asyncio.get_running_loop()
         await super().serve(sockets)
         await self.service.close()
+        logger.info("stopped")
 
     def stop(self) -> None:
         """Ends the main loop, with a moment for streams to send an error."""
@@ -144,9 +145,20 @@ def freeze_garbage() -> None:
     gc.freeze()
 
 
-def serve(service: Service, listener: socket.socket) -> int:
-    """Serves until a signal; returns the exit code, or raises the error of loading."""
-    service.on_ready = freeze_garbage
+def serve(
+    service: Service, listener: socket.socket, announce: Callable[[], None] = lambda: None
+) -> int:
+    """Serves until a signal; returns the exit code, or raises the error of loading.
+
+    `announce` is called when the model is loaded.
+    """
+
+    def ready() -> None:
+        freeze_garbage()
+        if service.state is State.READY:
+            announce()
+
+    service.on_ready = ready
     return run(service, make_app(service), listener)
 
 

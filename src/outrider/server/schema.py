@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -42,8 +43,18 @@ Text = Annotated[str, Field(max_length=1 << 26)]
 Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 Count = Annotated[int, Field(ge=0, le=INT32)]
 TokenId = Annotated[int, Field(ge=0, le=INT32)]
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-Stops = Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)]
+
+
+def _stops(given: str | list[str]) -> str | list[str]:
+    texts = [given] if isinstance(given, str) else given
+    if len(texts) > MAX_STOPS:
+        raise ValueError(f"at most {MAX_STOPS} stop strings, not {len(texts)}")
+    if not all(0 < len(text) <= MAX_STOP_CHARS for text in texts):
+        raise ValueError(f"a stop string has 1 to {MAX_STOP_CHARS} characters")
+    return given
+
+
+Stops = Annotated[Text | list[Text], AfterValidator(_stops)]
 TokenIds = Annotated[list[TokenId], Field(max_length=64)]
 LogitBias = Annotated[
     dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIAS)
@@ -112,7 +123,7 @@ class TolerantBody(Body):
 
 
 class StreamOptions(Body):
-    include_usage: bool = False
+    include_usage: bool | None = None
     continuous_usage_stats: bool = False
     include_obfuscation: bool | None = None  # None: the server's own setting
 

@@ -11,6 +11,7 @@ import enum
 import hashlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ from outrider.config import SamplingParams
 from outrider.contracts import HasModel
 from outrider.engine.async_engine import AsyncEngine
 from outrider.engine.engine import Engine
+from outrider.errors import RequestError
 from outrider.model.chat_template import ChatTemplate, load_template
 from outrider.model.tokenizer import Tokenizer
+from outrider.model.weights import read_json
 from outrider.options import http_defaults
 from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError, overloaded
@@ -144,6 +147,25 @@ class Served:
         return self.core.scheduler.max_positions
 
 
+def _defaults(config: ServerConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The sampling parameters of requests that leave them out: the model's own, if it has some."""
+    found = http_defaults(SamplingParams)
+    path = tokenizer.folder / "generation_config.json"
+    if not config.generation_defaults or not path.is_file():
+        return found
+    own = read_json(path)
+    if own.get("do_sample") is False:
+        return found
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    given = {name: own[name] for name in names if isinstance(own.get(name), (int, float))}
+    try:
+        SamplingParams(**given)
+    except RequestError as error:
+        logger.warning("generation_config.json is not used: %s", error)
+        return found
+    return found | given
+
+
 class Service(Lifecycle):
     def __init__(self, config: ServerConfig, load: Callable[[], Engine]) -> None:
         """`load` builds the engine; it is called once, in a thread of its own, by `start`."""
@@ -152,6 +174,7 @@ class Service(Lifecycle):
         self.tracing = None if config.otlp_endpoint is None else Tracing(config.otlp_endpoint)
         self.on_ready: Callable[[], None] = lambda: None  # everything is loaded
         self.loader: threading.Thread | None = None
+        self.started_at = int(time.time())
         self._load = load
         self._served: Served | None = None
         self._populating: Populating | None = None
@@ -210,15 +233,15 @@ class Service(Lifecycle):
             grammars=Grammars(core),
             proposers=frozenset(named),
             forms=forms,
-            defaults=http_defaults(SamplingParams),
+            defaults=_defaults(self.config, core.tokenizer),
         )
         drafters = [core.proposers[name] for name in sorted(named)]
         models = [d.model for d in drafters if isinstance(d, HasModel)]
         self._populating = Populating([core.target, *models], lambda: self.is_idle)
         self.was_ready = True
-        self.on_ready()
         if self.state is State.LOADING:
             self.state = State.READY
+        self.on_ready()
         logger.info("ready", extra={"model": self.config.model_name, "load_s": round(load_s, 3)})
 
     async def close(self, timeout_s: float = 2.0) -> bool:

@@ -117,7 +117,8 @@ def test_a_failure_deep_inside_is_logged_with_its_request(
 
 def test_text_lines_are_readable() -> None:
     record = logging.makeLogRecord({"msg": "ready", "levelname": "INFO", "model": "tiny"})
-    assert re.fullmatch(r"\d\d:\d\d:\d\d info    ready model=tiny", TextLines().format(record))
+    line = TextLines().format(record)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d info    ready model=tiny", line)
 
 
 def test_traces_tell_what_a_request_took_and_nothing_of_its_text(live: Live) -> None:

@@ -390,7 +390,7 @@ def router(answering: Answering) -> APIRouter:
 
     @routes.post("/v1/messages/count_tokens", response_model=None)
     async def count_tokens(body: CountBody) -> Response:
-        check_model(body.model, service.config.model_name)
+        check_model(body.model, service.config)
         answering.check_ignored(body.ignored)
         served = service.served
         text = await prompt_text(body.conversation(), served)

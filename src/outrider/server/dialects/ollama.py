@@ -381,7 +381,7 @@ def router(answering: Answering) -> APIRouter:
 
     def loaded(model: str, empty: dict[str, Any]) -> Response:
         """A request without text only loads the model."""
-        check_model(model.removesuffix(":latest"), service.config.model_name)
+        check_model(model.removesuffix(":latest"), service.config)
         head = {"model": service.config.model_name, "created_at": now()}
         return JSONResponse({**head, **empty, "done": True, "done_reason": "load"})
 
@@ -408,7 +408,7 @@ def _add_facts(routes: APIRouter, service: Service) -> None:
 
     @routes.post("/api/show", response_model=None)
     async def show(body: NamedBody) -> Response:
-        check_model(body.wanted, service.config.model_name)
+        check_model(body.wanted, service.config)
         served = service.served
         spec = served.core.target.spec
         capabilities = ["completion", "tools"]

@@ -46,7 +46,7 @@ def router(answering: Answering) -> APIRouter:
 
     @routes.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeBody) -> Response:
-        check_model(body.model, service.config.model_name)
+        check_model(body.model, service.config)
         answering.check_ignored(body.ignored)
         served = service.served
         if body.messages is not None:
@@ -68,7 +68,7 @@ def router(answering: Answering) -> APIRouter:
 
     @routes.post("/detokenize", response_model=None)
     async def detokenize(body: DetokenizeBody) -> Response:
-        check_model(body.model, service.config.model_name)
+        check_model(body.model, service.config)
         served = service.served
         num_tokens = served.core.target.spec.num_tokens
         if any(token >= num_tokens for token in body.tokens):
