@@ -122,19 +122,16 @@ class EngineConfig:
     )
     block_size: int = param(16, "Tokens in a block of the KV cache.", low=1)
     kv_tokens: int | None = param(
-        None, "Capacity of the KV cache, in tokens.", "--kv-tokens N", LIMITS,
-        none="2 GiB's worth",
+        None, "Capacity of the KV cache, in tokens.", "--kv-tokens N", LIMITS, none="2 GiB's worth",
         vllm=refused("vLLM counts its KV cache in bytes: --vllm-arg=--kv-cache-memory-bytes=N")
     )
     kv_memory: int | None = param(
         None, "The same in bytes, such as 2GiB.", "--kv-memory SIZE", LIMITS, none="2 GiB", low=1,
-        vllm=refused("use --vllm-arg=--kv-cache-memory-bytes=N")
-    )
+        vllm=refused("use --vllm-arg=--kv-cache-memory-bytes=N"))
     max_model_len: int | None = param(
         None, "Most tokens of a prompt with its completion.", "--max-model-len N", LIMITS,
         none="what the model and the KV cache allow", low=2,
-        vllm=refused("use --vllm-arg=--max-model-len=N")
-    )
+        vllm=refused("use --vllm-arg=--max-model-len=N"))
     prefix_caching: bool = param(
         True, "Reuse the K/V of shared prefixes, per API key.",
         "--prefix-caching/--no-prefix-caching", LIMITS,
@@ -321,38 +318,30 @@ class ServerConfig:
     tool_call_parser: str | None = param(
         None, "How the model writes tool calls; a wrong name lists the valid ones.",
         "--tool-call-parser NAME", NETWORK, none="by the chat template",
-        vllm=refused("vLLM has parsers of its own: --vllm-arg=--tool-call-parser=NAME")
-    )
+        vllm=refused("vLLM has parsers of its own: --vllm-arg=--tool-call-parser=NAME"))
     reasoning_parser: str | None = param(
         None, "How the model marks its reasoning, or none.", "--reasoning-parser NAME", NETWORK,
         none="by the chat template",
-        vllm=refused("vLLM has parsers of its own: --vllm-arg=--reasoning-parser=NAME")
-    )
+        vllm=refused("vLLM has parsers of its own: --vllm-arg=--reasoning-parser=NAME"))
     model_aliases: tuple[str, ...] = param(
         (), "A further name of the model for clients; may be repeated.", "--model-alias NAME",
-        NETWORK, vllm=refused("vLLM takes several names: --vllm-arg=--served-model-name=...")
-    )
+        NETWORK, vllm=refused("vLLM takes several names: --vllm-arg=--served-model-name=..."))
     any_model_name: bool = param(
         False, "Serve the model whatever name a client asks for.", "--any-model-name", NETWORK,
-        vllm=refused("vLLM checks the names itself")
-    )
+        vllm=refused("vLLM checks the names itself"))
     allow_hosts: tuple[str, ...] = param(
         (), "A Host header that is answered without a key; may be repeated.", "--allow-host NAME",
-        NETWORK, vllm=ours("the front checks hosts")
-    )
+        NETWORK, vllm=ours("the front checks hosts"))
     cors_origins: tuple[str, ...] = param(
         (), "Let web pages of this origin call the API; * is any. May be repeated.",
-        "--cors-origin ORIGIN", NETWORK, vllm=ours("the front answers browsers")
-    )
+        "--cors-origin ORIGIN", NETWORK, vllm=ours("the front answers browsers"))
     generation_defaults: bool = param(
         True, "Sample by the model's generation_config.json where a request says nothing.",
         "--generation-defaults/--no-generation-defaults", NETWORK,
-        vllm=refused("use --vllm-arg=--generation-config=...")
-    )
+        vllm=refused("use --vllm-arg=--generation-config=..."))
     strict: bool = param(
         False, "Refuse fields of bodies that have no effect here.", "--strict", NETWORK,
-        vllm=refused("vLLM reads the bodies")
-    )
+        vllm=refused("vLLM reads the bodies"))
     max_queue: int = param(
         256, "Sequences that may wait; more get a 503.", "--max-queue N", LIMITS, low=1,
         vllm=ours("more than max-num-seqs + max-queue requests get a 503")

@@ -98,6 +98,20 @@ class Grammar:
         return cls(vocabulary, vocabulary.library.LLMatcher.grammar_from_lark(_bounded(grammar)))
 
     @classmethod
+    def gbnf(cls, vocabulary: GrammarVocabulary, grammar: str) -> Grammar:
+        """A context-free grammar in llama.cpp's notation, with the rule `root`."""
+        from llguidance.gbnf_to_lark import gbnf_to_lark
+
+        try:
+            lark = gbnf_to_lark(_bounded(grammar))
+        except RequestError:
+            raise
+        except Exception as error:  # the converter raises anything
+            reason = " ".join(str(error).split())[:200]
+            raise RequestError(f"the grammar cannot be used: {reason}", "grammar") from None
+        return cls.lark(vocabulary, lark)
+
+    @classmethod
     def choice(cls, vocabulary: GrammarVocabulary, texts: Sequence[str]) -> Grammar:
         """One of these texts."""
         rule = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from outrider.engine.engine import Engine, Result
 from outrider.errors import EngineError, OutriderError
@@ -34,6 +34,7 @@ HANDLING_S = 0.004  # limit of that wait: a client that takes longer runs beside
 # been sent and other new requests posted, so that prompts which arrive together form one batch.
 TURNS = 8
 ARRIVING_S = 0.012  # limit of the wait for more requests
+T = TypeVar("T")
 Item = StepEvent | Result | Exception
 Deliver = Callable[[list[Item]], None]
 
@@ -134,6 +135,30 @@ class AsyncEngine:
             raise EngineError("the engine has stopped") from self._failure
         self._post(start)
         return leave
+
+    async def call(self, work: Callable[[Engine], T]) -> T:
+        """The result of `work(engine)`, run by the engine's thread between two steps."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def tell(act: Callable[[], None]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(lambda: None if answer.done() else act())
+
+        def run() -> None:
+            try:
+                result = work(self._engine)
+            except Exception as error:
+                failure = error
+                tell(lambda: answer.set_exception(failure))
+            else:
+                tell(lambda: answer.set_result(result))
+
+        self._post(run)
+        while not (await asyncio.wait({answer}, timeout=1.0))[0]:
+            if not self._thread.is_alive():
+                raise EngineError("the engine has stopped") from self._failure
+        return answer.result()
 
     def _post(self, command: Callable[[], None] | None) -> None:
         """Has the engine's thread run a command before its next step; None ends the thread."""

@@ -15,13 +15,22 @@ from outrider import __version__
 from outrider.errors import OutriderError
 from outrider.server.answering import Answering
 from outrider.server.asking import check_model
-from outrider.server.dialects import chat, completions, messages, ollama, responses, tokens
+from outrider.server.dialects import (
+    chat,
+    completions,
+    embeddings,
+    llama,
+    messages,
+    ollama,
+    responses,
+    tokens,
+)
 from outrider.server.errors import ApiError, ClientLeft, api_error, validation_error
 from outrider.server.guards import Guard
 from outrider.server.live.router import live_router
 from outrider.server.service import Service
 
-DIALECTS = (completions, chat, responses, messages, ollama, tokens)
+DIALECTS = (completions, chat, responses, messages, ollama, embeddings, llama, tokens)
 ERRORS: dict[str, Callable[[ApiError], dict[str, Any]]] = {  # by the beginning of the path
     "/v1/messages": messages.error_body,
     "/api/": ollama.error_body,

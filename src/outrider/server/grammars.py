@@ -23,7 +23,7 @@ MAX_PENDING = 16
 
 
 class Wanted(NamedTuple):
-    kind: Literal["json", "regex", "choice", "lark"]
+    kind: Literal["json", "regex", "choice", "lark", "gbnf"]
     source: str
 
 
@@ -75,4 +75,6 @@ class Grammars:
             return Grammar.regex(self._vocabulary, wanted.source)
         if wanted.kind == "choice":
             return Grammar.choice(self._vocabulary, json.loads(wanted.source))
+        if wanted.kind == "gbnf":
+            return Grammar.gbnf(self._vocabulary, wanted.source)
         return Grammar.lark(self._vocabulary, wanted.source)

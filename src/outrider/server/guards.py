@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health"})  # need no key
 ALWAYS_PATHS = frozenset({"/health", "/metrics", "/version"})  # also while loading or draining
+SHORT_PATHS = frozenset({"/chat/completions", "/models", "/responses", "/messages"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LOCAL_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 _HEADERS = [
@@ -247,8 +248,9 @@ class Guard:
 
 
 def _tidy(path: str) -> str:
-    """A path with double or trailing slashes means the same one without them."""
-    return "/" + re.sub(r"/+", "/", path).strip("/")
+    """Without double and trailing slashes, and with /v1 where llama-server needs none."""
+    path = "/" + re.sub(r"/+", "/", path).strip("/")
+    return f"/v1{path}" if path in SHORT_PATHS else path
 
 
 async def _preflight(headers: dict[bytes, bytes], send: Send) -> None:

@@ -25,6 +25,7 @@ class OpenAIWriter:
 
     def __init__(self, body: GenerationBody, reply: Reply) -> None:
         self._reply = reply
+        self._timings = bool(body.timings_per_token)
         self._options = body.stream_options or StreamOptions()
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._head = {
@@ -53,7 +54,7 @@ class OpenAIWriter:
             "choices": choices,
             "usage": self._usage(),
             "system_fingerprint": None,
-            **self._reply.figures(),
+            **self._more(),
         }
 
     def delta(self, delta: Delta) -> Sequence[dict[str, Any]]:
@@ -71,9 +72,13 @@ class OpenAIWriter:
     def end(self) -> Sequence[dict[str, Any]]:
         """A chunk without choices, with the usage and figures of a stream."""
         more: dict[str, Any] = {"usage": self._usage()} if self._options.include_usage else {}
-        more |= self._reply.figures()
+        more |= self._more()
         head = {"object": self.chunk_name, **self._head, "choices": []}
         return [head | more] if more else []
+
+    def _more(self) -> dict[str, Any]:
+        found = self._reply.figures()
+        return found | {"timings": self._reply.timings()} if self._timings else found
 
     def failure(self, error: ApiError) -> dict[str, Any]:
         return error.body()

@@ -130,6 +130,38 @@ class Reply:
             rejected,
         )
 
+    def timings(self) -> dict[str, Any]:
+        """Under llama-server's names."""
+        usage = self.usage()
+        prompt_s, decode_s = self.seconds()
+        num_new = usage.num_prompt_tokens - (usage.num_cached_tokens or 0)
+        num_decoded = usage.num_completion_tokens
+        results = [result for result in self.generation.results if result is not None]
+        return {
+            "cache_n": usage.num_cached_tokens or 0,
+            "prompt_n": num_new,
+            "prompt_ms": prompt_s * 1e3,
+            "prompt_per_token_ms": prompt_s * 1e3 / max(num_new, 1),
+            "prompt_per_second": num_new / max(prompt_s, 1e-9),
+            "predicted_n": num_decoded,
+            "predicted_ms": decode_s * 1e3,
+            "predicted_per_token_ms": decode_s * 1e3 / max(num_decoded, 1),
+            "predicted_per_second": num_decoded / max(decode_s, 1e-9),
+            "draft_n": sum(result.stats.num_drafted for result in results),
+            "draft_n_accepted": sum(result.stats.num_accepted for result in results),
+        }
+
+    def seconds(self) -> tuple[float, float]:
+        """For the prompt and for the completion of the first finished request."""
+        result = next((r for r in self.generation.results if r is not None), None)
+        if result is None or result.times.first_token_s is None:
+            return 0.0, 0.0
+        times = result.times
+        assert times.first_token_s is not None
+        begun = times.arrived_s if times.admitted_s is None else times.admitted_s
+        ended = times.first_token_s if times.last_token_s is None else times.last_token_s
+        return times.first_token_s - begun, ended - times.first_token_s
+
     def figures(self) -> dict[str, Any]:
         """The speculation figures of this request, if requested, under vLLM's names."""
         if self.request.metrics is None:

@@ -29,14 +29,12 @@ from outrider.errors import RequestError
 from outrider.options import http_fields, http_given
 from outrider.server.config import (
     MAX_LOGIT_BIAS,
-    MAX_MESSAGES,
     MAX_NAME_CHARS,
     MAX_STOP_CHARS,
     MAX_STOPS,
-    MAX_TOOLS,
 )
 from outrider.server.grammars import Wanted
-from outrider.server.request import Choice, Conversation, Tool, Wish
+from outrider.server.request import Wish
 
 # A length, even one no body can reach, makes pydantic look inside: no half surrogate passes.
 Text = Annotated[str, Field(max_length=1 << 26)]
@@ -223,6 +221,16 @@ class GenerationBody(SamplingFields):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: Name | None = None
+    timings_per_token: bool | None = None
+    # Other servers' names for `structured_outputs`.
+    guided_json: dict[str, Any] | Text | None = None
+    guided_regex: Text | None = None
+    guided_choice: Annotated[list[Text], Field(min_length=1, max_length=256)] | None = None
+    guided_grammar: Text | None = None
+    json_schema: dict[str, Any] | Text | None = None
+    regex: Text | None = None
+    ebnf: Text | None = None
+    grammar: Text | None = None
 
     @field_validator("logit_bias")
     @classmethod
@@ -236,8 +244,8 @@ class GenerationBody(SamplingFields):
     def _consistent(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options goes with stream: true")
-        if self.response_format is not None and self.structured_outputs is not None:
-            raise ValueError("give response_format or structured_outputs, not both")
+        if sum(wish is not None for wish in (self.response_format, *self._wishes())) > 1:
+            raise ValueError("give response_format or one form of structured_outputs, not both")
         return self
 
     def common(self) -> dict[str, Any]:
@@ -258,7 +266,23 @@ class GenerationBody(SamplingFields):
         """The grammar of the output, if the request has one."""
         if self.response_format is not None:
             return self.response_format.wanted()
-        return None if self.structured_outputs is None else self.structured_outputs.wanted()
+        return next((wish for wish in self._wishes() if wish is not None), None)
+
+    def _wishes(self) -> list[Wanted | None]:
+        """The forms of the output by all names but `response_format`."""
+        shared = self.structured_outputs
+        found = [None if shared is None else shared.wanted()]
+        for schema in (self.guided_json, self.json_schema):
+            text = schema if isinstance(schema, str | None) else dumped(schema)
+            found.append(None if text is None else Wanted("json", text))
+        for pattern in (self.guided_regex, self.regex):
+            found.append(None if pattern is None else Wanted("regex", pattern))
+        if self.guided_choice is not None:
+            found.append(Wanted("choice", dumped(self.guided_choice)))
+        for grammar in (self.guided_grammar, self.ebnf, self.grammar):
+            kind: Literal["lark", "gbnf"] = "gbnf" if "::=" in (grammar or "") else "lark"
+            found.append(None if grammar is None else Wanted(kind, grammar))
+        return found
 
 
 def sampling(body: object) -> dict[str, Any]:
@@ -274,180 +298,3 @@ def sampling(body: object) -> dict[str, Any]:
     if "logit_bias" in given:
         given["logit_bias"] = {int(token): x for token, x in given["logit_bias"].items()}
     return given
-
-
-class Part(BaseModel):
-    """A part of a message's content."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    type: Text
-    text: Text | None = None
-
-
-Content = Text | list[Text | Part]
-TEXT_PARTS = ("text", "input_text", "output_text")
-
-
-def text_of(content: Content | None) -> str:
-    """The text; ValueError for parts that are no text."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for part in content:
-        if not isinstance(part, str) and (part.type not in TEXT_PARTS or part.text is None):
-            raise ValueError(f"only text parts are supported, not {part.type[:64]!r}")
-        texts.append(part if isinstance(part, str) else part.text or "")
-    return "".join(texts)
-
-
-class CalledFunction(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    name: Name
-    arguments: Text | dict[str, Any] | None = None
-
-    @property
-    def json_text(self) -> str:
-        given = self.arguments
-        return given if isinstance(given, str) else dumped(given or {})
-
-
-class ToolCall(BaseModel):
-    """A call of an earlier reply."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    id: Name = ""
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-    def plain(self) -> dict[str, Any]:
-        function = {"name": self.function.name, "arguments": self.function.json_text}
-        return {"id": self.id, "type": "function", "function": function}
-
-
-class Message(BaseModel):
-    """A chat message of text. Keys that are not known here are ids and marks of clients."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: Content | None = None
-    name: Name | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: Name | None = None
-    reasoning_content: Text | None = None
-    reasoning: Text | None = None
-
-    @field_validator("content")
-    @classmethod
-    def _text_only(cls, content: Content | None) -> Content | None:
-        text_of(content)
-        return content
-
-    def plain(self) -> dict[str, Any]:
-        """As chat templates read it."""
-        found: dict[str, Any] = {"role": self.role, "content": text_of(self.content)}
-        if self.name is not None:
-            found["name"] = self.name
-        if self.tool_calls:
-            found["tool_calls"] = [call.plain() for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            found["tool_call_id"] = self.tool_call_id
-        if thought := self.reasoning_content or self.reasoning:
-            found["reasoning_content"] = thought
-        return found
-
-
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-
-
-class FunctionBody(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
-    description: Text | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    def tool(self) -> Tool:
-        return Tool(
-            name=self.name,
-            description=self.description,
-            parameters=self.parameters or {},
-            strict=bool(self.strict),
-        )
-
-
-class ToolBody(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    type: Literal["function"]
-    function: FunctionBody
-
-
-class NamedFunction(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    name: Name
-
-
-class NamedTool(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    type: Literal["function"] = "function"
-    function: NamedFunction
-
-
-Tools = Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)]
-
-
-class ConversationFields(TolerantBody):
-    """What a conversation consists of, in OpenAI's chat format."""
-
-    messages: Messages
-    tools: Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    enable_thinking: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-
-    @model_validator(mode="after")
-    def _turns(self) -> Self:
-        if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError("continue_final_message goes with add_generation_prompt: false")
-        self.choice()
-        return self
-
-    def choice(self) -> Choice:
-        wish = self.tool_choice
-        names = {tool.function.name for tool in self.tools or ()}
-        if isinstance(wish, NamedTool):
-            if wish.function.name not in names:
-                raise ValueError(f"tool_choice names no tool: {wish.function.name!r}")
-            return Choice("required", wish.function.name)
-        if wish == "required" and not names:
-            raise ValueError("tool_choice 'required' goes with tools")
-        return Choice(wish or "auto")
-
-    def conversation(self) -> Conversation:
-        effort, thinking = self.reasoning_effort, self.enable_thinking
-        variables = dict(self.chat_template_kwargs or {})
-        if effort is not None:
-            variables.setdefault("reasoning_effort", effort)
-            thinking = effort != "none" if thinking is None else thinking
-        if thinking is not None:
-            variables.setdefault("enable_thinking", thinking)
-        return Conversation(
-            messages=[message.plain() for message in self.messages],
-            tools=tuple(tool.function.tool() for tool in self.tools or ()),
-            choice=self.choice(),
-            parallel=self.parallel_tool_calls is not False,
-            variables=variables,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-        )

@@ -32,7 +32,6 @@ ROUTES = [
     ("POST", "/v1/responses"),
     ("GET", "/v1/responses/resp_1"),
     ("DELETE", "/v1/responses/resp_1"),
-    ("GET", "/api/tags"),
     ("PUT", "/v1/completions"),
 ]
 
@@ -278,6 +277,8 @@ def test_row_38_no_host_header_opens_a_route(keyed: Live, host: str) -> None:
             error = refused(response, 401)
             assert error["code"] == "invalid_api_key"
         assert client.get("/health", headers={"host": host}).status_code == 200
+        for path in ("/api/tags", "/props", "/v1/messages"):
+            assert client.get(path, headers={"host": host}).status_code == 401
     assert keyed.client.get("/v1/models", headers={"host": host}).status_code == 200
 
 

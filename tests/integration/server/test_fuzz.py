@@ -20,6 +20,12 @@ POSTED = [
     "/api/chat",
     "/api/generate",
     "/api/show",
+    "/api/embed",
+    "/v1/embeddings",
+    "/completion",
+    "/infill",
+    "/apply-template",
+    "/embedding",
     "/tokenize",
     "/detokenize",
 ]

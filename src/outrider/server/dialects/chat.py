@@ -13,19 +13,13 @@ from outrider.config import MAX_LOGPROBS
 from outrider.engine.engine import Completion, Result
 from outrider.events import TokenLogprob
 from outrider.server.answering import Answering
+from outrider.server.chat_schema import Content, ConversationFields, text_of
 from outrider.server.generation import Delta
 from outrider.server.openai_format import OpenAIWriter
 from outrider.server.reading.source import Part
 from outrider.server.reply import Reply
 from outrider.server.request import Request
-from outrider.server.schema import (
-    Body,
-    Content,
-    ConversationFields,
-    Count,
-    GenerationBody,
-    text_of,
-)
+from outrider.server.schema import Body, Count, GenerationBody
 
 
 class Prediction(Body):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
@@ -15,6 +15,7 @@ from outrider.events import TokenLogprob
 from outrider.server.answering import Answering
 from outrider.server.config import MAX_PROMPTS
 from outrider.server.generation import Delta
+from outrider.server.infill import infill
 from outrider.server.openai_format import OpenAIWriter
 from outrider.server.reply import Reply
 from outrider.server.request import Request
@@ -30,7 +31,7 @@ class CompletionBody(GenerationBody):
     ]
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    suffix: Literal[""] | None = None
+    suffix: Text | None = None
     best_of: int | None = None
 
     @field_validator("prompt", mode="before")
@@ -49,6 +50,8 @@ class CompletionBody(GenerationBody):
             raise ValueError("best_of must equal n")
         if self.max_tokens == 0 and (not self.echo or self.stream):
             raise ValueError("max_tokens of 0 goes with echo: true, and without stream")
+        if self.suffix and (self.echo or not isinstance(self.prompt, str)):
+            raise ValueError("suffix goes with one prompt of text, and without echo")
         return self
 
     @property
@@ -142,8 +145,13 @@ def router(answering: Answering) -> APIRouter:
 
     @routes.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, http: HttpRequest) -> Response:
+        request = body.request()
+        if body.suffix:
+            prefix = str(body.prompt)
+            served = answering.service.served
+            request.prompt = [await infill(served, prefix, body.suffix, "suffix")]
         return await answering.answer(
-            body.request(), http, lambda reply: CompletionWriter(body, reply), body.ignored
+            request, http, lambda reply: CompletionWriter(body, reply), body.ignored
         )
 
     return routes

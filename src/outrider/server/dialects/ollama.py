@@ -18,7 +18,9 @@ from outrider import __version__
 from outrider.engine.engine import Result
 from outrider.server.answering import Answering
 from outrider.server.asking import check_model
+from outrider.server.chat_schema import Tools
 from outrider.server.config import MAX_MESSAGES
+from outrider.server.embedding import embed
 from outrider.server.errors import ApiError
 from outrider.server.generation import Delta
 from outrider.server.grammars import Wanted
@@ -33,31 +35,15 @@ from outrider.server.schema import (
     Stops,
     Text,
     TolerantBody,
-    Tools,
     dumped,
 )
 from outrider.server.service import Service
 from outrider.server.stream import NDJSON, line_frame
 
 # Options about memory and threads of Ollama's own runner. They change no token.
-RUNNER = frozenset(
-    {
-        "f16_kv",
-        "logits_all",
-        "low_vram",
-        "main_gpu",
-        "num_batch",
-        "num_ctx",
-        "num_gpu",
-        "num_keep",
-        "num_thread",
-        "numa",
-        "penalize_newline",
-        "use_mlock",
-        "use_mmap",
-        "vocab_only",
-    }
-)
+_MEMORY = {"f16_kv", "low_vram", "num_ctx", "num_keep", "use_mlock", "use_mmap", "vocab_only"}
+_MACHINE = {"main_gpu", "num_batch", "num_gpu", "num_thread", "numa"}
+RUNNER = frozenset(_MEMORY | _MACHINE | {"logits_all", "penalize_newline"})
 
 
 class Options(Body):
@@ -224,6 +210,13 @@ class OllamaGenerateBody(CommonBody):
         return Request(prompt=talk, **self.common())
 
 
+class OllamaEmbedBody(TolerantBody):
+    model: Name
+    input: Text | Annotated[list[Text], Field(min_length=1)]
+    truncate: Literal[False] | None = None
+    options: Options | None = None
+
+
 class NamedBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -276,13 +269,8 @@ class OllamaWriter:
     def _ended(self, reason: str | None) -> dict[str, Any]:
         usage, generation = self._reply.usage(), self._reply.generation
         found: dict[str, Any] = {"done": True, "done_reason": reason or "stop"}
-        result = next((r for r in generation.results if r is not None), None)
-        times = None if result is None else result.times
         total_s = monotonic() - generation.started_s
-        prompt_s = decode_s = 0.0
-        if times is not None and times.first_token_s is not None:
-            prompt_s = times.first_token_s - (times.admitted_s or times.arrived_s)
-            decode_s = (times.last_token_s or times.first_token_s) - times.first_token_s
+        prompt_s, decode_s = self._reply.seconds()
         return found | {
             "total_duration": _ns(total_s),
             "load_duration": 0,
@@ -395,6 +383,22 @@ def _add_facts(routes: APIRouter, service: Service) -> None:
     @routes.get("/api/tags", response_model=None)
     async def tags() -> Response:
         return JSONResponse({"models": [_entry(service)]})
+
+    @routes.post("/api/embed", response_model=None)
+    async def embeddings(body: OllamaEmbedBody) -> Response:
+        check_model(body.model.removesuffix(":latest"), service.config)
+        started = monotonic()
+        given = [body.input] if isinstance(body.input, str) else body.input
+        found = await embed(service, given)
+        return JSONResponse(
+            {
+                "model": service.config.model_name,
+                "embeddings": found.vectors,
+                "total_duration": _ns(monotonic() - started),
+                "load_duration": 0,
+                "prompt_eval_count": found.num_tokens,
+            }
+        )
 
     @routes.get("/api/ps", response_model=None)
     async def ps() -> Response:

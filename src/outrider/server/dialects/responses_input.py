@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from outrider.config import MAX_LOGPROBS
+from outrider.server.chat_schema import TEXT_PARTS
 from outrider.server.config import MAX_MESSAGES, MAX_TOOLS
 from outrider.server.grammars import Wanted
 from outrider.server.request import Choice, Conversation, Request, Tool
 from outrider.server.schema import (
-    TEXT_PARTS,
     Body,
     Count,
     Name,

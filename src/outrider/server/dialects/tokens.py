@@ -11,28 +11,25 @@ from starlette.responses import JSONResponse, Response
 
 from outrider.server.answering import Answering
 from outrider.server.asking import check_model, encode, prompt_text
+from outrider.server.chat_schema import ConversationFields, Messages
 from outrider.server.errors import ApiError
-from outrider.server.schema import (
-    Body,
-    ConversationFields,
-    Messages,
-    Name,
-    Text,
-    TokenId,
-)
+from outrider.server.schema import Body, Name, Text, TokenId
 
 
 class TokenizeBody(ConversationFields):
     model: Name | None = None
     prompt: Text | None = None
+    content: Text | None = None  # llama-server's name; its reply is shorter
+    add_special: bool = False
+    with_pieces: bool = False
     messages: Messages | None = None  # type: ignore[assignment]
     add_special_tokens: bool = True
     return_token_strs: bool = False
 
     @model_validator(mode="after")
     def _one(self) -> TokenizeBody:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either prompt or messages")
+        if sum(x is not None for x in (self.prompt, self.messages, self.content)) != 1:
+            raise ValueError("give prompt, messages or content")
         return self
 
 
@@ -49,6 +46,10 @@ def router(answering: Answering) -> APIRouter:
         check_model(body.model, service.config)
         answering.check_ignored(body.ignored)
         served = service.served
+        if body.content is not None:
+            found = await encode(served, body.content, "content", special=body.add_special)
+            pieces = [{"id": t, "piece": served.texts.text(t)} for t in found]
+            return JSONResponse({"tokens": pieces if body.with_pieces else found})
         if body.messages is not None:
             text = await prompt_text(body.conversation(), served)
             tokens = await encode(served, text, "messages", special=False)
@@ -74,6 +75,6 @@ def router(answering: Answering) -> APIRouter:
         if any(token >= num_tokens for token in body.tokens):
             raise ApiError(400, f"token ids must be below {num_tokens}", param="tokens")
         text = await asyncio.to_thread(served.texts.all, body.tokens)
-        return JSONResponse({"prompt": text})
+        return JSONResponse({"prompt": text, "content": text})
 
     return routes

@@ -1,0 +1,232 @@
+"""llama-server's routes, embeddings, filling gaps, and other servers' names for structure."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.engine.build import EngineConfig
+from outrider.layout import Slice, pack
+
+from .live import PROBE, Live, Target, chunks_of, with_options
+
+LLAMA = {"prompt": PROBE["prompt"], "n_predict": 24, "temperature": 0, "ignore_eos": True}
+
+
+def test_completion_says_what_ours_says(live: Live) -> None:
+    reply = live.post("/completion", LLAMA | {"return_tokens": True, "n_probs": 2}).json()
+    assert reply["content"] == live.expected_probe
+    assert (reply["stop"], reply["stop_type"]) == (True, "limit")
+    assert reply["tokens_predicted"] == len(reply["tokens"]) == 24
+    assert reply["tokens_evaluated"] == len(PROBE["prompt"])
+    assert [len(entry["top_logprobs"]) for entry in reply["completion_probabilities"]] == [2] * 24
+    assert reply["timings"]["predicted_n"] == 24
+    assert live.post("/completions", LLAMA).json()["content"] == live.expected_probe
+    tokens = live.post("/tokenize", {"content": "in the dark"}).json()["tokens"]
+    mixed = LLAMA | {"prompt": ["a probe ", *tokens]}
+    assert live.post("/completion", mixed).json()["content"] == live.expected_probe
+
+
+def test_a_stream_of_completion_ends_without_done(live: Live) -> None:
+    text = live.post("/completion", LLAMA | {"stream": True}).text
+    chunks = chunks_of(text + "data: [DONE]\n\n")
+    assert "".join(chunk["content"] for chunk in chunks) == live.expected_probe
+    assert [chunk["stop"] for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def test_a_stop_word_is_named(live: Live) -> None:
+    word = live.expected_probe[5:7]
+    reply = live.post("/completion", LLAMA | {"stop": [word]}).json()
+    assert (reply["stop_type"], reply["stopping_word"]) == ("word", word)
+
+
+@pytest.mark.parametrize(
+    ("more", "pattern"),
+    [
+        ({"grammar": 'root ::= "<" [a-z] [a-z] ">"'}, "<[a-z]{2}>"),
+        ({"json_schema": {"enum": [10, 20]}}, "10|20"),
+    ],
+)
+def test_grammars_of_llama_cpp(live: Live, more: dict[str, Any], pattern: str) -> None:
+    pytest.importorskip("llguidance")
+    reply = live.post("/completion", LLAMA | {"ignore_eos": False, "temperature": 1} | more).json()
+    assert re.fullmatch(pattern, reply["content"])
+    assert live.post("/completion", LLAMA | {"grammar": "root ::= ("}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("more", "pattern"),
+    [
+        ({"guided_json": {"enum": [10, 20]}}, "10|20"),
+        ({"guided_regex": "[0-9]{3}"}, "[0-9]{3}"),
+        ({"guided_choice": ["red", "green"]}, "red|green"),
+        ({"guided_grammar": 'root ::= "a" | "b"'}, "a|b"),
+        ({"guided_grammar": 'start: "a" | "b"'}, "a|b"),
+        ({"json_schema": '{"enum": [10]}'}, "10"),
+        ({"regex": "[xy]"}, "[xy]"),
+        ({"ebnf": 'root ::= "a" | "b"'}, "a|b"),
+        ({"grammar": 'root ::= "a" | "b"'}, "a|b"),
+    ],
+)
+def test_other_names_for_structure(live: Live, more: dict[str, Any], pattern: str) -> None:
+    pytest.importorskip("llguidance")
+    text = live.text(prompt="value: ", max_tokens=20, seed=8, **more)
+    assert re.fullmatch(pattern, text)
+    twice = {"prompt": "x", "regex": "a", **more, "guided_regex": "b"}
+    assert live.post("/v1/completions", twice).status_code == 400
+
+
+def test_facts_about_the_server(live: Live) -> None:
+    props = live.client.get("/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == 512
+    slots = live.client.get("/slots").json()
+    assert len(slots) == props["total_slots"] == 32
+    messages = [{"role": "user", "content": "x"}]
+    assert live.post("/apply-template", {"messages": messages}).json() == {
+        "prompt": "[user] x\n[assistant] "
+    }
+    assert live.client.get("/models").json()["data"][0]["id"] == "tiny"
+    body = {"messages": messages, "max_tokens": 2}
+    assert live.post("/chat/completions", body).status_code == 200
+    spelled = live.post("/tokenize", {"content": "ab", "with_pieces": True}).json()["tokens"]
+    assert [entry["piece"] for entry in spelled] == ["a", "b"]
+    ids = [entry["id"] for entry in spelled]
+    assert live.post("/detokenize", {"tokens": ids}).json()["content"] == "ab"
+
+
+def test_timings_on_request(live: Live) -> None:
+    reply = live.complete(**PROBE, timings_per_token=True)
+    assert reply["timings"]["predicted_n"] == 24
+    assert reply["timings"]["draft_n"] >= reply["timings"]["draft_n_accepted"] > 0
+    assert "timings" in live.stream(**PROBE, timings_per_token=True)[-1]
+    assert "timings" not in live.complete(**PROBE)
+
+
+# --- embeddings -----------------------------------------------------------------------------------
+
+
+def expected_vector(live: Live, text: str) -> torch.Tensor:
+    """The same by hand, in one pass over fresh blocks."""
+    core = live.core
+    tokens = core.tokenizer.encode(text)
+    (id,) = core.kv.scratch(1)
+    assert core.kv.reserve(id, len(tokens))
+    depth = core.target.spec.num_layers
+    batch = pack([Slice(tokens, 0, core.kv.table(id), None)], taps=(depth,))
+    states = core.target.forward(batch).taps[depth].float().clone()
+    core.kv.free(id, keep=False)
+    mean = (states / states.norm(dim=-1, keepdim=True)).mean(dim=0)
+    return mean / mean.norm()
+
+
+def test_vectors_are_the_pooled_states_in_every_dialect(live: Live) -> None:
+    texts = ["a cat sat", "quite another text " * 20]
+    wanted = [expected_vector(live, text) for text in texts]
+    ours = live.post("/v1/embeddings", {"input": texts}).json()
+    ollama = live.post("/api/embed", {"model": "tiny", "input": texts}).json()
+    llama = live.post("/embedding", {"content": texts}).json()
+    packed = live.post("/v1/embeddings", {"input": texts, "encoding_format": "base64"}).json()
+    raw = [base64.b64decode(entry["embedding"]) for entry in packed["data"]]
+    for i, vector in enumerate(wanted):
+        for found in (
+            ours["data"][i]["embedding"],
+            ollama["embeddings"][i],
+            llama[i]["embedding"][0],
+            struct.unpack(f"<{len(raw[i]) // 4}f", raw[i]),
+        ):
+            torch.testing.assert_close(torch.tensor(found), vector, rtol=1e-4, atol=1e-5)
+    assert ours["usage"]["prompt_tokens"] == sum(map(len, texts))
+
+
+def test_long_texts_are_read_in_pieces(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "a long text " * 30
+    whole = live.post("/v1/embeddings", {"input": text}).json()["data"][0]["embedding"]
+    config = replace(live.core.scheduler.config, max_step_tokens=64)
+    monkeypatch.setattr(live.core.scheduler, "config", config)
+    pieces = live.post("/v1/embeddings", {"input": text}).json()["data"][0]["embedding"]
+    torch.testing.assert_close(torch.tensor(pieces), torch.tensor(whole), rtol=1e-4, atol=1e-5)
+    last = live.post("/v1/embeddings", {"input": text, "pooling": "last"}).json()
+    assert last["data"][0]["embedding"] != whole
+
+
+def test_vectors_beside_a_running_stream_change_nothing(live: Live, target: Target) -> None:
+    target.delay_s = 0.002
+    body = json.dumps(PROBE | {"stream": True, "max_tokens": 24}).encode()
+    headers = {"content-type": "application/json"}
+    with live.client.stream("POST", "/v1/completions", content=body, headers=headers) as stream:
+        assert live.post("/v1/embeddings", {"input": "meanwhile"}).status_code == 200
+        text = "".join(stream.iter_text())
+    said = "".join(chunk["choices"][0]["text"] for chunk in chunks_of(text))
+    assert said == live.expected_probe
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"input": []},
+        {"input": ""},
+        {"input": ["x"] * 600},
+        {"input": [[]]},
+        {"input": [-1]},
+        {"input": [300]},
+        {"input": "x" * 600},
+        {"input": "x", "dimensions": 3},
+        {"input": "x", "encoding_format": "binary"},
+        {},
+    ],
+)
+def test_inputs_that_cannot_be(live: Live, body: dict[str, Any]) -> None:
+    assert live.post("/v1/embeddings", body).status_code == 400
+
+
+# --- filling gaps ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def filling(
+    folders: tuple[Path, Path],
+    engine_config: EngineConfig,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Live]:
+    folder = tmp_path_factory.mktemp("filling") / "target"
+    shutil.copytree(folders[0], folder)
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    last = sorted(vocabulary, key=vocabulary.get)[-3:]
+    token = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    names = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    for old, new in zip(last, names, strict=True):
+        id = vocabulary.pop(old)
+        vocabulary[new] = id
+        content["added_tokens"].append(token | {"id": id, "content": new, "special": True})
+    path.write_text(json.dumps(content))
+    with Live(with_options(engine_config, model=str(folder), draft_model=None)) as live:
+        yield live
+        live.check()
+
+
+def test_gaps_are_filled_where_there_are_tokens_for_it(live: Live, filling: Live) -> None:
+    marked = "<|fim_prefix|>def f(<|fim_suffix|>):<|fim_middle|>"
+    ids = filling.core.tokenizer.encode(marked)
+    assert len(ids) == len("def f():") + 3
+    common = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    wanted = filling.text(prompt=ids, **common)
+    assert filling.text(prompt="def f(", suffix="):", **common) == wanted
+    body = {"input_prefix": "def f(", "input_suffix": "):", "n_predict": 12} | common
+    body.pop("max_tokens")
+    assert filling.post("/infill", body).json()["content"] == wanted
+    for path, wrong in (("/infill", body), ("/v1/completions", {"prompt": "x", "suffix": "y"})):
+        response = live.post(path, wrong)
+        assert response.status_code == 400
+        assert "no tokens for filling" in response.json()["error"]["message"]
