@@ -252,7 +252,7 @@ class SamplingParams:
     )
     prompt_logprobs: int | None = param(
         None, "The same for the prompt's tokens; the prefix cache is not used.", none="off", low=0,
-        high=MAX_LOGPROBS
+        high=MAX_LOGPROBS, http="prompt_logprobs"
     )
 
     def __post_init__(self) -> None:

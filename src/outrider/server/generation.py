@@ -119,6 +119,7 @@ class Generation:
     def __enter__(self) -> Generation:
         served = self._service.served
         self._admission.__enter__()
+        self._service.metrics.count_asked(self.ask.params.n, self.ask.params.max_tokens)
         try:
             for i, prompt in enumerate(self.ask.prompts):
                 leave = served.engine.submit(

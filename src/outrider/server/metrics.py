@@ -21,7 +21,7 @@ from prometheus_client.core import (
 )
 
 from outrider.engine.engine import RequestTimes
-from outrider.events import StepEvent
+from outrider.events import StepEvent, StepReport
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
@@ -37,6 +37,10 @@ _HISTOGRAMS = {
     "request_queue_time_seconds": ("Waiting for a place in the batch.", _SHORT_S + _LONG_S[9:]),
     "request_prefill_time_seconds": ("First run to first token.", _SHORT_S + _LONG_S[9:]),
     "request_decode_time_seconds": ("First to last token.", _LONG_S),
+    "request_inference_time_seconds": ("First run to last token.", _LONG_S),
+    "iteration_tokens_total": ("Confirmed tokens of a step, all sequences.", _TOKENS),
+    "request_params_n": ("Completions that a request asks for.", (1.0, 2.0, 5.0, 10.0, 20.0)),
+    "request_params_max_tokens": ("Most tokens that a request asks for.", _TOKENS),
     "request_prompt_tokens": ("Tokens of a prompt.", _TOKENS),
     "request_generation_tokens": ("Tokens of a completion.", _TOKENS),
 }
@@ -80,6 +84,17 @@ class Metrics:
     def watch(self, engine: Engine) -> None:
         """Sets the engine whose queue and KV the gauges show."""
         self._engine = engine
+        engine.observers.append(self._count_iteration)
+
+    def _count_iteration(self, report: StepReport) -> None:
+        """Called by the engine's thread: nothing else touches this histogram but to read it."""
+        num_tokens = sum([len(event.tokens) for event in report.events])
+        self._histograms["iteration_tokens_total"].add(num_tokens)
+
+    def count_asked(self, n: int, max_tokens: int) -> None:
+        """Counts the parameters of a request."""
+        self._histograms["request_params_n"].add(n)
+        self._histograms["request_params_max_tokens"].add(max_tokens)
 
     def count_pace(self, seconds: float, num_tokens: int) -> None:
         """Counts `num_tokens` that a sequence got `seconds` after its previous tokens."""
@@ -120,6 +135,7 @@ class Metrics:
         observe["request_queue_time_seconds"].add(admitted - times.arrived_s)
         observe["request_prefill_time_seconds"].add(first - admitted)
         observe["request_decode_time_seconds"].add(last - first)
+        observe["request_inference_time_seconds"].add(last - admitted)
 
     def count_finished(self, reasons: Iterable[str]) -> None:
         self.finished.update(reasons)
@@ -135,6 +151,8 @@ class Metrics:
             "prompt_tokens": self.num_prompt_tokens,
             "generation_tokens": self.num_generation_tokens,
             "prompt_tokens_cached": self.num_cached_tokens,
+            "prefix_cache_queries": self.num_prompt_tokens,
+            "prefix_cache_hits": self.num_cached_tokens,
             "spec_decode_num_drafts": self.num_drafts,
             "spec_decode_num_draft_tokens": self.num_draft_tokens,
             "spec_decode_num_accepted_tokens": self.num_accepted_tokens,
@@ -197,3 +215,18 @@ class Metrics:
             )
             family.add_metric(list(self._labels.values()), float(value))
             yield family
+        yield self._cache_config()
+
+    def _cache_config(self) -> Metric:
+        kv = None if self._engine is None else self._engine.kv
+        found = {
+            "block_size": 0 if kv is None else kv.block_size,
+            "enable_prefix_caching": kv is not None and kv.prefix_caching,
+            "num_gpu_blocks": 0 if kv is None else kv.num_blocks,
+        }
+        labels = self._labels | {name: str(value) for name, value in found.items()}
+        family = GaugeMetricFamily(
+            "vllm:cache_config_info", "The KV cache, as labels.", labels=list(labels)
+        )
+        family.add_metric(list(labels.values()), 1.0)
+        return family

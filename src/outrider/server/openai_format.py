@@ -26,6 +26,10 @@ class OpenAIWriter:
     def __init__(self, body: GenerationBody, reply: Reply) -> None:
         self._reply = reply
         self._timings = bool(body.timings_per_token)
+        self._scores_prompt = body.prompt_logprobs is not None
+        self._ids = bool(body.return_token_ids)
+        self._texts = reply.texts.by_id() if body.return_tokens_as_token_ids else reply.texts
+        self._shown: set[int] = set()  # streamed choices whose prompt's ids were sent
         self._options = body.stream_options or StreamOptions()
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._head = {
@@ -44,7 +48,7 @@ class OpenAIWriter:
     def whole(self, results: list[Result]) -> dict[str, Any]:
         n = self._reply.generation.ask.params.n
         choices = [
-            self.choice(i * n + j, completion, result)
+            self.choice(i * n + j, completion, result) | self._raw(result, completion.tokens)
             for i, result in enumerate(results)
             for j, completion in enumerate(result.completions)
         ]
@@ -57,9 +61,26 @@ class OpenAIWriter:
             **self._more(),
         }
 
+    def _raw(self, result: Result, tokens: list[int]) -> dict[str, Any]:
+        """Token ids and scores of the prompt, if the request wants them."""
+        found: dict[str, Any] = {}
+        if self._ids:
+            found |= {"token_ids": tokens, "prompt_token_ids": result.prompt_tokens}
+        if self._scores_prompt:
+            prompt, scores = result.prompt_tokens, result.prompt_logprobs
+            found["prompt_logprobs"] = self._texts.prompt_scores(scores, len(prompt))
+        return found
+
     def delta(self, delta: Delta) -> Sequence[dict[str, Any]]:
         found = []
-        for choice in self.choices(delta):
+        choices = self.choices(delta)
+        if self._ids and choices:
+            choices[-1]["token_ids"] = delta.tokens
+            if delta.index not in self._shown:
+                self._shown.add(delta.index)
+                ask = self._reply.generation.ask
+                choices[0]["prompt_token_ids"] = ask.prompts[delta.index // ask.params.n]
+        for choice in choices:
             chunk = {"object": self.chunk_name, **self._head, "choices": [choice]}
             options = self._options
             if options.continuous_usage_stats and options.include_usage is not False:

@@ -222,6 +222,8 @@ class GenerationBody(SamplingFields):
     structured_outputs: StructuredOutputs | None = None
     cache_salt: Name | None = None
     timings_per_token: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     # Other servers' names for `structured_outputs`.
     guided_json: dict[str, Any] | Text | None = None
     guided_regex: Text | None = None
@@ -244,6 +246,8 @@ class GenerationBody(SamplingFields):
     def _consistent(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options goes with stream: true")
+        if self.stream and self.prompt_logprobs is not None:
+            raise ValueError("prompt_logprobs goes without stream")
         if sum(wish is not None for wish in (self.response_format, *self._wishes())) > 1:
             raise ValueError("give response_format or one form of structured_outputs, not both")
         return self

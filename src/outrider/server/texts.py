@@ -6,6 +6,7 @@ U+FFFD, so its bytes are given too.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -27,6 +28,32 @@ class TokenTexts:
 
     def _text(self, token: int) -> str:
         return self._tokenizer.decode([token], skip_special=False)
+
+    def by_id(self) -> TokenTexts:
+        """The same, with the tokens of log-probabilities as `token_id:5`."""
+        found = copy.copy(self)
+        found.text = lambda token: f"token_id:{token}"  # type: ignore[assignment]
+        return found
+
+    def prompt_scores(
+        self, scored: Sequence[TokenLogprob] | None, num_tokens: int
+    ) -> list[dict[str, Any] | None]:
+        """`prompt_logprobs` under vLLM's names: by token id, nothing for the first token."""
+        found: list[dict[str, Any] | None] = [None]
+        for entry in scored or ():
+            best = sorted(entry.top, key=lambda token: -entry.top[token])
+            values = {entry.token: entry.logprob, **entry.top}
+            found.append(
+                {
+                    str(token): {
+                        "logprob": finite(value),
+                        "rank": best.index(token) + 1 if token in entry.top else None,
+                        "decoded_token": self._text(token),
+                    }
+                    for token, value in values.items()
+                }
+            )
+        return found[:num_tokens]
 
     def all(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones included."""

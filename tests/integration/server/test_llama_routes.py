@@ -126,7 +126,8 @@ def expected_vector(live: Live, text: str) -> torch.Tensor:
     states = core.target.forward(batch).taps[depth].float().clone()
     core.kv.free(id, keep=False)
     mean = (states / states.norm(dim=-1, keepdim=True)).mean(dim=0)
-    return mean / mean.norm()
+    vector: torch.Tensor = mean / mean.norm()
+    return vector
 
 
 def test_vectors_are_the_pooled_states_in_every_dialect(live: Live) -> None:
@@ -230,3 +231,56 @@ def test_gaps_are_filled_where_there_are_tokens_for_it(live: Live, filling: Live
         response = live.post(path, wrong)
         assert response.status_code == 400
         assert "no tokens for filling" in response.json()["error"]["message"]
+
+
+# --- what evaluation and RL need ------------------------------------------------------------------
+
+
+def test_token_ids_of_prompt_and_reply(live: Live) -> None:
+    encode = live.core.tokenizer.encode
+    (choice,) = live.complete(**PROBE, return_token_ids=True)["choices"]
+    assert choice["prompt_token_ids"] == encode(PROBE["prompt"])
+    said = live.post("/detokenize", {"tokens": choice["token_ids"]}).json()["prompt"]
+    assert said == live.expected_probe
+    chunks = live.stream(**PROBE, return_token_ids=True)
+    streamed = [chunk["choices"][0] for chunk in chunks]
+    assert [id for part in streamed for id in part["token_ids"]] == choice["token_ids"]
+    assert streamed[0]["prompt_token_ids"] == choice["prompt_token_ids"]
+    assert not any("prompt_token_ids" in part for part in streamed[1:])
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "ignore_eos": True}
+    reply = live.post("/v1/chat/completions", body | {"return_token_ids": True}).json()
+    assert len(reply["choices"][0]["token_ids"]) == 4
+
+
+def test_scores_of_the_prompt_are_those_of_an_echo(live: Live) -> None:
+    body = {"prompt": "once upon", "max_tokens": 1, "temperature": 0}
+    (echoed,) = live.complete(**body, echo=True, logprobs=1)["choices"]
+    (scored,) = live.complete(**body, prompt_logprobs=1, return_token_ids=True)["choices"]
+    scores, ids = scored["prompt_logprobs"], scored["prompt_token_ids"]
+    assert scores[0] is None
+    assert len(scores) == len(ids) == len("once upon")
+    for i in range(1, len(ids)):
+        entry = scores[i][str(ids[i])]
+        assert entry["logprob"] == pytest.approx(echoed["logprobs"]["token_logprobs"][i], abs=1e-4)
+        assert entry["decoded_token"] == "once upon"[i]
+    streamed = body | {"prompt_logprobs": 1, "stream": True}
+    assert live.post("/v1/completions", streamed).status_code == 400
+
+
+def test_tokens_of_scores_as_ids(live: Live) -> None:
+    more = {"logprobs": 1, "return_tokens_as_token_ids": True, "return_token_ids": True}
+    (choice,) = live.complete(**PROBE, **more)["choices"]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{i}" for i in choice["token_ids"]]
+
+
+def test_metrics_that_dashboards_for_vllm_read(live: Live) -> None:
+    before = live.figure("request_params_max_tokens_sum"), live.figure("iteration_tokens_total_sum")
+    live.complete(**PROBE, speculation={"off": True})
+    assert live.figure("request_params_max_tokens_sum") == before[0] + PROBE["max_tokens"]
+    assert live.figure("iteration_tokens_total_sum") == before[1] + 24
+    assert live.figure("request_inference_time_seconds_count") > 0
+    assert live.figure("prefix_cache_queries_total") >= live.figure("prefix_cache_hits_total")
+    assert live.figure("request_params_n_count") > 0
+    page = live.client.get("/metrics").text
+    blocks = live.core.kv.num_blocks
+    assert f'num_gpu_blocks="{blocks}"' in page

@@ -129,7 +129,7 @@ class ChatWriter(OpenAIWriter):
         return {"tool_calls": [call]}
 
     def _scored(self, logprobs: list[TokenLogprob]) -> dict[str, Any] | None:
-        return self._reply.texts.chat(logprobs) if self._logprobs else None
+        return self._texts.chat(logprobs) if self._logprobs else None
 
 
 def router(answering: Answering) -> APIRouter:

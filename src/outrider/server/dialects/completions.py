@@ -64,7 +64,7 @@ class CompletionBody(GenerationBody):
         common = self.common()
         limit = self.max_tokens if self.max_tokens is not None else DEFAULT_TOKENS
         common["sampling"]["logprobs"] = self.logprobs
-        if self.echo:
+        if self.echo and self.prompt_logprobs is None:
             common["sampling"]["prompt_logprobs"] = self.logprobs
         return Request(prompt=self.prompts, **common, max_tokens=max(limit, 1))
 
@@ -79,7 +79,6 @@ class CompletionWriter(OpenAIWriter):
     def __init__(self, body: CompletionBody, reply: Reply) -> None:
         super().__init__(body, reply)
         self._ask = reply.generation.ask
-        self._texts = reply.texts
         self._echo: list[str] | None = None
         if body.echo:
             self._echo = [
