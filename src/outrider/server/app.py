@@ -27,6 +27,7 @@ from outrider.server.dialects import (
 )
 from outrider.server.errors import ApiError, ClientLeft, api_error, validation_error
 from outrider.server.guards import Guard
+from outrider.server.home import home_router
 from outrider.server.live.router import live_router
 from outrider.server.service import Service
 
@@ -54,6 +55,7 @@ def make_app(service: Service) -> Guard:
     for dialect in DIALECTS:
         app.include_router(dialect.router(answering))
     app.include_router(live_router(answering))
+    app.include_router(home_router(service))
     return Guard(app, service, error_body)
 
 

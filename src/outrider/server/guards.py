@@ -280,7 +280,7 @@ def _is_lenient(path: str, headers: dict[bytes, bytes]) -> bool:
 
 def _is_live(path: str) -> bool:
     """Whether a path is for browsers, which send a password instead of a bearer token."""
-    return path == "/live" or path.startswith("/live/")
+    return path in ("/", "/live", "/docs", "/openapi.json") or path.startswith("/live/")
 
 
 def _challenge(path: str) -> bytes:

@@ -78,6 +78,23 @@ def test_openapi_has_a_page(live: Live) -> None:
     assert "openapi.json" in live.client.get("/docs").text
 
 
+def test_the_root_says_what_runs_here(live: Live) -> None:
+    answer = live.client.get("/")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "<code>tiny, " in answer.text
+    for path in ("live", "docs", "v1/models", "metrics"):
+        assert f'<a href="{path}">' in answer.text
+        assert live.client.get(f"/{path}").status_code == 200
+    assert live.client.head("/").status_code == 200
+
+
+def test_the_root_of_a_model_with_an_odd_name(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = replace(live.config, model_name="<script>alert(1)</script>")
+    monkeypatch.setattr(live.service, "config", odd)
+    assert "<script>" not in live.client.get("/").text
+
+
 def test_harmless_fields_and_strict_servers(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     body = PROBE | {"user": "me", "keep_alive": "5m", "service_tier": "auto", "metadata": None}
     assert live.text(**body) == live.expected_probe
