@@ -367,15 +367,14 @@ FIELDS = {
 
 
 def openapi() -> dict[str, Any]:
-    from outrider.server.app import make_app
+    from outrider.server.app import make_routes
     from outrider.server.config import ServerConfig
     from outrider.server.service import Service
 
     def load() -> Any:
         raise AssertionError("nothing is loaded to read a schema")
 
-    guard = make_app(Service(ServerConfig(), load))
-    app = next(value for value in vars(guard).values() if hasattr(value, "openapi"))
+    app = make_routes(Service(ServerConfig(), load))
     schema: dict[str, Any] = app.openapi()
     return schema
 

@@ -292,29 +292,23 @@ class ServerConfig:
 
     host: str = param(
         "127.0.0.1", "Address to listen on.", "--host ADDRESS", NETWORK,
-        vllm=ours("the front listens there; vLLM on a free local port")
-    )
+        vllm=ours("the front listens there; vLLM on a free local port"))
     port: int = param(
         8000, "Port to listen on.", "--port PORT", NETWORK, low=0, high=(1 << 16) - 1,
-        vllm=ours("the front listens there")
-    )
+        vllm=ours("the front listens there"))
     api_keys: tuple[str, ...] = param(
         (), "API keys, one per line; OUTRIDER_API_KEY holds a single one.", "--api-key-file FILE",
-        NETWORK, vllm=ours("the front checks keys; vLLM is not reachable from outside")
-    )
+        NETWORK, vllm=ours("the front checks keys; vLLM is not reachable from outside"))
     model_name: str = param(
         "model", "What clients call the model.", "--served-model-name NAME", NETWORK,
-        none="the folder's name", vllm=passed("--served-model-name")
-    )
+        none="the folder's name", vllm=passed("--served-model-name"))
     proposers: tuple[str, ...] = param(
         served_names,
         "Proposers that requests may name besides the default one.", "--proposers NAMES",
-        SPECULATION, vllm=refused("vLLM has one drafter for all requests")
-    )
+        SPECULATION, vllm=refused("vLLM has one drafter for all requests"))
     chat_template: str | None = param(
         None, "A jinja chat template.", "--chat-template FILE", NETWORK, none="the model's own",
-        vllm=passed("--chat-template")
-    )
+        vllm=passed("--chat-template"))
     tool_call_parser: str | None = param(
         None, "How the model writes tool calls; a wrong name lists the valid ones.",
         "--tool-call-parser NAME", NETWORK, none="by the chat template",
@@ -323,6 +317,16 @@ class ServerConfig:
         None, "How the model marks its reasoning, or none.", "--reasoning-parser NAME", NETWORK,
         none="by the chat template",
         vllm=refused("vLLM has parsers of its own: --vllm-arg=--reasoning-parser=NAME"))
+    models_dir: str | None = param(
+        None, "Serve every model of this folder: each is loaded when a request names it.",
+        "--models-dir DIR", NETWORK, none="one model", vllm=refused("vLLM serves one model"))
+    model_idle_s: float = param(
+        600.0, "With --models-dir: a model without requests for this time is unloaded.",
+        "--model-idle S", LIMITS, above=0, vllm=refused("vLLM serves one model"))
+    models_memory: int | None = param(
+        None, "With --models-dir: most bytes of weights in memory, such as 8GiB.",
+        "--models-memory SIZE", LIMITS, none="no limit", low=1,
+        vllm=refused("vLLM serves one model"))
     model_aliases: tuple[str, ...] = param(
         (), "A further name of the model for clients; may be repeated.", "--model-alias NAME",
         NETWORK, vllm=refused("vLLM takes several names: --vllm-arg=--served-model-name=..."))
@@ -344,20 +348,16 @@ class ServerConfig:
         vllm=refused("vLLM reads the bodies"))
     max_queue: int = param(
         256, "Sequences that may wait; more get a 503.", "--max-queue N", LIMITS, low=1,
-        vllm=ours("more than max-num-seqs + max-queue requests get a 503")
-    )
+        vllm=ours("more than max-num-seqs + max-queue requests get a 503"))
     queue_timeout_s: float = param(
         60.0, "Longest wait in the queue.", "--queue-timeout S", LIMITS, above=0,
-        vllm=refused("vLLM's queue has no time limit")
-    )
+        vllm=refused("vLLM's queue has no time limit"))
     drain_timeout_s: float = param(
         30.0, "On SIGTERM, wait so long for running requests.", "--drain-timeout S", LIMITS, low=0,
-        vllm=ours("on SIGTERM, then vLLM is ended")
-    )
+        vllm=ours("on SIGTERM, then vLLM is ended"))
     stall_timeout_s: float = param(
         120.0, "A step that takes longer fails /health.", "--stall-timeout S", LIMITS, above=0,
-        vllm=ours("vLLM's /health must answer within this time")
-    )
+        vllm=ours("vLLM's /health must answer within this time"))
     body_timeout_s: float = param(20.0, "A request's body must arrive within this time.", above=0)
     send_timeout_s: float = param(
         60.0, "A client that reads nothing for this time is disconnected.", above=0
@@ -366,29 +366,23 @@ class ServerConfig:
     max_header_bytes: int = param(32 << 10, "Most bytes of a request's headers.")
     log_format: str = param(
         "text", "text or json.", "--log-format NAME", OUTPUT, choices=("text", "json"),
-        vllm=ours("of the front; vLLM writes its own log")
-    )
+        vllm=ours("of the front; vLLM writes its own log"))
     log_level: str = param(
         "info", "debug, info, warning or error.", "--log-level NAME", OUTPUT,
-        choices=("debug", "info", "warning", "error"), vllm=passed("VLLM_LOGGING_LEVEL")
-    )
+        choices=("debug", "info", "warning", "error"), vllm=passed("VLLM_LOGGING_LEVEL"))
     log_prompts: bool = param(
         False, "Also log the text of every prompt.", "--log-prompts", OUTPUT,
-        vllm=refused("vLLM logs them itself: --vllm-arg=--enable-log-requests")
-    )
+        vllm=refused("vLLM logs them itself: --vllm-arg=--enable-log-requests"))
     otlp_endpoint: str | None = param(
         None, "Send OpenTelemetry traces there, e.g. http://localhost:4318/v1/traces.",
-        "--otlp-endpoint URL", OUTPUT, none="off", vllm=passed("--otlp-traces-endpoint")
-    )
+        "--otlp-endpoint URL", OUTPUT, none="off", vllm=passed("--otlp-traces-endpoint"))
     pad: bool | None = param(
         None, "Frame sizes in buckets: hide how many tokens a step confirmed.", "--pad/--no-pad",
         PRIVACY, none="on unless only this machine can connect",
-        vllm=refused("vLLM's frames are passed on as they are")
-    )
+        vllm=refused("vLLM's frames are passed on as they are"))
     paced: float | None = param(
         None, "Stream at a constant rate, in tokens per second.", "--paced RATE", PRIVACY,
-        none="off", above=0, high=10_000, vllm=refused("vLLM's frames are passed on as they come")
-    )
+        none="off", above=0, high=10_000, vllm=refused("vLLM's frames are passed on as they come"))
 
     def __post_init__(self) -> None:
         check(self, config_error)

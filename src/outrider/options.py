@@ -67,7 +67,7 @@ def read_size(text: str) -> int:
     """ "2GiB" or "500MB" or a number of bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
     if found is None:
-        raise ConfigError(f"--kv-memory takes a size such as 2GiB or 500MB, not {text!r}")
+        raise ConfigError(f"a size is a number such as 2GiB or 500MB, not {text!r}")
     base = 1024 if found.group(3) else 1000
     power = "KMGT".find(found.group(2).upper()) + 1 if found.group(2) else 0
     return int(float(found.group(1)) * base**power)
@@ -136,6 +136,7 @@ READERS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "num_draft_tokens": (str, read_count),
     "proposer_options": (list[str] | None, read_proposer_options),
     "kv_memory": (str | None, read_size),
+    "models_memory": (str | None, read_size),
     "buckets": (str | None, read_buckets),
     "proposers": (str, read_names),
     "api_keys": (Path | None, read_keys),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,14 +61,47 @@ def serve(
         raise typer.Exit(serve_vllm(config, engine | vllm, given, template))
     if vllm_only := given & set(params(VllmConfig)):
         raise ConfigError(f"{params(VllmConfig)[min(vllm_only)].flag} needs --backend vllm")
+    if config.models_dir is not None:
+        leave(serve_models(config, engine))
     leave(serve_native(config, EngineConfig(**engine)))
+
+
+def serve_models(config: ServerConfig, engine: Options) -> int:
+    """Serves all models of a folder until a signal to stop and returns the exit code."""
+    from outrider.server.models import Models, find_models, make_models_app
+    from outrider.server.run import run
+
+    models = find_models(Path(str(config.models_dir)))
+    with listening(config, ", ".join(models)) as (listener, _):
+        from outrider.engine.build import build
+
+        def load(path: Path) -> Engine:
+            return build(EngineConfig(**engine | {"model": str(path)}))
+
+        service = Models(config, models, load)
+        return run(service, make_models_app(service), listener)
 
 
 def serve_native(config: ServerConfig, engine_config: EngineConfig) -> int:
     """Serves until a signal to stop and returns the exit code."""
+    from outrider.server.run import serve as run
+
+    with listening(config, config.model_name) as (listener, at):
+        from outrider.engine.build import build
+        from outrider.server.service import Service
+
+        def load() -> Engine:
+            return build(engine_config)
+
+        service = Service(config, load)
+        return run(service, listener, lambda: announce(service, at, engine_config.dtype))
+
+
+@contextmanager
+def listening(config: ServerConfig, names: str) -> Iterator[tuple[socket.socket, str]]:
+    """A socket and its address, before anything is loaded."""
     from outrider.server.logs import set_up
     from outrider.server.run import PortTaken, bind
-    from outrider.server.run import serve as run
 
     try:
         listener = bind(config)
@@ -76,16 +112,8 @@ def serve_native(config: ServerConfig, engine_config: EngineConfig) -> int:
         set_up(config.log_format, config.log_level)
         host = f"[{config.host}]" if ":" in config.host else config.host
         at = f"http://{host}:{listener.getsockname()[1]}"
-        print(f"outrider: loading {config.model_name} on {at}", file=sys.stderr)
-
-        from outrider.engine.build import build
-        from outrider.server.service import Service
-
-        def load() -> Engine:
-            return build(engine_config)
-
-        service = Service(config, load)
-        return run(service, listener, lambda: announce(service, at, engine_config.dtype))
+        print(f"outrider: loading {names} on {at}", file=sys.stderr)
+        yield listener, at
 
 
 def announce(service: Service, at: str, dtype: str) -> None:

@@ -40,6 +40,11 @@ ERRORS: dict[str, Callable[[ApiError], dict[str, Any]]] = {  # by the beginning 
 
 def make_app(service: Service) -> Guard:
     """The ASGI application of a service; it starts the service."""
+    return Guard(make_routes(service), service, error_body)
+
+
+def make_routes(service: Service) -> FastAPI:
+    """The same without a guard, for an application that has one."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -56,7 +61,7 @@ def make_app(service: Service) -> Guard:
         app.include_router(dialect.router(answering))
     app.include_router(live_router(answering))
     app.include_router(home_router(service))
-    return Guard(app, service, error_body)
+    return app
 
 
 def error_body(path: str, error: ApiError) -> dict[str, Any]:
@@ -84,15 +89,15 @@ def _add_status_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models", response_model=None)
     async def models() -> Response:
         names = (service.config.model_name, *service.config.model_aliases)
-        return JSONResponse({"object": "list", "data": [_card(service, name) for name in names]})
+        return JSONResponse({"object": "list", "data": [card(service, name) for name in names]})
 
     @app.get("/v1/models/{model:path}", response_model=None)
     async def model(model: str) -> Response:
         check_model(model, service.config)
-        return JSONResponse(_card(service, model))
+        return JSONResponse(card(service, model))
 
 
-def _card(service: Service, name: str) -> dict[str, Any]:
+def card(service: Service, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
