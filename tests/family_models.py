@@ -29,6 +29,18 @@ _GPT = {
 }
 
 
+_GROUPS = {
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "n_group": 3,
+    "topk_group": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.7,
+}
+
+
 def _longrope(pairs: int) -> dict[str, Any]:
     factors = [1.0 + i / 2 for i in range(pairs)]
     return {
@@ -114,5 +126,44 @@ FAMILY_CONFIGS: dict[str, Any] = {
     "gpt2": t.GPT2Config(**_GPT),
     "gpt_bigcode": t.GPTBigCodeConfig(**_GPT),
     "gpt_bigcode heads": t.GPTBigCodeConfig(**_GPT, multi_query=False, n_inner=48),
+    "mixtral": t.MixtralConfig(**SMALL, num_local_experts=5, sliding_window=9),
+    "qwen2_moe": t.Qwen2MoeConfig(
+        **SMALL,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=40,
+        mlp_only_layers=[1],
+    ),
+    "qwen3_moe": t.Qwen3MoeConfig(
+        **SMALL,
+        head_dim=8,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+    ),
+    "olmoe": t.OlmoeConfig(**SMALL, num_experts=6, num_experts_per_tok=3),
+    "flex_olmo": t.FlexOlmoConfig(**SMALL, num_experts=6, num_experts_per_tok=3),
+    "phimoe": t.PhimoeConfig(
+        **SMALL, num_local_experts=5, attention_bias=True, lm_head_bias=True, sliding_window=9
+    ),
+    "glm4_moe": t.Glm4MoeConfig(
+        **SMALL, head_dim=8, num_experts_per_tok=3, use_qk_norm=True, attention_bias=True, **_GROUPS
+    ),
+    "dots1": t.Dots1Config(**SMALL, head_dim=8, num_experts_per_tok=3, **_GROUPS),
+    "ernie4_5_moe": t.Ernie4_5_MoeConfig(
+        **SMALL, moe_num_experts=6, moe_k=3, moe_intermediate_size=24
+    ),
+    "gpt_oss": t.GptOssConfig(
+        **SMALL, head_dim=8, num_local_experts=6, num_experts_per_tok=3, sliding_window=9
+    ),
+    "granitemoe": t.GraniteMoeConfig(
+        **SMALL, num_local_experts=6, num_experts_per_tok=3, residual_multiplier=0.3
+    ),
+    "minimax_m2": t.MiniMaxM2Config(
+        **SMALL, head_dim=8, num_local_experts=6, num_experts_per_tok=3, rotary_dim=4
+    ),
+    "hunyuan_v1_moe": t.HunYuanMoEV1Config(**SMALL, head_dim=8, num_experts=6, moe_topk=3),
     "opt": t.OPTConfig(**SMALL, ffn_dim=48, word_embed_proj_dim=32),
 }

@@ -89,6 +89,9 @@ def write(folder: Path, config: Any, *, dtype: torch.dtype = torch.float32, **sa
                 parameter.add_(torch.randn_like(parameter) * 0.3)
             elif "embed" not in name and "wte" not in name:
                 parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)
+        for name, buffer in model.named_buffers():
+            if "correction_bias" in name:
+                buffer.add_(torch.randn_like(buffer) * 0.3)
     model.to(dtype).save_pretrained(folder, **save)
     return folder
 

@@ -36,6 +36,14 @@ from outrider.model.families.description import (
     unlike,
 )
 from outrider.model.gguf.files import model_name
+from outrider.model.native_description import (
+    LAYER_TENSORS,
+    NORMS,
+    RUNS,
+    experts_of,
+    layer_arrays,
+    parts_of,
+)
 from outrider.model.native_model import SOURCE_TYPES, WEIGHT_TYPES, NativeModel
 from outrider.model.tensors import Weights
 from outrider.model.weights import (
@@ -58,32 +66,6 @@ _PACKED = "packed"  # the arithmetic of weights that are stored in blocks
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LOSSLESS = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
 
-# Tensor name -> kind in outrider.h.
-_LAYER_TENSORS = {
-    "input_layernorm.weight": 3,
-    "self_attn.q_proj.weight": 4,
-    "self_attn.k_proj.weight": 5,
-    "self_attn.v_proj.weight": 6,
-    "self_attn.o_proj.weight": 7,
-    "self_attn.q_proj.bias": 8,
-    "self_attn.k_proj.bias": 9,
-    "self_attn.v_proj.bias": 10,
-    "self_attn.o_proj.bias": 11,
-    "self_attn.q_norm.weight": 12,
-    "self_attn.k_norm.weight": 13,
-    "post_attention_layernorm.weight": 14,
-    "mlp.gate_proj.weight": 15,
-    "mlp.up_proj.weight": 16,
-    "mlp.down_proj.weight": 17,
-    "mlp.gate_proj.bias": 18,
-    "mlp.up_proj.bias": 19,
-    "mlp.down_proj.bias": 20,
-}
-
-
-# The deviations from Llama that the native step runs.
-RUNS: frozenset[str] = frozenset()
-
 
 def available(config: DecoderConfig, device: str) -> bool:
     """Whether the native engine is compiled here and can run this model."""
@@ -91,7 +73,7 @@ def available(config: DecoderConfig, device: str) -> bool:
     return runs and torch.device(device).type == "cpu" and native.available()
 
 
-_MATRICES = tuple(name for name in _LAYER_TENSORS if name.endswith("_proj.weight"))
+_MATRICES = tuple(name for name in LAYER_TENSORS if name.endswith("_proj.weight"))
 
 
 def _matrix_kinds(checkpoint: Checkpoint | GgufCheckpoint, config: DecoderConfig) -> list[int]:
@@ -125,6 +107,7 @@ class NativeDecoder(NativeModel):
     ) -> None:
         """`dtype` of the arithmetic; `kinds` of the matrices, unless all have that of `dtype`."""
         types = None if kinds is None else (ctypes.c_int32 * len(kinds))(*kinds)
+        arrays = layer_arrays(config)  # alive until the library has read them
         super().__init__(
             native.Config(
                 hidden=config.hidden_size,
@@ -135,17 +118,20 @@ class NativeDecoder(NativeModel):
                 intermediate=config.intermediate_size,
                 vocab=config.vocab_size,
                 num_tokens=spec.num_tokens,
-                rotary_dim=config.head_dim,
+                rotary_dim=config.rotated,
                 weight_type=WEIGHT_TYPES.get(dtype, 0),
                 rounds=dtype == "bfloat16",
                 qk_norm=config.qk_norm,
                 head_rows=config.vocab_size,
                 eps=config.norm_eps,
-                attention_scale=config.head_dim**-0.5,
+                attention_scale=config.score_scale,
                 types=None if types is None else ctypes.addressof(types),
+                parts=parts_of(config),
+                experts=experts_of(config, *arrays),
             ),
             config.rope,
             threads,
+            other_ropes=config.other_ropes,
         )
         self.config = config
         self.spec = spec
@@ -203,25 +189,56 @@ class NativeDecoder(NativeModel):
             self.set_tensor(0, 0, embedding)
             if config.tied:
                 self.set_tensor(2, 0, embedding)
-        self.set_tensor(1, 0, weights.final_norm()[0])
+        self._set(1, 30, 0, weights.final_norm())
         if not self._set_blocks(checkpoint, 2, 0, _HEAD, (config.vocab_size, hidden)):
             head = weights.head()
             if head is not None:
                 self.set_tensor(2, 0, head)
         for layer in range(config.num_layers):
             for name in norm_names(config):
-                weight, _ = weights.norm(layer, name)
-                self.set_tensor(_LAYER_TENSORS[f"{name}.weight"], layer, weight)
-            for name, shape in layer_shapes(config).items():
-                kind, place = _LAYER_TENSORS[name], f"model.layers.{layer}.{name}"
-                if "norm.weight" in name and not name.startswith("self_attn."):
+                self._set(*NORMS[name], layer, weights.norm(layer, name))
+            for name, shape in layer_shapes(config, layer).items():
+                kind, place = LAYER_TENSORS.get(name, -1), f"model.layers.{layer}.{name}"
+                if name.rpartition(".")[0] in NORMS:
                     continue
                 if not self._set_blocks(checkpoint, kind, layer, place, shape):
                     self.set_tensor(kind, layer, weights.layer(layer, name))
-            window = config.windows[layer]
-            if window is not None:
-                native.check(self._lib.outrider_set_window(self._handle, layer, window))
+            if config.has_experts(layer):
+                self._read_experts(weights, layer)
+            window, rope = config.windows[layer] or 0, config.rope_of(layer)
+            native.check(self._lib.outrider_set_layer(self._handle, layer, window, 0, rope))
+        bias = weights.head_bias()
+        if bias is not None:
+            self.set_tensor(31, 0, bias)
+        if config.position_rows:
+            self.set_tensor(32, 0, weights.positions())
         self._check_ready()
+
+    def _set(
+        self, kind: int, bias_kind: int, layer: int, norm: tuple[torch.Tensor, torch.Tensor | None]
+    ) -> None:
+        weight, bias = norm
+        self.set_tensor(kind, layer, weight)
+        if bias is not None:
+            self.set_tensor(bias_kind, layer, bias)
+
+    def _read_experts(self, weights: Weights, layer: int) -> None:
+        assert self.config.experts is not None
+        router, bias = weights.router(layer)
+        for kind, tensor in (
+            (33, router),
+            (34, bias),
+            (35, weights.choice_bias(layer)),
+            (36, weights.shared_gate(layer)),
+        ):
+            if tensor is not None:
+                self.set_tensor(kind, layer, tensor)
+        for expert in range(self.config.experts.count):
+            for part, name in enumerate(("gate", "up", "down")):
+                weight, bias = weights.expert(layer, expert, name)
+                self.set_expert(part, layer, expert, weight)
+                if bias is not None:
+                    self.set_expert(part + 3, layer, expert, bias)
 
     def _set_blocks(
         self,

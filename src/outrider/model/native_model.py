@@ -77,7 +77,14 @@ _NEVER_STOPS = [float("inf")] * NUM_LEVELS  # above every floor
 class NativeModel:
     """A model of the native library. Not for use from two threads at once."""
 
-    def __init__(self, config: native.Config, rope: RopeConfig, threads: int | None) -> None:
+    def __init__(
+        self,
+        config: native.Config,
+        rope: RopeConfig,
+        threads: int | None,
+        *,
+        other_ropes: tuple[RopeConfig, ...] = (),
+    ) -> None:
         if threads is not None and not 1 <= threads <= 256:
             raise ConfigError(f"threads must be between 1 and 256, not {threads}")
         lib = native.library()
@@ -88,9 +95,9 @@ class NativeModel:
             raise ModelError(native.error_message())
         self._lib = lib
         self._vocab_size: int = config.vocab
-        self._head_dim: int = config.head_dim
+        self._rotary_dim: int = config.rotary_dim
         self._hidden_size: int = config.hidden
-        self._rope = rope
+        self._ropes = (rope, *other_ropes)
         self._step = native.Step()
         self._model_arg = ctypes.c_void_p(self._handle)
         self._step_arg = ctypes.byref(self._step)
@@ -139,6 +146,26 @@ class NativeModel:
         if code != native.OK:
             raise ModelError(native.error_message())
 
+    def set_expert(self, part: int, layer: int, expert: int, tensor: torch.Tensor) -> None:
+        """`part` as in outrider.h."""
+        tensor = tensor.detach().contiguous()
+        if tensor.dtype not in SOURCE_TYPES:
+            tensor = tensor.float()
+        rows, columns = tensor.shape if tensor.dim() == 2 else (1, len(tensor))
+        code = self._lib.outrider_set_expert(
+            self._handle,
+            part,
+            layer,
+            expert,
+            tensor.data_ptr(),
+            SOURCE_TYPES[tensor.dtype],
+            rows,
+            columns,
+            self.threads,
+        )
+        if code != native.OK:
+            raise ModelError(native.error_message())
+
     def _check_ready(self) -> None:
         if self._lib.outrider_ready(self._handle) != native.OK:
             raise ModelError(native.error_message())
@@ -176,17 +203,15 @@ class NativeModel:
         return int(self._lib.outrider_weight_bytes(self._handle))
 
     def _extend_rope(self, positions: int) -> None:
-        rope = self._rope
-        angles = torch.arange(positions).float()[:, None] * rope.frequencies(self._head_dim)
-        cosine, sine = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
-        native.check(
-            self._lib.outrider_set_rope(
-                self._handle,
-                cosine.contiguous().data_ptr(),
-                sine.contiguous().data_ptr(),
-                positions,
+        for index, rope in enumerate(self._ropes):
+            angles = torch.arange(positions).float()[:, None] * rope.frequencies(self._rotary_dim)
+            cosine = (angles.cos() * rope.attention_factor).contiguous()
+            sine = (angles.sin() * rope.attention_factor).contiguous()
+            native.check(
+                self._lib.outrider_set_rope(
+                    self._handle, index, cosine.data_ptr(), sine.data_ptr(), positions
+                )
             )
-        )
         self._rope_positions = positions
 
     def allocate(self, num_blocks: int, block_size: int) -> None:

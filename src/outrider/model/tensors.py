@@ -28,7 +28,7 @@ class Weights:
         self.config = config
         self.num_parameters = 0
         self._source = source
-        self._shapes = layer_shapes(config)
+        self._shapes = [layer_shapes(config, layer) for layer in range(config.num_layers)]
         layout = config.layout
         self._trunk = self._first(layout.trunks, f"{layout.embedding}.weight")
         self._head = self._first(layout.heads, ".weight")
@@ -93,11 +93,14 @@ class Weights:
 
     def _place(self, layer: int, module: str) -> str:
         layout = self.config.layout
+        if module.startswith("mlp.") and self.config.has_experts(layer):
+            module = f"{layout.experts.shared}.{module.removeprefix('mlp.')}"
+            return f"{self._trunk}{layout.layers}{layer}.{module}"
         return f"{self._trunk}{layout.layers}{layer}.{layout.modules.get(module, module)}"
 
-    def has(self, name: str) -> bool:
-        """Whether layers have the tensor."""
-        return name in self._shapes
+    def has(self, layer: int, name: str) -> bool:
+        """Whether the layer has the tensor."""
+        return name in self._shapes[layer]
 
     def layer(self, layer: int, name: str) -> torch.Tensor:
         """A tensor of `layer_shapes`, except the norms over the hidden size."""
@@ -112,7 +115,7 @@ class Weights:
         else:
             place = self._place(layer, module if kind in ("weight", "bias") else name)
             place = f"{place}.{kind}" if kind in ("weight", "bias") else place
-            tensor = self._matrix(place, self._shapes[name])
+            tensor = self._matrix(place, self._shapes[layer][name])
         return self._paired(tensor) if part in ("q", "k") else tensor
 
     def _matrix(self, name: str, shape: Sequence[int]) -> torch.Tensor:
@@ -145,13 +148,81 @@ class Weights:
     def _from_gate_up(self, layer: int, part: str, kind: str) -> torch.Tensor:
         fused = self.config.layout.fused_gate_up
         assert fused is not None
-        whole = self._whole(layer, fused, kind, 2 * self.config.intermediate_size)
+        whole = self._whole(layer, fused, kind, 2 * self.config.inner_size(layer))
         return whole.chunk(2)[part == "mlp.up"]
+
+    def router(self, layer: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[experts, H] and the bias of the scores."""
+        assert self.config.experts is not None
+        count, at = self.config.experts.count, self._expert_place(layer, "router")
+        weight = self._read(f"{at}.weight", (count, self.config.hidden_size))
+        biased = self.config.experts.router_bias
+        return weight, self._read(f"{at}.bias", (count,)) if biased else None
+
+    def choice_bias(self, layer: int) -> torch.Tensor | None:
+        experts = self.config.experts
+        assert experts is not None
+        if not experts.choice_bias:
+            return None
+        name = self._expert_place(layer, "choice_bias")
+        return self._source.tensor(name, self._stored_shape(name, experts.count)).reshape(-1)
+
+    def _stored_shape(self, name: str, count: int) -> tuple[int, ...]:
+        """Ernie stores the bias as one row."""
+        return (1, count) if "moe_statics" in name else (count,)
+
+    def shared_gate(self, layer: int) -> torch.Tensor | None:
+        """[H]: the product whose sigmoid scales the MLP beside the experts."""
+        assert self.config.experts is not None
+        if not self.config.experts.shared_gate:
+            return None
+        name = f"{self._expert_place(layer, 'shared_gate')}.weight"
+        return self._read(name, (1, self.config.hidden_size))[0]
+
+    def expert(self, layer: int, index: int, part: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight and bias of the "gate", "up" or "down" of one expert: [outputs, inputs]."""
+        experts, layout = self.config.experts, self.config.layout.experts
+        assert experts is not None
+        hidden, inner = self.config.hidden_size, experts.inner
+        if layout.all_gate_up is None:
+            at = self._expert_place(layer, part).replace("E", str(index))
+            shape = (hidden, inner) if part == "down" else (inner, hidden)
+            return self._read(f"{at}.weight", shape), None
+        sizes = {"down": (hidden, inner)}.get(part, (2 * inner, hidden))
+        place = self._expert_place(layer, "all_down" if part == "down" else "all_gate_up")
+        weight = self._of_all(place, index, sizes[::-1] if layout.transposed else sizes)
+        weight = weight.t() if layout.transposed else weight
+        bias = self._of_all(f"{place}_bias", index, sizes[:1]) if experts.bias else None
+        if part == "down":
+            return weight, bias
+        which = int(part == "up")
+        rows = (
+            slice(which, None, 2)
+            if layout.interleaved
+            else slice(inner * which, inner * (which + 1))
+        )
+        return weight[rows], None if bias is None else bias[rows]
+
+    def _of_all(self, name: str, index: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """One expert's part of a tensor of all experts, which is read once."""
+        if name not in self._fused:
+            self._fused = {
+                k: v
+                for k, v in self._fused.items()
+                if k.rpartition(".")[0] == name.rpartition(".")[0]
+            }
+            assert self.config.experts is not None
+            self._fused[name] = self._read(name, (self.config.experts.count, *shape))
+        return self._fused[name][index]
+
+    def _expert_place(self, layer: int, part: str) -> str:
+        layout = self.config.layout
+        return f"{self._trunk}{layout.layers}{layer}.{getattr(layout.experts, part)}"
 
     def _head_norm(self, layer: int, name: str, which: str) -> torch.Tensor:
         """[D] or [heads * D], in the order of the rows of queries or keys."""
         config = self.config
-        shape, by_head = self._shapes[name], config.layout.head_norms
+        shape, by_head = self._shapes[layer][name], config.layout.head_norms
         if by_head is not None:
             at = self._place(layer, by_head.replace("*", which))
             norms = [

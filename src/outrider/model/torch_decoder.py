@@ -22,6 +22,7 @@ import torch.nn.functional as F
 
 from outrider.contracts import IntArray, ModelSpec, StepBatch, StepOutput
 from outrider.model.attention import Plan
+from outrider.model.experts import ExpertLayer
 from outrider.model.families import DecoderConfig, read_decoder_config
 from outrider.model.families.description import NO_ROPE
 from outrider.model.gguf.files import model_name
@@ -220,13 +221,32 @@ class TorchDecoder:
         attended = self._attend(layer, store_2SKD, h, turns, plan)
         self._add_product(x_TH, attended, layer.o, layer.o_bias, layer.attention_out_norm_H)
         h = self._mlp_input(layer, x_TH, h) if beside is None else beside
-        inner = F.linear(h, layer.gate_up, layer.gate_up_bias)
-        if self.config.gated:
-            gate, up = inner.chunk(2, dim=-1)
-            inner = self._activation(gate).mul_(up)
-        else:
-            inner = self._activation(inner)
+        if layer.experts is not None:
+            self._add_experts(layer, layer.experts, x_TH, h)
+            return
+        inner = self._activated(layer, h)
         self._add_product(x_TH, inner, layer.down, layer.down_bias, layer.mlp_out_norm_H)
+
+    def _activated(self, layer: Layer, h_TH: torch.Tensor) -> torch.Tensor:
+        """[T, I]: what the MLP's output product multiplies."""
+        inner = F.linear(h_TH, layer.gate_up, layer.gate_up_bias)
+        if not self.config.gated:
+            return self._activation(inner)
+        gate, up = inner.chunk(2, dim=-1)
+        return self._activation(gate).mul_(up)
+
+    def _add_experts(
+        self, layer: Layer, experts: ExpertLayer, x_TH: torch.Tensor, h_TH: torch.Tensor
+    ) -> None:
+        """Adds the chosen experts of each token, and the MLP beside them."""
+        part = experts(h_TH)
+        if layer.down.numel():
+            shared = self._activated(layer, h_TH) @ layer.down
+            if layer.down_bias is not None:
+                shared += layer.down_bias
+            factor = experts.shared_factor(h_TH)
+            part += shared if factor is None else shared * factor
+        x_TH.add_(self._norm(part, layer.mlp_out_norm_H), alpha=self.config.residual_scale)
 
     def _mlp_input(self, layer: Layer, x_TH: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
         if self.config.one_norm:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from outrider.model.experts import ExpertLayer
 from outrider.model.families.description import DecoderConfig
 from outrider.model.tensors import Tensors, Weights
 
@@ -26,7 +27,7 @@ class Layer:
     o: torch.Tensor  # [G * K * D, H]: transposed view
     o_bias: torch.Tensor | None
     mlp_norm_H: torch.Tensor | None
-    gate_up: torch.Tensor  # [2 * I, H]; [I, H] without a gate
+    gate_up: torch.Tensor  # [2 * I, H]; [I, H] without a gate; [0] without an MLP
     gate_up_bias: torch.Tensor | None
     down: torch.Tensor  # [I, H]: transposed view
     down_bias: torch.Tensor | None
@@ -37,6 +38,7 @@ class Layer:
     attention_out_norm_H: torch.Tensor | None = None
     mlp_out_norm_H: torch.Tensor | None = None
     sinks_GK: torch.Tensor | None = None
+    experts: ExpertLayer | None = None
 
 
 class Loader:
@@ -113,7 +115,9 @@ class Loader:
 
     def _bias(self, index: int, name: str) -> torch.Tensor | None:
         name = f"{name}.bias"
-        return self._place(self.weights.layer(index, name)) if self.weights.has(name) else None
+        return (
+            self._place(self.weights.layer(index, name)) if self.weights.has(index, name) else None
+        )
 
     def _norm(
         self, index: int, name: str, present: bool
@@ -128,6 +132,9 @@ class Loader:
         parts = [self.weights.layer(index, f"mlp.{name}_proj.{kind}") for name in names]
         return self._place(torch.cat(parts))
 
+    def _down(self, index: int) -> torch.Tensor:
+        return self._place(self.weights.layer(index, "mlp.down_proj.weight")).t()
+
     def _sinks(self, index: int) -> torch.Tensor | None:
         if not self.config.sinks:
             return None
@@ -141,6 +148,7 @@ class Loader:
         mlp_norm, mlp_norm_bias = self._norm(
             index, "post_attention_layernorm", before and not config.one_norm
         )
+        has_mlp = config.inner_size(index) > 0
         o = self.weights.layer(index, "self_attn.o_proj.weight")
         o = self._heads(o.t(), rope=False, query=True).t()
         return Layer(
@@ -156,11 +164,43 @@ class Loader:
             attention_out_norm_H=self._norm(index, "attention_out_norm", after)[0],
             mlp_norm_H=mlp_norm,
             mlp_norm_bias_H=mlp_norm_bias,
-            gate_up=self._gate_up(index, "weight"),
-            gate_up_bias=self._gate_up(index, "bias") if config.mlp_bias else None,
-            down=self._place(self.weights.layer(index, "mlp.down_proj.weight")).t(),
+            gate_up=self._gate_up(index, "weight") if has_mlp else torch.empty(0),
+            gate_up_bias=self._gate_up(index, "bias") if has_mlp and config.mlp_bias else None,
+            down=self._down(index) if has_mlp else torch.empty(0),
             down_bias=self._bias(index, "mlp.down_proj"),
             mlp_out_norm_H=self._norm(index, "mlp_out_norm", after)[0],
             window=config.windows[index],
             rope=config.rope_of(index),
+            experts=self._experts(index) if config.has_experts(index) else None,
+        )
+
+    def _experts(self, index: int) -> ExpertLayer:
+        experts = self.config.experts
+        assert experts is not None
+        router, router_bias = self.weights.router(index)
+        choice_bias, shared_gate = self.weights.choice_bias(index), self.weights.shared_gate(index)
+        parts = {
+            part: [self.weights.expert(index, expert, part) for expert in range(experts.count)]
+            for part in ("gate", "up", "down")
+        }
+        gate_up, gate_up_bias = [], []
+        for (gate, gate_bias), (up, up_bias) in zip(parts["gate"], parts["up"], strict=True):
+            gate_up.append(self._place(torch.cat([gate, up])))
+            if gate_bias is not None and up_bias is not None:
+                gate_up_bias.append(self._place(torch.cat([gate_bias, up_bias])))
+
+        def wide(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else tensor.to(self.device, torch.float32)
+
+        return ExpertLayer(
+            config=experts,
+            activation=self.config.activation,
+            router_EH=router.to(self.device, torch.float32),
+            router_bias_E=wide(router_bias),
+            choice_bias_E=wide(choice_bias),
+            gate_up=gate_up,
+            gate_up_bias=gate_up_bias or None,
+            down=[self._place(weight) for weight, _ in parts["down"]],
+            down_bias=[self._place(bias) for _, bias in parts["down"] if bias is not None] or None,
+            shared_gate_H=None if shared_gate is None else self._place(shared_gate),
         )

@@ -34,8 +34,12 @@ import numpy.typing as npt
 import torch
 
 from outrider.errors import ConfigError, EngineError, ModelError
+from outrider.native.structures import Experts, Parts, StopRules
 
 __all__ = [
+    "Experts",
+    "Parts",
+    "StopRules",
     "available",
     "best_guesses",
     "gumbel",
@@ -81,6 +85,8 @@ class Config(Structure):
         ("eps", c_float),
         ("attention_scale", c_float),
         ("types", c_void_p),
+        ("parts", Parts),
+        ("experts", Experts),
     ]
 
 
@@ -101,15 +107,6 @@ class Step(Structure):
                 "threads",
             )
         ),
-    ]
-
-
-class StopRules(Structure):
-    _fields_ = [
-        ("chances", c_void_p),
-        ("floors", c_void_p),
-        ("num_floors", c_int32),
-        ("toll", c_float),
     ]
 
 
@@ -189,8 +186,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any] | None]] = {
         c_int32,
         [c_void_p, c_int32, c_int32, c_void_p, c_int32, c_int64, c_int64, c_int32],
     ),
-    "outrider_set_window": (c_int32, [c_void_p, c_int32, c_int32]),
-    "outrider_set_rope": (c_int32, [c_void_p, c_void_p, c_void_p, c_int32]),
+    "outrider_set_expert": (
+        c_int32,
+        [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_int32, c_int64, c_int64, c_int32],
+    ),
+    "outrider_set_layer": (c_int32, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
+    "outrider_set_rope": (c_int32, [c_void_p, c_int32, c_void_p, c_void_p, c_int32]),
     "outrider_set_ids": (c_int32, [c_void_p, c_void_p, c_int32]),
     "outrider_ready": (c_int32, [c_void_p]),
     "outrider_allocate": (c_int32, [c_void_p, c_int32, c_int32]),

@@ -132,20 +132,29 @@ void own_values(const Attention& a, const float* p, const int32_t* path, int fro
 
 // Turns scores[from..to) into unnormalised probabilities; returns their sum. Lanes of the first
 // and last vector that lie outside become zero.
-__attribute__((noinline)) float softmax(float* scores, int from, int to) {
+// `sink`: a score without a value, or null.
+__attribute__((noinline)) float softmax(float* scores, int from, int to, const float* sink) {
   const int first = from & ~15, last = (to + 15) & ~15;
   const float low = -__builtin_inff();
   for (int i = first; i < from; ++i) scores[i] = low;
   for (int i = to; i < last; ++i) scores[i] = low;
   V m = set1(low);
   for (int i = first; i < last; i += 16) m = max(m, load(scores + i));
-  const V top = set1(horizontal_max(m));
+  float most = horizontal_max(m);
+  if (sink && *sink > most) most = *sink;
+  const V top = set1(most);
   for (int i = first; i < last; i += 16) store(scores + i, exp(sub(load(scores + i), top)));
   for (int i = first; i < from; ++i) scores[i] = 0;
   for (int i = to; i < last; ++i) scores[i] = 0;
   V sum = zero();
   for (int i = first; i < last; i += 16) sum = add(sum, load(scores + i));
-  return horizontal_sum(sum);
+  float total = horizontal_sum(sum);
+  if (sink) {
+    float t[16];
+    store(t, exp(sub(set1(*sink), top)));
+    total += t[0];
+  }
+  return total;
 }
 
 // Prefetches the first keys of a task.
@@ -172,6 +181,7 @@ void attend(const Attention& a) {
     tree = tree || path[j];
     length[j] = a.context + (path[j] ? a.depth[row[j]] : a.whole ? a.ahead : row[j] + 1);
     from[j] = a.window > 0 && length[j] > a.window ? length[j] - a.window : 0;
+    if (a.chunk > 0) from[j] = (length[j] - 1) / a.chunk * a.chunk;
     common_from = from[j] > common_from ? from[j] : common_from;
     first = from[j] < first ? from[j] : first;
     const float* src = a.q + row[j] * a.ldq + ((a.first + j) % a.group) * a.dim_p;
@@ -184,7 +194,8 @@ void attend(const Attention& a) {
     float* s = scores + j * a.score_ld;
     if (path[j])
       for (int i = 0; i < length[j] - a.context; ++i) s[a.context + i] = s[a.context + path[j][i]];
-    sum[j] = softmax(s, from[j], length[j]);
+    if (a.cap > 0) soft_cap(s + (from[j] & ~15), length[j] - (from[j] & ~15), a.cap);
+    sum[j] = softmax(s, from[j], length[j], a.sinks ? a.sinks + (a.first + j) % a.group : nullptr);
   }
   // The slots that every query of the tile sees at the same place of its path.
   const int common_to = a.context + (tree ? 0 : a.whole ? a.ahead : row[0] + 1);

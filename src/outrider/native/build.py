@@ -43,6 +43,7 @@ SOURCES = {
     "pack.cpp": [],
     "plan.cpp": [],
     "pool.cpp": [],
+    "route.cpp": [],
     "sample.cpp": [],
     "step.cpp": [],
     "suffix.cpp": [],

@@ -95,7 +95,9 @@ struct Attention {
   int group;              // query heads per KV head
   int dim, dim_p;         // head size, and rounded up to 16
   float scale;
-  int window;             // 0: everything
+  int window, chunk;      // 0: everything
+  float cap;              // of scores; 0: none
+  const float* sinks;     // null, or [group]: a score of each head that has no value
   int context;            // logical slots before the sequence's new tokens
   const int32_t* depth;   // [rows] or null: chain. Number of ancestors incl. itself
   const int32_t* const* path;  // [rows] new-token indices from root to self; null entry: chain
@@ -140,6 +142,16 @@ struct Kernels {
   // out[i] = x[i] + temperature * gumbel(key, i), to about 1e-5, or -inf where x[i] / temperature
   // < floor; returns the logarithm of the sum of their exponentials. out: n + 16.
   float (*noisy)(const float* x, int n, float temperature, float floor, uint64_t key, float* out);
+  // (x - mean) / deviation * weight + bias; `bias` may be null
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, int n, float eps,
+                     float* out);
+  // activation(gate) * up for n (a multiple of 16) values; `up` may be null: without a factor
+  void (*activate)(int kind, const float* gate, const float* up, int n, float* out);
+  // min(gate, limit) * sigmoid(alpha * it) * (up within limits + 1) for n (a multiple of 16) values
+  void (*activate_clamped)(const float* gate, const float* up, int n, float limit, float alpha,
+                           float* out);
+  // x = cap * tanh(x / cap); n is rounded up to 16
+  void (*soft_cap)(float* x, int n, float cap);
   // Sum of n floats in eight parallel streams, to measure the memory, not the processor.
   float (*read)(const float* x, int64_t n);
 };

@@ -102,6 +102,91 @@ void silu_mul(const float* gate, const float* up, int n, float* out) {
   }
 }
 
+void layer_norm(const float* x, const float* weight, const float* bias, int n, float eps,
+                float* out) {
+  const int whole = n / 16 * 16;
+  V s = zero();
+  for (int i = 0; i < whole; i += 16) s = add(s, load(x + i));
+  if (whole < n) s = add(s, load_tail(x + whole, n - whole, 0.0f));
+  const float mean = horizontal_sum(s) / float(n);
+  const V middle = set1(mean);
+  s = zero();
+  for (int i = 0; i < whole; i += 16) {
+    const V d = sub(load(x + i), middle);
+    s = fma(d, d, s);
+  }
+  if (whole < n) {
+    const V d = sub(load_tail(x + whole, n - whole, mean), middle);
+    s = fma(d, d, s);
+  }
+  const float r = 1.0f / __builtin_sqrtf(horizontal_sum(s) / float(n) + eps);
+  for (int i = 0; i < n; ++i) {
+    const float v = weight[i] * ((x[i] - mean) * r);
+    out[i] = bias ? v + bias[i] : v;
+  }
+}
+
+// Odd in x, absolute error of about 1e-7; a NaN stays one.
+inline V tanh(V x) {
+  const V y = max(set1(-10.0f), min(set1(10.0f), x));  // in this order they return a NaN
+  const V e = exp(mul(set1(2.0f), y));
+  return add(sub(set1(1.0f), div(set1(2.0f), add(e, set1(1.0f)))), sub(y, y));
+}
+
+// erf by formula 7.1.26 of Abramowitz and Stegun: absolute error of about 2e-7.
+inline V erf_positive(V x) {
+  const V t = div(set1(1.0f), fma(set1(0.3275911f), x, set1(1.0f)));
+  V p = set1(1.061405429f);
+  p = fma(p, t, set1(-1.453152027f));
+  p = fma(p, t, set1(1.421413741f));
+  p = fma(p, t, set1(-0.284496736f));
+  p = fma(p, t, set1(0.254829592f));
+  return sub(set1(1.0f), mul(mul(p, t), exp(sub(zero(), mul(x, x)))));
+}
+
+inline V activation(int kind, V x) {
+  const V half = set1(0.5f), one = set1(1.0f);
+  switch (kind) {
+    case 0: return div(x, add(one, exp(sub(zero(), x))));
+    case 1: {  // x (1 + erf(x / sqrt 2)) / 2 = max(x, 0) - |x| (1 - erf(|x| / sqrt 2)) / 2
+      const V far = abs(x);
+      const V rest = sub(one, erf_positive(mul(far, set1(0.70710678f))));
+      return sub(max(zero(), x), mul(mul(half, far), rest));
+    }
+    case 2: {
+      const V inner = mul(set1(0.79788456f), fma(mul(set1(0.044715f), mul(x, x)), x, x));
+      return mul(mul(half, x), add(one, tanh(inner)));
+    }
+    case 3: return max(zero(), x);
+    default: {
+      const V r = max(zero(), x);
+      return mul(r, r);
+    }
+  }
+}
+
+void activate(int kind, const float* gate, const float* up, int n, float* out) {
+  for (int i = 0; i < n; i += 16) {
+    const V a = activation(kind, load(gate + i));
+    store(out + i, up ? mul(a, load(up + i)) : a);
+  }
+}
+
+void activate_clamped(const float* gate, const float* up, int n, float limit, float alpha,
+                      float* out) {
+  const V most = set1(limit), least = set1(-limit), one = set1(1.0f), a = set1(alpha);
+  for (int i = 0; i < n; i += 16) {
+    const V g = min(most, load(gate + i)), u = max(least, min(most, load(up + i)));
+    const V s = div(g, add(one, exp(sub(zero(), mul(a, g)))));
+    store(out + i, mul(add(u, one), s));
+  }
+}
+
+void soft_cap(float* x, int n, float cap) {
+  const V c = set1(cap);
+  for (int i = 0; i < n; i += 16) store(x + i, mul(c, tanh(div(load(x + i), c))));
+}
+
 float read_streams(const float* x, int64_t n) {
   const int64_t part = n / 8 / 16 * 16;
   V sum[8];
@@ -155,7 +240,8 @@ namespace {
 template <class Dot>
 constexpr Kernels table(const char* name) {
   return {name,     kMaxRows,  gemm<Dot>, rms_norm,      round_pairs,   quantize,  quantize_blocks, silu_mul,
-          add_rows, attention, argmax,         gumbel_argmax, floor_of_kept, noisy_row, read_streams};
+          add_rows, attention, argmax,         gumbel_argmax, floor_of_kept, noisy_row, layer_norm, activate,
+          activate_clamped, soft_cap, read_streams};
 }
 
 }  // namespace

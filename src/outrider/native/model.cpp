@@ -233,14 +233,23 @@ bool set_heads(OutriderModel& m, std::vector<float>& v, int first_head, int head
   return true;
 }
 
+// The bias of gates (`which` 0) or ups, panel by panel in turns.
+void spread_half(const char* data, int32_t type, int n, int which, float* out) {
+  std::vector<float> row(static_cast<size_t>(n));
+  read_row(data, type, n, row.data());
+  for (int i = 0; i < n; ++i) out[(i / kLanes * 2 + which) * kLanes + i % kLanes] = row[size_t(i)];
+}
+
 bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t type,
                 int64_t rows, int64_t columns, int threads) {
   const auto& c = m.config;
   const int turned = type & OUTRIDER_TURNED ? c.head_dim : 0;
   type &= ~OUTRIDER_TURNED;
   if (!data) return set_error("null tensor");
-  const bool global = kind <= OUTRIDER_HEAD || kind >= OUTRIDER_FC;
-  if (kind < 0 || kind > OUTRIDER_MARKOV_HEAD || (kind >= OUTRIDER_FC && !c.kind) || (!global && (layer < 0 || layer >= c.layers)))
+  const bool of_heads = kind >= OUTRIDER_FC && kind <= OUTRIDER_MARKOV_HEAD;
+  const bool global = kind <= OUTRIDER_HEAD || of_heads ||
+                      (kind >= OUTRIDER_FINAL_NORM_BIAS && kind <= OUTRIDER_POSITIONS);
+  if (kind < 0 || kind > OUTRIDER_SHARED_GATE || (of_heads && !c.kind) || (!global && (layer < 0 || layer >= c.layers)))
     return set_error("no such tensor");
   auto shape = [&](int64_t r, int64_t k) {
     return (rows == r && columns == k) || fail_shape(kind, layer, rows, columns);
@@ -248,7 +257,7 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
   const int q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim, dp = m.dim_p;
   const char* p = static_cast<const char*>(data);
   Layer* l = global ? nullptr : &m.layers[size_t(layer)];
-  unsigned& seen = global ? m.seen : l->seen;
+  uint64_t& seen = global ? m.seen : l->seen;
   auto pack = [&](Matrix& w, const PackSource& source) {
     const bool blocks = is_packed(w.type);
     if (blocks || w.type == kF16 ? type != w.type : type != kF32 && type != kBF16 && type != kF16)
@@ -266,19 +275,25 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
   auto whole = [&](Matrix& w, int n, int k) {
     return shape(n, k) && pack(w, {p, type, n, k, n, n, 0});
   };
+  auto vector = [&](std::vector<float>& v, int n) {
+    return shape(1, n) && set_vector(v, 0, data, type, n);
+  };
   auto half_of_gate_up = [&](int which) {
-    if (!shape(c.intermediate, c.hidden)) return false;
+    if (c.parts.plain_mlp) return whole(l->gate_up.part[0], l->inner, c.hidden);
+    if (!shape(l->inner, c.hidden)) return false;
     Weights& w = l->gate_up;
     if (w.parts == 2) return pack(w.part[which], {p, type, int(rows), c.hidden, kLanes, kLanes, 0});
     return pack(w.part[0], {p, type, int(rows), c.hidden, kLanes, 2 * kLanes, which * kLanes});
   };
   auto half_of_bias = [&](int which) {
-    if (!shape(1, c.intermediate)) return false;
-    l->gate_up_bias.resize(size_t(round_up(c.intermediate, kLanes)) * 2);
-    std::vector<float> row(size_t(c.intermediate));
-    read_row(p, type, c.intermediate, row.data());
-    for (int i = 0; i < c.intermediate; ++i)
-      l->gate_up_bias[size_t((i / kLanes * 2 + which) * kLanes + i % kLanes)] = row[size_t(i)];
+    if (!shape(1, l->inner)) return false;
+    if (c.parts.plain_mlp) {
+      l->gate_up_bias.resize(size_t(round_up(l->inner, kLanes)));
+      read_row(p, type, l->inner, l->gate_up_bias.data());
+      return true;
+    }
+    l->gate_up_bias.resize(size_t(round_up(l->inner, kLanes)) * 2);
+    spread_half(p, type, l->inner, which, l->gate_up_bias.data());
     return true;
   };
   bool good = false;
@@ -328,23 +343,79 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
     case OUTRIDER_O_BIAS:
       good = shape(1, c.hidden) && set_vector(l->o_bias, 0, data, type, c.hidden);
       break;
-    case OUTRIDER_Q_NORM:
-      good = shape(1, c.head_dim) && set_vector(l->q_norm, 0, data, type, c.head_dim);
+    case OUTRIDER_Q_NORM: good = vector(l->q_norm, c.parts.qk_span ? q : c.head_dim); break;
+    case OUTRIDER_K_NORM: good = vector(l->k_norm, c.parts.qk_span ? kv : c.head_dim); break;
+    case OUTRIDER_ATTENTION_NORM_BIAS: good = vector(l->attention_norm_bias, c.hidden); break;
+    case OUTRIDER_MLP_NORM_BIAS: good = vector(l->mlp_norm_bias, c.hidden); break;
+    case OUTRIDER_ATTENTION_OUT_NORM: good = vector(l->attention_out_norm, c.hidden); break;
+    case OUTRIDER_MLP_OUT_NORM: good = vector(l->mlp_out_norm, c.hidden); break;
+    case OUTRIDER_SINKS: good = vector(l->sinks, c.heads); break;
+    case OUTRIDER_FINAL_NORM_BIAS: good = vector(m.final_norm_bias, c.hidden); break;
+    case OUTRIDER_HEAD_BIAS: good = vector(m.head_bias, c.head_rows); break;
+    case OUTRIDER_ROUTER:
+    case OUTRIDER_SHARED_GATE: {
+      const int count = kind == OUTRIDER_ROUTER ? c.experts.count : 1;
+      const int first = kind == OUTRIDER_ROUTER ? 0 : c.experts.count;
+      good = l->sparse() && (kind == OUTRIDER_ROUTER || c.experts.shared_gate) &&
+             shape(count, c.hidden) && pack(l->router, {p, type, count, c.hidden, count, count, first});
       break;
-    case OUTRIDER_K_NORM:
-      good = shape(1, c.head_dim) && set_vector(l->k_norm, 0, data, type, c.head_dim);
+    }
+    case OUTRIDER_ROUTER_BIAS: good = vector(l->router_bias, c.experts.count); break;
+    case OUTRIDER_CHOICE_BIAS: good = vector(l->choice_bias, c.experts.count); break;
+    case OUTRIDER_POSITIONS:
+      good = shape(c.parts.position_rows, c.hidden);
+      for (int i = 0; good && i < c.parts.position_rows; ++i) {
+        const size_t row = size_t(i) * size_t(c.hidden);
+        set_vector(m.positions, row, p + row * source_bytes(type), type, c.hidden);
+      }
       break;
     case OUTRIDER_GATE: good = half_of_gate_up(0); break;
     case OUTRIDER_UP: good = half_of_gate_up(1); break;
-    case OUTRIDER_DOWN: good = whole(l->down, c.hidden, c.intermediate); break;
+    case OUTRIDER_DOWN: good = whole(l->down, c.hidden, l->inner); break;
     case OUTRIDER_GATE_BIAS: good = half_of_bias(0); break;
     case OUTRIDER_UP_BIAS: good = half_of_bias(1); break;
     case OUTRIDER_DOWN_BIAS:
       good = shape(1, c.hidden) && set_vector(l->down_bias, 0, data, type, c.hidden);
       break;
   }
-  if (good) seen |= 1u << kind;
+  if (good) seen |= uint64_t(1) << kind;
   return good;
+}
+
+bool set_expert(OutriderModel& m, int part, int layer, int expert, const void* data, int32_t type,
+                int64_t rows, int64_t columns, int threads) {
+  const auto& c = m.config;
+  const OutriderExperts& e = c.experts;
+  if (!data || layer < 0 || layer >= c.layers || !m.layers[size_t(layer)].sparse() || expert < 0 ||
+      expert >= e.count || part < 0 || part > OUTRIDER_EXPERT_DOWN_BIAS)
+    return set_error("no such expert");
+  Layer& l = m.layers[size_t(layer)];
+  const char* p = static_cast<const char*>(data);
+  const int which = part % 3, hidden = c.hidden, inner = e.inner;
+  if (l.expert_down[0].type == kF16 ? type != kF16 : type != kF32 && type != kBF16 && type != kF16)
+    return set_error("a tensor of a type that its matrix is not made of");
+  const bool down = which == OUTRIDER_EXPERT_DOWN, bias = part > OUTRIDER_EXPERT_DOWN;
+  const int outputs = down ? hidden : inner, inputs = down ? inner : hidden;
+  if (rows != (bias ? 1 : outputs) || columns != (bias ? outputs : inputs) || (bias && !e.bias))
+    return fail_shape(100 + part, layer, rows, columns);
+  if (bias) {
+    const size_t width = down ? size_t(hidden) : size_t(round_up(inner, kLanes)) * 2;
+    std::vector<float>& v = down ? l.expert_down_bias : l.expert_gate_up_bias;
+    v.resize(width * size_t(e.count));
+    float* out = v.data() + width * size_t(expert);
+    if (down) {
+      read_row(p, type, hidden, out);
+    } else {
+      spread_half(p, type, inner, which, out);
+    }
+  } else if (down) {
+    pack_rows(l.expert_down[size_t(expert)], {p, type, hidden, inner, hidden, hidden, 0}, threads);
+  } else {
+    pack_rows(l.expert_gate_up[size_t(expert)],
+              {p, type, inner, hidden, kLanes, 2 * kLanes, which * kLanes}, threads);
+  }
+  l.expert_seen[size_t(expert)] |= uint8_t(1 << part);
+  return true;
 }
 
 // One mapping for all weights, in the order a step reads them: few huge pages, no gaps.
@@ -402,7 +473,7 @@ bool place_weights(OutriderModel& m) {
     if (m.embedding != &m.head) places.add(m.own_embedding, c.vocab, c.hidden, types[0]);
   }
   if (m.is(OUTRIDER_EAGLE3) || m.is(OUTRIDER_DFLASH)) places.add(m.fc, c.hidden, c.feature_width);
-  const int dp = m.dim_p, inner = round_up(c.intermediate, kLanes);
+  const int dp = m.dim_p;
   int i = 0;
   for (auto& l : m.layers) {
     const int32_t* own = types ? types + 2 + 7 * i++ : nullptr;
@@ -413,9 +484,21 @@ bool place_weights(OutriderModel& m) {
     places.add_together(l.qkv, {c.heads * dp, c.kv_heads * dp, c.kv_heads * dp}, m.layer_inputs(),
                         own);
     places.add(l.o, c.hidden, c.heads * c.head_dim, own ? own[3] : Places::kUsual);
-    places.add_together(l.gate_up, {inner, inner}, c.hidden, own ? own + 4 : nullptr);
-    l.gate_up.take_turns = l.gate_up.parts == 2;
-    places.add(l.down, c.hidden, c.intermediate, own ? own[6] : Places::kUsual);
+    const int inner = round_up(l.inner, kLanes);
+    if (c.parts.plain_mlp) {
+      places.add_together(l.gate_up, {inner}, c.hidden, own ? own + 5 : nullptr);
+    } else {
+      places.add_together(l.gate_up, {inner, inner}, c.hidden, own ? own + 4 : nullptr);
+      l.gate_up.take_turns = l.gate_up.parts == 2;
+    }
+    places.add(l.down, c.hidden, l.inner, own ? own[6] : Places::kUsual);
+    if (!l.sparse()) continue;
+    places.add(l.router, c.experts.count + (c.experts.shared_gate ? 1 : 0), c.hidden, kF32);
+    for (size_t e = 0; e < l.expert_down.size(); ++e) {
+      const int32_t type = own ? own[6] : Places::kUsual;
+      places.add(l.expert_gate_up[e], round_up(c.experts.inner, kLanes) * 2, c.hidden, type);
+      places.add(l.expert_down[e], c.hidden, c.experts.inner, type);
+    }
   }
   const int32_t head = !types ? Places::kUsual : types[1] == OUTRIDER_TIED ? types[0] : types[1];
   places.add(m.head, c.head_rows, c.hidden, head);
@@ -445,6 +528,26 @@ bool types_suit(const OutriderConfig& c) {
   return true;
 }
 
+bool experts_make_sense(const OutriderConfig& c) {
+  const OutriderExperts& e = c.experts;
+  auto in = [](int64_t v, int64_t lo, int64_t hi) { return v >= lo && v <= hi; };
+  if (!e.count) return true;
+  if (!in(e.count, 1, 4096) || !in(e.active, 1, e.count) || !in(e.inner, 1, 1 << 20) || !e.inner_of ||
+      !e.sparse || !in(e.router, OUTRIDER_SOFTMAX, OUTRIDER_SPARSEMIXER) || !in(e.groups, 1, e.count) ||
+      e.count % e.groups || !in(e.open_groups, 1, e.groups) || e.group_best < 1 ||
+      e.active > e.count / e.groups * e.open_groups || c.kind || c.parts.plain_mlp ||
+      c.parts.parallel || (e.router == OUTRIDER_SPARSEMIXER && (e.active != 2 || e.count < 2)))
+    return false;
+  for (int i = 0; c.types && i < 2 + 7 * c.layers; ++i)
+    if (is_packed(c.types[i])) return false;
+  for (int l = 0; l < c.layers; ++l) {
+    if (!in(e.inner_of[l], e.sparse[l] ? 0 : 1, 1 << 20)) return false;
+    // The norm of what a layer adds would be over both, and experts are added alone.
+    if (e.sparse[l] && e.inner_of[l] && c.parts.out_norms) return false;
+  }
+  return true;
+}
+
 bool valid(const OutriderConfig& c) {
   auto in = [](int64_t v, int64_t lo, int64_t hi) { return v >= lo && v <= hi; };
   return in(c.hidden, 1, 1 << 17) && in(c.layers, 0, 4096) && in(c.heads, 1, 4096) &&
@@ -456,6 +559,10 @@ bool valid(const OutriderConfig& c) {
          in(c.kind, OUTRIDER_DECODER, OUTRIDER_MEDUSA) && in(c.head_rows, 1, c.vocab) &&
          in(c.feature_width, c.kind ? 1 : 0, c.kind ? 1 << 20 : 0) && c.feature_width % 2 == 0 &&
          in(c.markov_rank, 0, c.kind == OUTRIDER_DFLASH ? 4096 : 0) &&
+         in(c.parts.qk_span, OUTRIDER_HEAD_SPAN, OUTRIDER_ROW_SPAN) &&
+         in(c.parts.activation, OUTRIDER_SILU, OUTRIDER_RELU2) &&
+         in(c.parts.position_rows, 0, 1 << 24) && in(c.parts.position_offset, 0, 1 << 16) &&
+         c.parts.score_cap >= 0 && c.parts.logit_cap >= 0 && experts_make_sense(c) &&
          (c.kind != OUTRIDER_EAGLE3 || c.layers == 1) &&
          (c.kind != OUTRIDER_MEDUSA ||
           (c.layers % c.intermediate == 0 && c.feature_width == c.hidden)) &&
@@ -486,6 +593,16 @@ OutriderModel* outrider_new(const OutriderConfig* config) {
   m->dim_p = round_up(config->head_dim, kLanes);
   m->head_stride = size_t(kLanes) * m->dim_p + kLanes;
   m->tile_stride = m->layers.size() * 2 * size_t(config->kv_heads) * m->head_stride;
+  const OutriderExperts& experts = config->experts;
+  for (int l = 0; l < config->layers; ++l) {
+    Layer& layer = m->layers[size_t(l)];
+    layer.inner = experts.count ? experts.inner_of[l] : config->intermediate;
+    if (!experts.count || !experts.sparse[l]) continue;
+    layer.expert_gate_up = std::vector<Matrix>(size_t(experts.count));
+    layer.expert_down = std::vector<Matrix>(size_t(experts.count));
+    layer.expert_seen.assign(size_t(experts.count), 0);
+  }
+  m->config.experts.inner_of = m->config.experts.sparse = nullptr;  // the caller's
   if (!place_weights(*m)) {
     delete m;
     return nullptr;
@@ -502,22 +619,35 @@ int32_t outrider_set_tensor(OutriderModel* m, int32_t kind, int32_t layer, const
                                                                          : OUTRIDER_INVALID;
 }
 
-int32_t outrider_set_window(OutriderModel* m, int32_t layer, int32_t window) {
-  if (layer < 0 || layer >= m->config.layers || window < 0) {
-    set_error("no such layer or window");
-    return OUTRIDER_INVALID;
+int32_t outrider_set_expert(OutriderModel* m, int32_t part, int32_t layer, int32_t expert,
+                            const void* data, int32_t type, int64_t rows, int64_t columns,
+                            int32_t threads) {
+  std::lock_guard<std::mutex> lock(m->mutex);
+  return set_expert(*m, part, layer, expert, data, type, rows, columns, threads) ? OUTRIDER_OK
+                                                                                 : OUTRIDER_INVALID;
+}
+
+int32_t outrider_set_layer(OutriderModel* m, int32_t layer, int32_t window, int32_t chunk,
+                           int32_t rope) {
+  if (layer < 0 || layer >= m->config.layers || window < 0 || chunk < 0 || rope < -1 ||
+      rope >= kMaxRopes) {
+    return set_error("no such layer, window, chunk or rope"), OUTRIDER_INVALID;
   }
-  m->layers[size_t(layer)].window = window;
+  Layer& l = m->layers[size_t(layer)];
+  l.window = window, l.chunk = chunk, l.rope = rope;
+  m->last_rope = std::max(m->last_rope, rope);
   return OUTRIDER_OK;
 }
 
-int32_t outrider_set_rope(OutriderModel* m, const float* cosine, const float* sine,
+int32_t outrider_set_rope(OutriderModel* m, int32_t index, const float* cosine, const float* sine,
                           int32_t positions) {
   std::lock_guard<std::mutex> lock(m->mutex);
-  if (positions < 0) return set_error("negative number of positions"), OUTRIDER_INVALID;
+  if (positions < 0 || index < 0 || index >= kMaxRopes)
+    return set_error("no such rope or positions"), OUTRIDER_INVALID;
   const size_t n = size_t(positions) * (m->config.rotary_dim / 2);
-  m->cosine.assign(cosine, cosine + n);
-  m->sine.assign(sine, sine + n);
+  if (m->ropes.size() <= size_t(index)) m->ropes.resize(size_t(index) + 1);
+  m->ropes[size_t(index)].cosine.assign(cosine, cosine + n);
+  m->ropes[size_t(index)].sine.assign(sine, sine + n);
   m->rope_positions = positions;
   return OUTRIDER_OK;
 }
@@ -535,7 +665,7 @@ int32_t outrider_set_ids(OutriderModel* m, const int32_t* ids, int32_t count) {
 }
 
 int32_t outrider_ready(OutriderModel* m) {
-  auto has = [](unsigned seen, std::initializer_list<int> kinds) {
+  auto has = [](uint64_t seen, std::initializer_list<int> kinds) {
     for (int k : kinds)
       if (!(seen >> k & 1)) return false;
     return true;
@@ -545,15 +675,25 @@ int32_t outrider_ready(OutriderModel* m) {
   if (m->fc.data) good = good && has(m->seen, {OUTRIDER_FC, OUTRIDER_HIDDEN_NORM});
   if (m->config.markov_rank)
     good = good && has(m->seen, {OUTRIDER_MARKOV_EMBED, OUTRIDER_MARKOV_HEAD});
+  if (m->config.parts.position_rows) good = good && has(m->seen, {OUTRIDER_POSITIONS});
   good = good && (m->config.head_rows == m->config.vocab || !m->ids.empty());
   for (auto& l : m->layers) {
     if (m->is(OUTRIDER_MEDUSA)) {
       good = good && has(l.seen, {OUTRIDER_O});
       continue;
     }
-    good = good && has(l.seen, {OUTRIDER_ATTENTION_NORM, OUTRIDER_Q, OUTRIDER_K, OUTRIDER_V,
-                                OUTRIDER_O, OUTRIDER_MLP_NORM, OUTRIDER_GATE, OUTRIDER_UP,
-                                OUTRIDER_DOWN});
+    const OutriderParts& parts = m->config.parts;
+    const OutriderExperts& experts = m->config.experts;
+    good = good && has(l.seen, {OUTRIDER_Q, OUTRIDER_K, OUTRIDER_V, OUTRIDER_O});
+    if (l.inner) good = good && has(l.seen, {OUTRIDER_UP, OUTRIDER_DOWN});
+    if (l.inner && !parts.plain_mlp) good = good && has(l.seen, {OUTRIDER_GATE});
+    if (l.sparse()) good = good && has(l.seen, {OUTRIDER_ROUTER});
+    if (l.sparse() && experts.shared_gate) good = good && has(l.seen, {OUTRIDER_SHARED_GATE});
+    for (uint8_t seen : l.expert_seen) good = good && seen == (experts.bias ? 63 : 7);
+    if (!parts.no_input_norms) good = good && has(l.seen, {OUTRIDER_ATTENTION_NORM});
+    if (!parts.no_input_norms && !parts.one_norm) good = good && has(l.seen, {OUTRIDER_MLP_NORM});
+    if (parts.out_norms)
+      good = good && has(l.seen, {OUTRIDER_ATTENTION_OUT_NORM, OUTRIDER_MLP_OUT_NORM});
     if (m->config.qk_norm) good = good && has(l.seen, {OUTRIDER_Q_NORM, OUTRIDER_K_NORM});
   }
   if (!good) return set_error("the checkpoint lacks tensors"), OUTRIDER_INVALID;

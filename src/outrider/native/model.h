@@ -8,6 +8,7 @@
 
 #include "kernels.h"
 #include "outrider.h"
+#include "route.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -55,10 +56,22 @@ struct Weights {
 
 struct Layer {
   std::vector<float> attention_norm, mlp_norm, q_norm, k_norm, qkv_bias, o_bias, gate_up_bias, down_bias;
+  std::vector<float> attention_norm_bias, mlp_norm_bias, attention_out_norm, mlp_out_norm, sinks;
   Weights qkv, gate_up;
   Matrix o, down;
-  int window = 0;
-  unsigned seen = 0;  // bit per tensor kind
+  Matrix router;  // float32; a last row for the gate of the shared MLP
+  std::vector<Matrix> expert_gate_up, expert_down;
+  std::vector<float> router_bias, choice_bias, expert_gate_up_bias, expert_down_bias;
+  std::vector<uint8_t> expert_seen;  // bit per part
+  int inner = 0;  // of the MLP, or of the one beside the experts
+  int window = 0, chunk = 0, rope = 0;
+  bool sparse() const { return !expert_down.empty(); }
+  uint64_t seen = 0;  // bit per tensor kind
+};
+
+constexpr int kMaxRopes = 16;
+struct RopeTable {
+  std::vector<float> cosine, sine;
 };
 
 struct AttentionTask {
@@ -70,6 +83,8 @@ struct AttentionTask {
 struct Buffers {
   Memory memory;
   float *x, *q, *att, *hidden;  // residual, queries, attention output, MLP activation
+  float* k;                     // keys before a norm over the row
+  float* added;                 // what attention or MLP adds, before its norm
   float* beside;                // EAGLE-3: embeddings, the second input of its layer
   float* norm;                  // prepared input of more than kSmall rows
   uint32_t* pairs;
@@ -77,10 +92,19 @@ struct Buffers {
   float* quant_scale;
   int32_t* quant_sum;
   Block* blocks;
-  ptrdiff_t ldx, ldq, ldatt, ldh, ldnorm, ldpairs, ldquant, ldblocks;
+  // Experts: scores of rows, chosen experts and their weights, and by assignment activations and outputs.
+  float *scores, *weights, *expert_hidden, *expert_out;
+  int32_t* chosen;
+  Union touched;
+  ptrdiff_t ldscores;
+  ptrdiff_t ldx, ldq, ldk, ldatt, ldh, ldnorm, ldpairs, ldquant, ldblocks;
   ptrdiff_t score_ld;
   struct Private {
-    float *c, *attention, *norm;
+    float *c, *attention, *norm, *row;
+    float *gathered, *gathered_scale, *route;
+    uint32_t* gathered_pairs;
+    int8_t* gathered_quant;
+    int32_t* gathered_sum;
     uint32_t* pairs;
     int8_t* quant;
     float* quant_scale;
@@ -114,7 +138,7 @@ struct OutriderModel {
   std::mutex mutex;  // one call at a time
 
   std::vector<outrider::Layer> layers;
-  std::vector<float> final_norm, hidden_norm;
+  std::vector<float> final_norm, hidden_norm, final_norm_bias, head_bias, positions;
   outrider::Matrix head, fc, markov_head;
   std::vector<float> markov_embed;  // [vocab][markov_rank]
   std::vector<int32_t> ids;         // target id of each row of the head; empty: the row itself
@@ -124,10 +148,10 @@ struct OutriderModel {
   outrider::Matrix own_embedding;
   const outrider::Matrix* embedding = nullptr;  // if packed: its own, or the head
   bool blocks = false;  // whether weights of blocks may occur
-  unsigned seen = 0;
+  uint64_t seen = 0;
 
-  std::vector<float> cosine, sine;
-  int rope_positions = 0;
+  std::vector<outrider::RopeTable> ropes;
+  int rope_positions = 0, last_rope = 0;  // the highest index of a table that a layer uses
 
   outrider::Memory cache;
   int num_blocks = 0, block_size = 0;

@@ -43,6 +43,19 @@ enum {
   OUTRIDER_HIDDEN_NORM = 22,  // of the features
   OUTRIDER_MARKOV_EMBED = 23, // [vocab][markov_rank]
   OUTRIDER_MARKOV_HEAD = 24,  // [vocab][markov_rank]
+  // Of decoders that deviate from Llama.
+  OUTRIDER_ATTENTION_NORM_BIAS = 25,
+  OUTRIDER_MLP_NORM_BIAS = 26,
+  OUTRIDER_ATTENTION_OUT_NORM = 27,  // of what attention adds
+  OUTRIDER_MLP_OUT_NORM = 28,
+  OUTRIDER_SINKS = 29,  // [heads]: scores that take part in the softmax only
+  OUTRIDER_FINAL_NORM_BIAS = 30,
+  OUTRIDER_HEAD_BIAS = 31,
+  OUTRIDER_POSITIONS = 32,  // [position_rows][hidden]
+  OUTRIDER_ROUTER = 33,       // [experts][hidden]
+  OUTRIDER_ROUTER_BIAS = 34,  // of the scores
+  OUTRIDER_CHOICE_BIAS = 35,  // of the weights, for the choice only
+  OUTRIDER_SHARED_GATE = 36,  // [hidden]: its sigmoid scales the MLP beside the experts
 };
 
 // Types of tensor data: 0 float32, 1 bfloat16, 4 float16; 64 + the number that GGUF files give a type of
@@ -55,6 +68,47 @@ enum { OUTRIDER_TURNED = 1 << 8, OUTRIDER_TIED = -1 };
 //   DFlash   layers over a block of masks that also see keys and values made of the features
 //   Medusa   residual blocks (matrix O), equally many for each of `intermediate` heads
 enum { OUTRIDER_DECODER = 0, OUTRIDER_EAGLE3 = 1, OUTRIDER_DFLASH = 2, OUTRIDER_MEDUSA = 3 };
+
+enum { OUTRIDER_SILU = 0, OUTRIDER_GELU = 1, OUTRIDER_GELU_TANH = 2, OUTRIDER_RELU = 3, OUTRIDER_RELU2 = 4 };
+// Norms of queries and keys: the same weights for each head, others for each, or one over all heads.
+enum { OUTRIDER_HEAD_SPAN = 0, OUTRIDER_HEADS_SPAN = 1, OUTRIDER_ROW_SPAN = 2 };
+
+// Parts of an expert for outrider_set_expert.
+enum {
+  OUTRIDER_EXPERT_GATE = 0, OUTRIDER_EXPERT_UP = 1, OUTRIDER_EXPERT_DOWN = 2,
+  OUTRIDER_EXPERT_GATE_BIAS = 3, OUTRIDER_EXPERT_UP_BIAS = 4, OUTRIDER_EXPERT_DOWN_BIAS = 5,
+};
+enum { OUTRIDER_SOFTMAX = 0, OUTRIDER_SOFTMAX_OF_CHOSEN = 1, OUTRIDER_SIGMOID = 2, OUTRIDER_SPARSEMIXER = 3 };
+
+// The experts of a decoder; all zeros: none.
+typedef struct {
+  int32_t count, active, inner;  // experts, those of a token, their intermediate size
+  int32_t router;
+  int32_t normalised;            // weights are divided by their sum, or by `least_sum` if it is more
+  int32_t groups, open_groups;   // experts are chosen in the best groups,
+  int32_t group_best;            // by the sum of this many
+  int32_t weighs_input, shared_gate, bias;
+  float least_sum, scale, jitter;
+  float clamp, alpha;            // limit of gate and up; then: g * sigmoid(alpha g) * (up + 1)
+  // [layers] each, read by outrider_new alone: the intermediate size of a layer's MLP (0: it has none),
+  // and whether the layer has experts.
+  const int32_t *inner_of, *sparse;
+} OutriderExperts;
+
+// How a decoder deviates from Llama; all zeros: not at all. A factor or cap of 0 is none.
+typedef struct {
+  int32_t layer_norm;      // norms subtract the mean
+  int32_t no_input_norms;  // attention and MLP read the residual itself
+  int32_t out_norms;       // what attention and MLP add is normalised
+  int32_t parallel;        // the MLP reads what attention reads ...
+  int32_t one_norm;        // ... through the same norm
+  int32_t qk_layer_norm, qk_span;
+  int32_t qk_late;         // normalised after the rotation
+  int32_t activation;
+  int32_t plain_mlp;       // without a gate
+  int32_t position_rows, position_offset;  // learned positions; row of position 0
+  float score_cap, embedding_scale, residual_scale, logit_scale, logit_cap;
+} OutriderParts;
 
 typedef struct {
   int32_t hidden, layers, heads, kv_heads, head_dim, intermediate, vocab;
@@ -73,6 +127,8 @@ typedef struct {
   // output head (OUTRIDER_TIED: the embedding, which is packed) and, for each layer, Q, K, V, O, gate,
   // up and down. Read by outrider_new alone.
   const int32_t* types;
+  OutriderParts parts;
+  OutriderExperts experts;
 } OutriderConfig;
 
 // The integers of a step are one array, `packed`, so that the caller computes one address only:
@@ -190,8 +246,15 @@ OUTRIDER_API void outrider_free(OutriderModel* model);
 OUTRIDER_API int32_t outrider_set_tensor(OutriderModel* model, int32_t kind, int32_t layer,
                                          const void* data, int32_t type, int64_t rows,
                                          int64_t columns, int32_t threads);
-OUTRIDER_API int32_t outrider_set_window(OutriderModel* model, int32_t layer, int32_t window);
-OUTRIDER_API int32_t outrider_set_rope(OutriderModel* model, const float* cosine,
+OUTRIDER_API int32_t outrider_set_expert(OutriderModel* model, int32_t part, int32_t layer,
+                                         int32_t expert, const void* data, int32_t type,
+                                         int64_t rows, int64_t columns, int32_t threads);
+// `window` and `chunk`: 0 for none; a token sees its own chunk of positions only. `rope`: the index of
+// the layer's table; -1: no rotation.
+OUTRIDER_API int32_t outrider_set_layer(OutriderModel* model, int32_t layer, int32_t window,
+                                        int32_t chunk, int32_t rope);
+// Table `index`; all tables have equally many positions.
+OUTRIDER_API int32_t outrider_set_rope(OutriderModel* model, int32_t index, const float* cosine,
                                        const float* sine, int32_t positions);
 // The target's id of each row of the output head, ascending; other ids have probability 0.
 OUTRIDER_API int32_t outrider_set_ids(OutriderModel* model, const int32_t* ids, int32_t count);

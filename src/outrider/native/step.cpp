@@ -2,6 +2,7 @@
 #include "step.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace outrider {
 namespace {
@@ -11,13 +12,22 @@ constexpr int kSmall = 16;  // up to this many rows, every thread prepares its o
 constexpr int kFirstRows = 256, kFirstLength = 2048;
 constexpr float kOnes[kLanes] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
+// The weights of a norm; a null weight: no norm.
+struct Norm {
+  const float *weight, *bias;
+  Norm(std::nullptr_t) : weight(nullptr), bias(nullptr) {}
+  Norm(const std::vector<float>& w) : weight(w.data()), bias(nullptr) {}
+  Norm(const std::vector<float>& w, const std::vector<float>& b)
+      : weight(w.empty() ? nullptr : w.data()), bias(b.empty() ? nullptr : b.data()) {}
+};
+
 // Rows are padded so that a power-of-two width does not put all rows into the same cache sets.
 ptrdiff_t padded(int n) { return round_up(n, 16) + 16; }
 
 class Worker {
  public:
   Worker(Step& st, Team& team, int thread)
-      : m_(*st.m), k_(*st.m->kernels), c_(st.m->config), s_(st.s), b_(st.m->buffers),
+      : m_(*st.m), k_(*st.m->kernels), c_(st.m->config), p_(c_.parts), s_(st.s), b_(st.m->buffers),
         team_(team), thread_(thread), own_(st.m->buffers.own[size_t(thread)]) {}
 
   void run() {
@@ -39,7 +49,15 @@ class Worker {
       const bool prune = m_.plan.prune && l + 1 == exit;
       attention_layer(l, rows, prune);
       if (prune) rows = int(m_.plan.kept.size());
-      mlp(l, rows);
+      // Before the output product, the residual is what attention read.
+      if (p_.parallel) inner_of_mlp(l, rows);
+      output_of_attention(l, rows);
+      if (m_.layers[size_t(l)].sparse()) {
+        experts(l, rows);
+      } else {
+        if (!p_.parallel) inner_of_mlp(l, rows);
+        output_of_mlp(l, rows);
+      }
       tap(l + 1);
     }
     logits();
@@ -57,18 +75,33 @@ class Worker {
     float* rows = m_.is(OUTRIDER_EAGLE3) ? b_.beside : b_.x;
     my_rows(s_.num_tokens, [&](int r) {
       float* x = rows + r * b_.ldx;
-      if (m_.embedding) return unpack_row(*m_.embedding, s_.tokens[r], x);
       const size_t at = size_t(s_.tokens[r]) * c_.hidden;
-      if (m_.embed_type == kF32) {
+      if (m_.embedding) {
+        unpack_row(*m_.embedding, s_.tokens[r], x);
+      } else if (m_.embed_type == kF32) {
         memcpy(x, table + at * 4, size_t(c_.hidden) * 4);
-        return;
+      } else {
+        for (int i = 0; i < c_.hidden; ++i) {
+          uint16_t h;
+          memcpy(&h, table + (at + size_t(i)) * 2, 2);
+          x[i] = m_.embed_type == kBF16 ? bf16_to_float(h) : half_to_float(h);
+        }
       }
-      for (int i = 0; i < c_.hidden; ++i) {
-        uint16_t h;
-        memcpy(&h, table + (at + size_t(i)) * 2, 2);
-        x[i] = m_.embed_type == kBF16 ? bf16_to_float(h) : half_to_float(h);
+      if (p_.embedding_scale != 0) scale(x, c_.hidden, p_.embedding_scale);
+      if (p_.position_rows) {
+        const size_t row = size_t(s_.positions[r] + p_.position_offset) * size_t(c_.hidden);
+        k_.add(x, m_.positions.data() + row, c_.hidden);
       }
     });
+  }
+
+  static void scale(float* x, int n, float factor) {
+    for (int i = 0; i < n; ++i) x[i] *= factor;
+  }
+
+  void normalise(const float* x, const Norm& norm, int n, float* out) const {
+    if (p_.layer_norm) return k_.layer_norm(x, norm.weight, norm.bias, n, c_.eps, out);
+    k_.rms_norm(x, norm.weight, n, c_.eps, out);
   }
 
   // x = fc . features
@@ -159,7 +192,7 @@ class Worker {
   // `norm` is null, quantised if the weights are integers, rounded if the model says so. Every
   // thread prepares few rows itself, which takes less time than a barrier.
   // `beside` puts rows of the embedding, normalised by `beside_norm`, before those of x.
-  Rows prepare(const Input& in, const float* x, ptrdiff_t ld, int rows, const float* norm,
+  Rows prepare(const Input& in, const float* x, ptrdiff_t ld, int rows, const Norm& norm,
                const int32_t* index = nullptr, const float* beside = nullptr,
                const float* beside_norm = nullptr) {
     const Matrix& w = in.w;
@@ -169,7 +202,7 @@ class Worker {
     out.rows = rows;
     out.f = x;
     out.ld = ld;
-    if (!norm && !integer && !in.blocks && !rounds && !index) return out;
+    if (!norm.weight && !integer && !in.blocks && !rounds && !index) return out;
     float* f = small ? own_.norm : b_.norm;
     uint32_t* pairs = small ? own_.pairs : b_.pairs;
     int8_t* q = small ? own_.quant : b_.quant;
@@ -178,13 +211,13 @@ class Worker {
     Block* blocks = small ? own_.blocks : b_.blocks;
     auto one = [&](int r) {
       const float* src = x + (index ? index[r] : r) * ld;
-      if (norm) {
+      if (norm.weight) {
         float* dst = f + r * b_.ldnorm;
         if (beside) {
           k_.rms_norm(beside + r * b_.ldx, beside_norm, c_.hidden, c_.eps, dst);
-          k_.rms_norm(src, norm, c_.hidden, c_.eps, dst + c_.hidden);
+          k_.rms_norm(src, norm.weight, c_.hidden, c_.eps, dst + c_.hidden);
         } else {
-          k_.rms_norm(src, norm, w.k, c_.eps, dst);
+          normalise(src, norm, w.k, dst);
         }
         for (int i = w.k; i < int(b_.ldnorm); ++i) dst[i] = 0;
         src = dst;
@@ -207,7 +240,7 @@ class Worker {
       my_rows(rows, one);
       team_.sync();
     }
-    if (norm) out.f = f, out.ld = b_.ldnorm;
+    if (norm.weight) out.f = f, out.ld = b_.ldnorm;
     if (rounds) out.pairs = pairs, out.ldp = b_.ldpairs;
     if (integer) out.q = q, out.ldq = b_.ldquant, out.scale = scale, out.sum = sum;
     if (in.blocks) out.q = q, out.ldq = b_.ldquant, out.blocks = blocks, out.ldb = b_.ldblocks;
@@ -263,19 +296,26 @@ class Worker {
 
   void attention_layer(int l, int rows, bool prune) {
     Layer& layer = m_.layers[size_t(l)];
-    const float* norm = layer.attention_norm.data();
     if (m_.is(OUTRIDER_EAGLE3)) {
-      make_heads(l, prepare(layer.qkv, b_.x, b_.ldx, rows, m_.hidden_norm.data(), nullptr,
-                            b_.beside, norm));
+      make_heads(l, prepare(layer.qkv, b_.x, b_.ldx, rows, m_.hidden_norm, nullptr, b_.beside,
+                            layer.attention_norm.data()));
     } else {
-      make_heads(l, prepare(layer.qkv, b_.x, b_.ldx, rows, norm));
+      make_heads(l, prepare(layer.qkv, b_.x, b_.ldx, rows,
+                            {layer.attention_norm, layer.attention_norm_bias}));
     }
     team_.sync();
+    if (row_norms()) {
+      my_rows(rows, [&](int r) { finish_row(l, layer, r); });
+      team_.sync();
+    }
     attend(l, layer, prune);
     team_.sync();
-    if (prune) rows = int(m_.plan.kept.size());
+  }
+
+  void output_of_attention(int l, int rows) {
+    Layer& layer = m_.layers[size_t(l)];
     const Rows a = prepare(layer.o, b_.att, b_.ldatt, rows, nullptr);
-    add_product(layer.o, a, layer.o_bias);
+    add_product(layer.o, a, layer.o_bias, layer.attention_out_norm);
     team_.sync();
   }
 
@@ -290,16 +330,68 @@ class Worker {
             }, from * unit);
   }
 
-  void add_product(const Matrix& w, const Rows& x, const std::vector<float>& bias) {
+  // Adds x . w + bias to the residual, scaled and normalised as the model says.
+  // `factors` (or null): of each row, `ldscores` apart.
+  void add_product(const Matrix& w, const Rows& x, const std::vector<float>& bias,
+                   const std::vector<float>& norm, const float* factors = nullptr) {
+    const bool normed = !norm.empty();
+    float* out = normed ? b_.added : b_.x;
     product(w, x, unit_for(w, 1),
             [&](int row, int n, int panel, int panels, float* c, ptrdiff_t ldc) {
               const int first = panel * kLanes;
               const int width = std::min(panels * kLanes, c_.hidden - first);
               for (int r = 0; r < n; ++r) {
+                float* at = out + (row + r) * b_.ldx + first;
                 if (!bias.empty()) k_.add(c + r * ldc, bias.data() + first, width);
-                k_.add(b_.x + (row + r) * b_.ldx + first, c + r * ldc, width);
+                if (normed) {
+                  memcpy(at, c + r * ldc, size_t(width) * 4);
+                  continue;
+                }
+                if (factors) scale(c + r * ldc, width, factors[(row + r) * b_.ldscores]);
+                if (p_.residual_scale != 0) scale(c + r * ldc, width, p_.residual_scale);
+                k_.add(at, c + r * ldc, width);
               }
             });
+    if (!normed) return;
+    team_.sync();
+    my_rows(x.rows, [&](int r) {
+      float* row = b_.added + r * b_.ldx;
+      normalise(row, norm, c_.hidden, row);
+      if (p_.residual_scale != 0) scale(row, c_.hidden, p_.residual_scale);
+      k_.add(b_.x + r * b_.ldx, row, c_.hidden);
+    });
+  }
+
+  // Whether queries and keys are normalised over all of their heads.
+  bool row_norms() const { return c_.qk_norm && p_.qk_span == OUTRIDER_ROW_SPAN; }
+
+  void norm_head(float* c, const std::vector<float>& weights, int head) const {
+    const float* weight = weights.data() + (p_.qk_span ? size_t(head) * c_.head_dim : 0);
+    if (p_.qk_layer_norm) return k_.layer_norm(c, weight, nullptr, c_.head_dim, c_.eps, c);
+    k_.rms_norm(c, weight, c_.head_dim, c_.eps, c);
+  }
+
+  // Norm over the row, then rotation, of all queries and keys of one row.
+  void finish_row(int l, const Layer& layer, int row) {
+    const int dim = c_.head_dim, dp = m_.dim_p;
+    auto each = [&](float* heads, int count, const std::vector<float>& weight) {
+      for (int h = 0; h < count; ++h) memcpy(own_.row + h * dim, heads + h * dp, size_t(dim) * 4);
+      k_.rms_norm(own_.row, weight.data(), count * dim, c_.eps, own_.row);
+      for (int h = 0; h < count; ++h) {
+        memcpy(heads + h * dp, own_.row + h * dim, size_t(dim) * 4);
+        rotate(layer, heads + h * dp, s_.positions[row]);
+      }
+    };
+    each(b_.q + row * b_.ldq, c_.heads, layer.q_norm);
+    float* keys = b_.k + row * b_.ldk;
+    each(keys, c_.kv_heads, layer.k_norm);
+    for (int h = 0; h < c_.kv_heads; ++h) store_key(l, h, row, keys + h * dp);
+  }
+
+  void store_key(int l, int kv_head, int row, const float* c) {
+    const int slot = m_.plan.slots[size_t(row)];
+    float* k = m_.keys(l, kv_head) + size_t(slot / kLanes) * m_.tile_stride + slot % kLanes;
+    for (int d = 0; d < c_.head_dim; ++d) k[d * kLanes] = c[d];
   }
 
   // Bias, norm and rotation of one head of one row, then into the query buffer or the cache.
@@ -308,31 +400,34 @@ class Worker {
     if (!layer.qkv_bias.empty()) k_.add(c, layer.qkv_bias.data() + size_t(head) * dp, dim);
     const bool is_q = head < c_.heads, is_k = !is_q && head < c_.heads + c_.kv_heads;
     if (is_q || is_k) {
-      if (c_.qk_norm) {
-        k_.rms_norm(c, is_q ? layer.q_norm.data() : layer.k_norm.data(), dim, c_.eps, c);
+      const std::vector<float>& weight = is_q ? layer.q_norm : layer.k_norm;
+      const int index = is_q ? head : head - c_.heads;
+      if (row_norms()) {  // the rest follows when the row is complete
+        float* raw = is_q ? b_.q + row * b_.ldq : b_.k + row * b_.ldk;
+        memcpy(raw + ptrdiff_t(index) * dp, c, size_t(dp) * 4);
+        return;
       }
-      rotate(c, s_.positions[row]);
+      if (c_.qk_norm && !p_.qk_late) norm_head(c, weight, index);
+      rotate(layer, c, s_.positions[row]);
+      if (c_.qk_norm && p_.qk_late) norm_head(c, weight, index);
     }
     if (is_q) {
       memcpy(b_.q + row * b_.ldq + ptrdiff_t(head) * dp, c, size_t(dp) * 4);
       return;
     }
     const int kv_head = (head - c_.heads) % c_.kv_heads;
+    if (is_k) return store_key(l, kv_head, row, c);
     const int slot = m_.plan.slots[size_t(row)];
     const size_t tile = size_t(slot / kLanes) * m_.tile_stride;
-    if (is_k) {
-      float* k = m_.keys(l, kv_head) + tile + slot % kLanes;
-      for (int d = 0; d < dim; ++d) k[d * kLanes] = c[d];
-    } else {
-      float* v = m_.values(l, kv_head) + tile + size_t(slot % kLanes) * dp;
-      memcpy(v, c, size_t(dim) * 4);
-    }
+    memcpy(m_.values(l, kv_head) + tile + size_t(slot % kLanes) * dp, c, size_t(dim) * 4);
   }
 
-  void rotate(float* v, int position) const {
+  void rotate(const Layer& layer, float* v, int position) const {
+    if (layer.rope < 0) return;
+    const RopeTable& table = m_.ropes[size_t(layer.rope)];
     const int half = c_.rotary_dim / 2;
-    const float* cosine = m_.cosine.data() + size_t(position) * half;
-    const float* sine = m_.sine.data() + size_t(position) * half;
+    const float* cosine = table.cosine.data() + size_t(position) * half;
+    const float* sine = table.sine.data() + size_t(position) * half;
     for (int i = 0; i < half; ++i) {
       const float a = v[i], b = v[i + half];
       v[i] = a * cosine[i] - b * sine[i];
@@ -351,6 +446,8 @@ class Worker {
     a.dim_p = m_.dim_p;
     a.scale = c_.attention_scale;
     a.window = layer.window;
+    a.chunk = layer.chunk;
+    a.cap = p_.score_cap;
     a.tile_stride = m_.tile_stride;
     a.block_size = m_.block_size;
     a.ldo = b_.ldatt;
@@ -371,6 +468,7 @@ class Worker {
       a.path = p.tree ? p.path.data() + first : nullptr;
       a.segments = p.segments.data() + p.segment_starts[size_t(seq)];
       a.num_segments = p.segment_starts[size_t(seq) + 1] - p.segment_starts[size_t(seq)];
+      a.sinks = layer.sinks.empty() ? nullptr : layer.sinks.data() + ptrdiff_t(head) * group;
       a.keys = m_.keys(l, head);
       a.values = m_.values(l, head);
       a.table = s_.tables + int64_t(seq) * s_.table_width;
@@ -386,26 +484,203 @@ class Worker {
     }
   }
 
-  void mlp(int l, int rows) {
+  // The activations of the MLP; `down` makes its output of them.
+  void inner_of_mlp(int l, int rows) {
     Layer& layer = m_.layers[size_t(l)];
-    const Rows x = prepare(layer.gate_up, b_.x, b_.ldx, rows, layer.mlp_norm.data());
-    product(layer.gate_up, x, unit_for(layer.gate_up, 2),
+    const Norm norm = p_.one_norm ? Norm(layer.attention_norm, layer.attention_norm_bias)
+                                  : Norm(layer.mlp_norm, layer.mlp_norm_bias);
+    const Rows x = prepare(layer.gate_up, b_.x, b_.ldx, rows, norm);
+    const int step = p_.plain_mlp ? 1 : 2;
+    product(layer.gate_up, x, unit_for(layer.gate_up, step),
             [&](int row, int n, int panel, int panels, float* c, ptrdiff_t ldc) {
               for (int r = 0; r < n; ++r) {
                 if (!layer.gate_up_bias.empty()) {
                   k_.add(c + r * ldc, layer.gate_up_bias.data() + panel * kLanes, panels * kLanes);
                 }
-                float* h = b_.hidden + (row + r) * b_.ldh + panel / 2 * kLanes;
-                for (int p = 0; p < panels; p += 2) {
+                float* h = b_.hidden + (row + r) * b_.ldh + panel / step * kLanes;
+                for (int p = 0; p < panels; p += step) {
                   const float* gate = c + r * ldc + p * kLanes;
-                  k_.silu_mul(gate, gate + kLanes, kLanes, h + p / 2 * kLanes);
+                  const float* up = p_.plain_mlp ? nullptr : gate + kLanes;
+                  if (p_.plain_mlp || p_.activation != OUTRIDER_SILU) {
+                    k_.activate(p_.activation, gate, up, kLanes, h + p / step * kLanes);
+                  } else {
+                    k_.silu_mul(gate, up, kLanes, h + p / step * kLanes);
+                  }
                 }
               }
             });
     team_.sync();
+  }
+
+  // `factors` (or null): one for each row of the output.
+  void output_of_mlp(int l, int rows, const float* factors = nullptr) {
+    Layer& layer = m_.layers[size_t(l)];
     const Rows h = prepare(layer.down, b_.hidden, b_.ldh, rows, nullptr);
-    add_product(layer.down, h, layer.down_bias);
+    add_product(layer.down, h, layer.down_bias, layer.mlp_out_norm, factors);
     team_.sync();
+  }
+
+  // The experts of a layer: the union of those that the rows touch is read once.
+  void experts(int l, int rows) {
+    Layer& layer = m_.layers[size_t(l)];
+    const OutriderExperts& e = c_.experts;
+    const Rows x = prepare(layer.expert_gate_up[0], b_.x, b_.ldx, rows,
+                           {layer.mlp_norm, layer.mlp_norm_bias});
+    Rows plain = x;
+    plain.pairs = nullptr, plain.q = nullptr, plain.scale = nullptr;
+    product(layer.router, plain, 1,
+            [&](int row, int n, int panel, int, float* c, ptrdiff_t ldc) {
+              for (int r = 0; r < n; ++r)
+                memcpy(b_.scores + (row + r) * b_.ldscores + panel * kLanes, c + r * ldc, kLanes * 4);
+            });
+    team_.sync();
+    my_rows(rows, [&](int r) { route(layer, r); });
+    team_.sync();
+    if (thread_ == 0) b_.touched.build(b_.chosen, rows, e.active, e.count);
+    team_.sync();
+    inner_of_experts(layer, x);
+    team_.sync();
+    // The residual must still be what the experts read.
+    if (layer.inner) inner_of_mlp(l, rows);
+    output_of_experts(layer);
+    team_.sync();
+    my_rows(rows, [&](int r) { add_experts(layer, r); });
+    team_.sync();
+    // The score after the experts' is the gate of the shared MLP.
+    if (layer.inner) output_of_mlp(l, rows, e.shared_gate ? b_.scores + e.count : nullptr);
+  }
+
+  void route(const Layer& layer, int r) {
+    const OutriderExperts& e = c_.experts;
+    float* scores = b_.scores + r * b_.ldscores;
+    if (!layer.router_bias.empty()) k_.add(scores, layer.router_bias.data(), e.count);
+    if (e.shared_gate) scores[e.count] = 1.0f / (1.0f + std::exp(-scores[e.count]));
+    choose_experts(e, scores, layer.choice_bias.empty() ? nullptr : layer.choice_bias.data(),
+                   b_.chosen + ptrdiff_t(r) * e.active, b_.weights + ptrdiff_t(r) * e.active, own_.route);
+  }
+
+  // c = x . w over the panels of all touched experts; rows(first, count) gives the input of some of an
+  // expert's assignments, done(expert, first, count, panel, panels, c, ldc) takes the output.
+  template <class R, class F>
+  void product_of_experts(const std::vector<Matrix>& w, int least, R rows, F done) {
+    const Union& u = b_.touched;
+    const int touched = int(u.experts.size()), panels = w[0].panels;
+    int unit = kMaxTask;
+    while (unit > least && panels * touched < unit * 4 * team_.size()) unit /= 2;
+    const int per_expert = (panels + unit - 1) / unit;
+    for (int t; (t = team_.next_task(thread_, touched * per_expert)) >= 0;) {
+      const int i = t / per_expert, first = t % per_expert * unit;
+      const int count = std::min(unit, panels - first), expert = u.experts[size_t(i)];
+      for (int a = u.starts[size_t(i)]; a < u.starts[size_t(i) + 1]; a += kRowBlock) {
+        const int n = std::min(kRowBlock, u.starts[size_t(i) + 1] - a);
+        const Rows part = rows(a, n);
+        k_.gemm(w[size_t(expert)], part, first, count, own_.c, ptrdiff_t(unit) * kLanes);
+        done(expert, a, n, first, count, own_.c, ptrdiff_t(unit) * kLanes);
+      }
+    }
+  }
+
+  void inner_of_experts(const Layer& layer, const Rows& x) {
+    const OutriderExperts& e = c_.experts;
+    const Union& u = b_.touched;
+    const Matrix& w = layer.expert_gate_up[0];
+    auto rows = [&](int first, int n) { return gather(x, w, u.assignments.data() + first, n); };
+    product_of_experts(layer.expert_gate_up, 2, rows,
+        [&](int expert, int first, int n, int panel, int panels, float* c, ptrdiff_t ldc) {
+          const size_t bias_at = size_t(expert) * w.panels * kLanes + size_t(panel) * kLanes;
+          for (int r = 0; r < n; ++r) {
+            float* row = c + r * ldc;
+            if (e.bias) k_.add(row, layer.expert_gate_up_bias.data() + bias_at, panels * kLanes);
+            if (e.weighs_input)
+              scale(row, panels * kLanes, b_.weights[u.assignments[size_t(first + r)]]);
+            float* h = b_.expert_hidden + (first + r) * b_.ldh + panel / 2 * kLanes;
+            for (int p = 0; p < panels; p += 2) {
+              const float *gate = row + p * kLanes, *up = gate + kLanes;
+              float* out = h + p / 2 * kLanes;
+              if (e.clamp > 0) {
+                k_.activate_clamped(gate, up, kLanes, e.clamp, e.alpha, out);
+              } else if (p_.activation == OUTRIDER_SILU) {
+                k_.silu_mul(gate, up, kLanes, out);
+              } else {
+                k_.activate(p_.activation, gate, up, kLanes, out);
+              }
+            }
+          }
+        });
+  }
+
+  void output_of_experts(const Layer& layer) {
+    const Union& u = b_.touched;
+    const Rows h = prepare(layer.expert_down[0], b_.expert_hidden, b_.ldh, int(u.assignments.size()),
+                           nullptr);
+    const ptrdiff_t groups = layer.expert_down[0].groups;
+    auto rows = [&](int first, int n) { return rows_of(h, first, n, groups); };
+    product_of_experts(layer.expert_down, 1, rows,
+        [&](int expert, int first, int n, int panel, int panels, float* c, ptrdiff_t ldc) {
+          const int at = panel * kLanes, width = std::min(panels * kLanes, c_.hidden - at);
+          const float* bias = layer.expert_down_bias.empty() ? nullptr
+                              : layer.expert_down_bias.data() + size_t(expert) * size_t(c_.hidden) + at;
+          for (int r = 0; r < n; ++r) {
+            float* out = b_.expert_out + (first + r) * b_.ldx + at;
+            memcpy(out, c + r * ldc, size_t(width) * 4);
+            if (bias) k_.add(out, bias, width);
+          }
+        });
+  }
+
+  // Sums the outputs of a row's experts in the order of its choice.
+  void add_experts(const Layer& layer, int r) {
+    const OutriderExperts& e = c_.experts;
+    float* sum = nullptr;
+    for (int place = 0; place < e.active; ++place) {
+      const ptrdiff_t assignment = ptrdiff_t(r) * e.active + place;
+      float* out = b_.expert_out + b_.touched.place_of[size_t(assignment)] * b_.ldx;
+      if (!e.weighs_input) scale(out, c_.hidden, b_.weights[assignment]);
+      if (sum) {
+        k_.add(sum, out, c_.hidden);
+      } else {
+        sum = out;
+      }
+    }
+    if (!layer.mlp_out_norm.empty()) normalise(sum, layer.mlp_out_norm, c_.hidden, sum);
+    if (p_.residual_scale != 0) scale(sum, c_.hidden, p_.residual_scale);
+    k_.add(b_.x + r * b_.ldx, sum, c_.hidden);
+  }
+
+  static Rows rows_of(const Rows& x, int first, int n, ptrdiff_t groups) {
+    Rows part = x;
+    part.rows = n;
+    part.f = x.f + first * x.ld;
+    if (x.pairs) part.pairs = x.pairs + first * x.ldp;
+    if (x.q) part.q = x.q + first * x.ldq;
+    if (x.scale) part.scale = x.scale + first * groups, part.sum = x.sum + first * groups;
+    return part;
+  }
+
+  // The rows of `x` that n assignments name, one after another.
+  Rows gather(const Rows& x, const Matrix& w, const int32_t* assignments, int n) {
+    const int active = c_.experts.active;
+    const ptrdiff_t groups = w.groups;
+    if (n == 1) return rows_of(x, assignments[0] / active, 1, groups);
+    Rows out = x;
+    out.rows = n;
+    out.f = own_.gathered;
+    if (x.pairs) out.pairs = own_.gathered_pairs;
+    if (x.q) out.q = own_.gathered_quant, out.scale = own_.gathered_scale, out.sum = own_.gathered_sum;
+    out.ld = b_.ldnorm;
+    for (int i = 0; i < n; ++i) {
+      const ptrdiff_t r = assignments[i] / active;
+      if (x.pairs) {
+        memcpy(own_.gathered_pairs + i * x.ldp, x.pairs + r * x.ldp, size_t(x.ldp) * 4);
+      } else if (x.q) {
+        memcpy(own_.gathered_quant + i * x.ldq, x.q + r * x.ldq, size_t(x.ldq));
+        memcpy(own_.gathered_scale + i * groups, x.scale + r * groups, size_t(groups) * 4);
+        memcpy(own_.gathered_sum + i * groups, x.sum + r * groups, size_t(groups) * 4);
+      } else {
+        memcpy(own_.gathered + i * b_.ldnorm, x.f + r * x.ld, size_t(w.k) * 4);
+      }
+    }
+    return out;
   }
 
   void logits() {
@@ -417,7 +692,7 @@ class Worker {
       });
       team_.sync();
     }
-    write_logits(prepare(m_.head, b_.x, b_.ldx, s_.num_rows, m_.final_norm.data(),
+    write_logits(prepare(m_.head, b_.x, b_.ldx, s_.num_rows, {m_.final_norm, m_.final_norm_bias},
                          m_.plan.head_rows.data()));
   }
 
@@ -427,6 +702,7 @@ class Worker {
               const int first = panel * kLanes;
               const int width = std::min(panels * kLanes, c_.head_rows - first);
               for (int r = 0; r < n; ++r) {
+                finish_logits(c + r * ldc, first, width);
                 if (!m_.ids.empty()) {
                   float* out = s_.logits + size_t(row + r) * c_.vocab;
                   for (int i = 0; i < width; ++i) out[m_.ids[size_t(first + i)]] = c[r * ldc + i];
@@ -438,9 +714,16 @@ class Worker {
             });
   }
 
+  void finish_logits(float* c, int first, int width) const {
+    if (!m_.head_bias.empty()) k_.add(c, m_.head_bias.data() + first, width);
+    if (p_.logit_scale != 0) scale(c, width, p_.logit_scale);
+    if (p_.logit_cap > 0) k_.soft_cap(c, width, p_.logit_cap);
+  }
+
   OutriderModel& m_;
   const Kernels& k_;
   const OutriderConfig& c_;
+  const OutriderParts& p_;
   const StepArgs& s_;
   Buffers& b_;
   Team& team_;
@@ -488,19 +771,25 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   length = std::max({b.length, kFirstLength, length + length / 4});
   threads = std::max(threads, int(b.own.size()));
   b.rows = b.length = 0;
-  const int width = std::max({m.layer_inputs(), c.heads * c.head_dim, c.intermediate,
-                              c.feature_width});
+  const OutriderExperts& experts = c.experts;
+  int inner = c.intermediate;
+  for (const Layer& l : m.layers) inner = std::max(inner, l.inner);
+  inner = std::max(inner, experts.inner);
+  const int width = std::max({m.layer_inputs(), c.heads * c.head_dim, inner, c.feature_width});
   b.ldx = padded(c.hidden);
   b.ldnorm = padded(m.layer_inputs());
   b.ldq = padded(c.heads * m.dim_p);
+  b.ldk = padded(c.kv_heads * m.dim_p);
   b.ldatt = padded(c.heads * c.head_dim);
-  b.ldh = padded(c.intermediate);
+  b.ldh = padded(inner);
+  b.ldscores = padded(experts.count + 1);
   b.ldpairs = padded((width + 1) / 2);
   b.ldquant = round_up(width, 128) + 64;
   b.ldblocks = round_up(width, 64) / 32 + 4;
   b.score_ld = round_up(length, 16) + 32;
   const int unit = std::max(kMaxTask * kLanes, m.dim_p);
   const bool integer = c.weight_type == kI8 || c.weight_type == kI4, blocks = m.blocks;
+  const bool row_span = c.qk_norm && c.parts.qk_span == OUTRIDER_ROW_SPAN;
   struct Field {
     void** at;
     size_t used, bytes;
@@ -510,22 +799,38 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
     fields.push_back({reinterpret_cast<void**>(&p), bytes, (bytes + 127) / 64 * 64});
   };
   const size_t n = size_t(rows), groups = size_t(width + 63) / 64;
+  const size_t assigned = n * size_t(experts.active);  // rows of experts
+  const size_t most = std::max(n, assigned), gathered = experts.count ? std::min(rows, kRowBlock) : 0;
   want(b.x, n * b.ldx * 4);
   want(b.q, n * b.ldq * 4);
+  want(b.k, row_span ? n * b.ldk * 4 : 0);
+  want(b.added, c.parts.out_norms ? n * b.ldx * 4 : 0);
   want(b.att, n * b.ldatt * 4);
   want(b.hidden, n * b.ldh * 4);
   want(b.beside, c.kind ? n * b.ldx * 4 : 0);
   want(b.norm, n * b.ldnorm * 4);
-  want(b.pairs, c.rounds ? n * b.ldpairs * 4 : 0);
-  want(b.quant, integer || blocks ? n * b.ldquant : 0);
-  want(b.quant_scale, integer ? n * groups * 4 : 0);
-  want(b.quant_sum, integer ? n * groups * 4 : 0);
+  want(b.pairs, c.rounds ? most * b.ldpairs * 4 : 0);
+  want(b.quant, integer || blocks ? most * b.ldquant : 0);
+  want(b.quant_scale, integer ? most * groups * 4 : 0);
+  want(b.quant_sum, integer ? most * groups * 4 : 0);
+  want(b.scores, experts.count ? n * b.ldscores * 4 : 0);
+  want(b.weights, assigned * 4);
+  want(b.chosen, assigned * 4);
+  want(b.expert_hidden, assigned * b.ldh * 4);
+  want(b.expert_out, assigned * b.ldx * 4);
   want(b.blocks, blocks ? n * b.ldblocks * sizeof(Block) : 0);
   b.own.resize(size_t(threads));
   for (auto& own : b.own) {
     want(own.c, size_t(std::min(rows, kRowBlock)) * unit * 4);
     want(own.attention, kMaxQueries * size_t(b.score_ld + 2 * m.dim_p) * 4);
     want(own.norm, size_t(kSmall) * b.ldnorm * 4);
+    want(own.row, row_span ? size_t(c.heads) * c.head_dim * 4 : 0);
+    want(own.route, size_t(experts.count) * 4);
+    want(own.gathered, gathered * b.ldnorm * 4);
+    want(own.gathered_pairs, c.rounds ? gathered * b.ldpairs * 4 : 0);
+    want(own.gathered_quant, integer ? gathered * b.ldquant : 0);
+    want(own.gathered_scale, integer ? gathered * groups * 4 : 0);
+    want(own.gathered_sum, integer ? gathered * groups * 4 : 0);
     want(own.pairs, c.rounds ? size_t(kSmall) * b.ldpairs * 4 : 0);
     want(own.quant, integer || blocks ? size_t(kSmall) * b.ldquant : 0);
     want(own.quant_scale, integer ? kSmall * groups * 4 : 0);
@@ -549,9 +854,12 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
 void run_part(Step& step, Team& team, int thread) { Worker(step, team, thread).run(); }
 
 bool rope_reaches(const OutriderModel& m, const StepArgs& s, const int32_t* extra) {
+  const OutriderParts& parts = m.config.parts;
+  int limit = m.last_rope < int(m.ropes.size()) ? m.rope_positions : 0;
+  if (parts.position_rows) limit = std::min(limit, parts.position_rows - parts.position_offset);
   for (int i = 0; i < s.num_seqs; ++i)
     for (int t = s.starts[i]; t < s.starts[i + 1]; ++t)
-      if (int64_t(s.positions[t]) + (extra ? std::max(0, extra[i]) : 0) >= m.rope_positions)
+      if (int64_t(s.positions[t]) + (extra ? std::max(0, extra[i]) : 0) >= limit)
         return set_error("a position lies beyond the rotary table");
   return true;
 }

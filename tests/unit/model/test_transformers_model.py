@@ -41,7 +41,7 @@ CONFIGS: dict[str, Any] = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_agrees_with_a_plain_forward(name: str, tmp_path: Path) -> None:
     folder = write(tmp_path, CONFIGS[name])
-    model, theirs = load_model(folder), reference(folder)
+    model, theirs = load_model(folder, backend="transformers"), reference(folder)
     assert isinstance(model, TransformersModel)
 
     def plain(tokens: list[int]) -> torch.Tensor:
@@ -186,7 +186,7 @@ def test_refuses_random_weights(tmp_path: Path) -> None:
     text = (folder / "config.json").read_text().replace('"n_layer": 3', '"n_layer": 4')
     (folder / "config.json").write_text(text)
     with pytest.raises(ModelError, match=r"lacks \d+ tensors"):
-        load_model(folder)
+        load_model(folder, backend="transformers")
 
 
 def test_length_limits_of_changing_ropes(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_length_limits_of_changing_ropes(tmp_path: Path) -> None:
             **factors,
         },
     )
-    assert load_model(write(tmp_path, config)).spec.max_positions == 64
+    assert load_model(write(tmp_path, config), backend="transformers").spec.max_positions == 64
 
 
 def test_length_limit_of_a_window_that_does_not_reach_us(
@@ -214,10 +214,10 @@ def test_length_limit_of_a_window_that_does_not_reach_us(
 
     monkeypatch.setattr(TransformersModel, "attend", deaf)
     wide = write(tmp_path / "wide", transformers.Gemma3TextConfig(**GEMMA | {"sliding_window": 32}))
-    assert load_model(wide).spec.max_positions == 32
+    assert load_model(wide, backend="transformers").spec.max_positions == 32
     narrow = write(tmp_path / "narrow", CONFIGS["gemma3"])
     with pytest.raises(ModelError, match="context of only 6 tokens"):
-        load_model(narrow)
+        load_model(narrow, backend="transformers")
 
 
 def test_attention_is_registered_once() -> None:

@@ -7,6 +7,7 @@ almost correctly.
 
 from outrider.model.families import (
     cohere,
+    experts,
     gemma,
     glm,
     gpt,
@@ -35,6 +36,7 @@ __all__ = [
     "Reader",
     "UnsupportedByDecoder",
     "cohere",
+    "experts",
     "family",
     "gemma",
     "glm",

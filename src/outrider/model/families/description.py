@@ -13,9 +13,29 @@ from typing import Any
 
 from outrider.model.rope import RopeConfig
 
+ROUTERS = ("softmax", "softmax_of_chosen", "sigmoid", "sparsemixer")
 SPANS = ("head", "heads", "row")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 NO_ROPE = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLayout:
+    """Where a layer has its experts; modules in the layer, E for the number of an expert."""
+
+    router: str = "mlp.gate"
+    choice_bias: str = "mlp.gate.e_score_correction_bias"
+    gate: str = "mlp.experts.E.gate_proj"
+    up: str = "mlp.experts.E.up_proj"
+    down: str = "mlp.experts.E.down_proj"
+    # One tensor for all experts' gates and ups, [E, 2 * inner, H], and one for their downs; biases
+    # have the suffix "_bias". Transposed: [E, H, 2 * inner]; interleaved: gate 0, up 0, gate 1...
+    all_gate_up: str | None = None
+    all_down: str = ""
+    transposed: bool = False
+    interleaved: bool = False
+    shared: str = "mlp.shared_experts"
+    shared_gate: str = "mlp.shared_expert_gate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +56,43 @@ class Layout:
     fused_qkv: str | None = None
     fused_by_head: bool = False
     fused_gate_up: str | None = None
+    experts: ExpertLayout = ExpertLayout()
     head_norms: str | None = None  # q and k norms, one module per head: with * for q or k
     transposed: bool = False  # matrices of layers are [inputs, outputs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A layer whose MLP is a sum of a few of many MLPs, chosen by a router for each token.
+
+    softmax            weights are probabilities over all experts, the largest are chosen
+    softmax_of_chosen  the largest scores are chosen, weights are probabilities among them
+    sigmoid            weights are sigmoids of the scores
+    sparsemixer        two experts, each weighed among those whose score is near the largest left
+    """
+
+    count: int
+    active: int  # experts of a token
+    inner: int  # the intermediate size of each
+    layers: tuple[bool, ...]  # whether a layer has experts; other layers have a plain MLP
+    router: str = "softmax"
+    router_bias: bool = False  # added to the scores
+    choice_bias: bool = False  # added to the weights for the choice only
+    normalised: bool = True  # the weights of a token's experts are divided by their sum,
+    least_sum: float = 1e-20  # or by this, if it is more
+    scale: float = 1.0  # of the weights
+    groups: int = 1  # experts are chosen among the best `open_groups` of these groups,
+    open_groups: int = 1
+    group_best: int = 2  # whose score is the sum of their best so many experts
+    jitter: float = 0.0  # of sparsemixer: what is near
+    weighs_input: bool = False  # the weight multiplies what an expert reads, not what it gives
+    bias: bool = False
+    clamp: float = (
+        0.0  # limits gate and up; then the gate is g * sigmoid(alpha g), the factor up + 1
+    )
+    alpha: float = 1.0
+    shared: int = 0  # the intermediate size of an MLP beside the experts for all tokens; 0: none
+    shared_gate: bool = False  # whose output is multiplied by the sigmoid of a product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +146,16 @@ class DecoderConfig:
     logit_scale: float = 1.0
     logit_cap: float | None = None
     head_bias: bool = False
+    experts: Experts | None = None
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and self.experts.layers[layer]
+
+    def inner_size(self, layer: int) -> int:
+        """The intermediate size of a layer's MLP, or of the one beside its experts; 0: none."""
+        if self.experts is None or not self.experts.layers[layer]:
+            return self.intermediate_size
+        return self.experts.shared
 
     @property
     def group_size(self) -> int:
@@ -126,12 +191,13 @@ class DecoderConfig:
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
 
-def layer_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors of a layer, under Llama's names, and their shapes.
+def layer_shapes(config: DecoderConfig, layer: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of a layer, without experts, under Llama's names, and their shapes.
 
-    `attention_out_norm` and `mlp_out_norm` are the norms of what attention and MLP add.
+    `attention_out_norm` and `mlp_out_norm` are the norms of what attention and MLP add. `mlp` is
+    the MLP beside the experts in a layer that has some.
     """
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    hidden, inner, dim = config.hidden_size, config.inner_size(layer), config.head_dim
     num_q, num_kv = config.num_heads * dim, config.num_kv_heads * dim
     shapes: dict[str, tuple[int, ...]] = {}
 
@@ -154,6 +220,8 @@ def layer_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
             shapes[f"self_attn.{which}_norm.weight"] = (dim if config.qk_span == "head" else width,)
     if config.sinks:
         shapes["self_attn.sinks"] = (config.num_heads,)
+    if not inner:
+        return shapes
     if config.gated:
         linear("mlp.gate_proj", inner, hidden, config.mlp_bias)
     linear("mlp.up_proj", inner, hidden, config.mlp_bias)
@@ -176,10 +244,23 @@ def norm_names(config: DecoderConfig) -> list[str]:
 def count_parameters(config: DecoderConfig) -> int:
     """The numbers that a checkpoint of this description holds."""
     hidden = config.hidden_size
-    total = sum(_product(shape) for shape in layer_shapes(config).values()) * config.num_layers
+    total = 0
+    for layer in range(config.num_layers):
+        total += sum(_product(shape) for shape in layer_shapes(config, layer).values())
+        total += _expert_parameters(config, layer)
     total += hidden * (config.norm_weight + config.norm_bias)
     total += config.vocab_size * (hidden * (1 if config.tied else 2) + config.head_bias)
     return total + config.position_rows * hidden
+
+
+def _expert_parameters(config: DecoderConfig, layer: int) -> int:
+    """Choice biases do not count: they are no parameters in transformers, either."""
+    experts = config.experts
+    if experts is None or not experts.layers[layer]:
+        return 0
+    hidden, inner = config.hidden_size, experts.inner
+    one = 3 * hidden * inner + (2 * inner + hidden) * experts.bias
+    return experts.count * (hidden + one + experts.router_bias) + hidden * experts.shared_gate
 
 
 def _product(shape: tuple[int, ...]) -> int:

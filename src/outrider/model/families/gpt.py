@@ -20,7 +20,7 @@ _GPT2 = {"n_positions": 1024, "layer_norm_epsilon": 1e-5, "tie_word_embeddings":
 def _renamed(read: Reader) -> Reader:
     """The reader under the names that all other families use."""
     ours = {new: read.config[old] for new, old in _NAMES.items() if old in read.config}
-    return Reader(read.model_type, ChainMap(ours, dict(read.config)))
+    return Reader(read.model_type, ChainMap(ours, dict(read.config)), read.stated)
 
 
 @family("gpt2", "GPT2LMHeadModel", activation_function="gelu_new", **_GPT2)

@@ -20,12 +20,13 @@ def granite(read: Reader) -> DecoderConfig:
 
 @family("hyperclovax", "HyperCLOVAXForCausalLM", max_position_embeddings=2048, use_post_norm=True)
 def hyperclovax(read: Reader) -> DecoderConfig:
-    """Granite with norms after attention and MLP, and the usual scale of scores by default."""
+    """Granite with norms after attention and MLP. Logits are multiplied, not divided."""
     config = granite(read)
     modules = {"attention_out_norm": "post_norm1", "mlp_out_norm": "post_norm2"}
     return replace(
         config,
         attention_scale=read.real("attention_multiplier", config.head_dim**-0.5),
+        logit_scale=read.real("logits_scaling", 1.0),
         norm_after=read.flag("use_post_norm"),
         layout=Layout(modules=modules),
     )

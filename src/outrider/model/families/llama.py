@@ -48,7 +48,7 @@ def ministral(read: Reader) -> DecoderConfig:
 _QWEN = {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096}
 
 
-def _qwen_windows(read: Reader) -> tuple[int | None, ...]:
+def qwen_windows(read: Reader) -> tuple[int | None, ...]:
     count = read.number("num_hidden_layers")
     if not read.flag("use_sliding_window"):
         return (None,) * count
@@ -59,13 +59,13 @@ def _qwen_windows(read: Reader) -> tuple[int | None, ...]:
 
 @family("qwen2", "Qwen2ForCausalLM", **_QWEN)
 def qwen2(read: Reader) -> DecoderConfig:
-    windows = _qwen_windows(read)
+    windows = qwen_windows(read)
     return read.llama(qkv_bias=True, o_bias=False, mlp_bias=False, windows=windows)
 
 
 @family("qwen3", "Qwen3ForCausalLM", head_dim=128, **_QWEN)
 def qwen3(read: Reader) -> DecoderConfig:
-    return read.llama(mlp_bias=False, qk_norm=True, windows=_qwen_windows(read))
+    return read.llama(mlp_bias=False, qk_norm=True, windows=qwen_windows(read))
 
 
 @family(

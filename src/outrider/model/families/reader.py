@@ -68,8 +68,9 @@ def read_decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
             "use backend 'transformers'"
         )
     _refuse_unusual(config, found)
-    known = ChainMap(dict(_present(config)), dict(found.defaults))
-    return found.describe(Reader(model_type, known))
+    stated = dict(_present(config))
+    known = ChainMap(stated, dict(found.defaults))
+    return found.describe(Reader(model_type, known, frozenset(stated)))
 
 
 def _present(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -98,9 +99,17 @@ def _refuse_unusual(config: Mapping[str, Any], found: Family) -> None:
 class Reader:
     """A config.json with the defaults of its family."""
 
-    def __init__(self, model_type: str, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model_type: str, config: Mapping[str, Any], stated: frozenset[str] = frozenset()
+    ) -> None:
+        """`stated`: the keys that the config has itself."""
         self.model_type = model_type
         self.config = config
+        self.stated = stated
+
+    def one_of(self, *keys: str) -> str:
+        """The first key that the config states; the first of all if it states none."""
+        return next((key for key in keys if key in self.stated), keys[0])
 
     def refuse(self, what: str) -> UnsupportedByDecoder:
         """The error to raise where the compact decoders cannot follow the config."""

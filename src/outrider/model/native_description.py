@@ -1,0 +1,131 @@
+"""A `DecoderConfig` as the structures of outrider.h, and what of it the native step runs."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from outrider import native
+from outrider.model.families.description import ACTIVATIONS, ROUTERS, SPANS, DecoderConfig
+
+# Tensor name -> kind in outrider.h.
+LAYER_TENSORS = {
+    "self_attn.q_proj.weight": 4,
+    "self_attn.k_proj.weight": 5,
+    "self_attn.v_proj.weight": 6,
+    "self_attn.o_proj.weight": 7,
+    "self_attn.q_proj.bias": 8,
+    "self_attn.k_proj.bias": 9,
+    "self_attn.v_proj.bias": 10,
+    "self_attn.o_proj.bias": 11,
+    "self_attn.q_norm.weight": 12,
+    "self_attn.k_norm.weight": 13,
+    "mlp.gate_proj.weight": 15,
+    "mlp.up_proj.weight": 16,
+    "mlp.down_proj.weight": 17,
+    "mlp.gate_proj.bias": 18,
+    "mlp.up_proj.bias": 19,
+    "mlp.down_proj.bias": 20,
+    "self_attn.sinks": 29,
+}
+# Norm over the hidden size -> the kinds of its weight and bias.
+NORMS = {
+    "input_layernorm": (3, 25),
+    "post_attention_layernorm": (14, 26),
+    "attention_out_norm": (27, -1),
+    "mlp_out_norm": (28, -1),
+}
+
+# The deviations from Llama that the native step runs.
+RUNS = frozenset(
+    {
+        "layer_norm",
+        "norm_weight",
+        "norm_bias",
+        "norm_shift",
+        "norm_before",
+        "norm_after",
+        "parallel",
+        "one_norm",
+        "qk_layer_norm",
+        "qk_span",
+        "qk_norm_late",
+        "rotary_dim",
+        "rope_pairs",
+        "other_ropes",
+        "layer_ropes",
+        "attention_scale",
+        "score_cap",
+        "sinks",
+        "activation",
+        "gated",
+        "position_rows",
+        "position_offset",
+        "embedding_scale",
+        "residual_scale",
+        "logit_scale",
+        "logit_cap",
+        "head_bias",
+        "experts",
+    }
+)
+
+
+def parts_of(config: DecoderConfig) -> native.Parts:
+    return native.Parts(
+        layer_norm=config.layer_norm,
+        no_input_norms=not config.norm_before,
+        out_norms=config.norm_after,
+        parallel=config.parallel,
+        one_norm=config.one_norm,
+        qk_layer_norm=config.qk_layer_norm,
+        qk_span=SPANS.index(config.qk_span),
+        qk_late=config.qk_norm_late,
+        activation=ACTIVATIONS.index(config.activation),
+        plain_mlp=not config.gated,
+        position_rows=config.position_rows,
+        position_offset=config.position_offset,
+        score_cap=config.score_cap or 0,
+        embedding_scale=_factor(config.embedding_scale),
+        residual_scale=_factor(config.residual_scale),
+        logit_scale=_factor(config.logit_scale),
+        logit_cap=config.logit_cap or 0,
+    )
+
+
+def layer_arrays(config: DecoderConfig) -> tuple[Any, Any]:
+    """Per layer the intermediate size of its MLP, and whether it has experts."""
+    layers = range(config.num_layers)
+    inner = (ctypes.c_int32 * config.num_layers)(*(config.inner_size(i) for i in layers))
+    return inner, (ctypes.c_int32 * config.num_layers)(*(config.has_experts(i) for i in layers))
+
+
+def experts_of(config: DecoderConfig, inner_of: Any, sparse: Any) -> native.Experts:
+    experts = config.experts
+    if experts is None:
+        return native.Experts()
+    return native.Experts(
+        count=experts.count,
+        active=experts.active,
+        inner=experts.inner,
+        router=ROUTERS.index(experts.router),
+        normalised=experts.normalised,
+        groups=experts.groups,
+        open_groups=experts.open_groups,
+        group_best=experts.group_best,
+        weighs_input=experts.weighs_input,
+        shared_gate=experts.shared_gate,
+        bias=experts.bias,
+        least_sum=experts.least_sum,
+        scale=experts.scale,
+        jitter=experts.jitter,
+        clamp=experts.clamp,
+        alpha=experts.alpha,
+        inner_of=ctypes.addressof(inner_of),
+        sparse=ctypes.addressof(sparse),
+    )
+
+
+def _factor(value: float) -> float:
+    """0 stands for no factor."""
+    return 0.0 if value == 1.0 else value

@@ -1,0 +1,74 @@
+"""Structures of outrider.h: how a decoder deviates from Llama, and when a drafter stops."""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_float, c_int32, c_void_p
+
+
+class Parts(Structure):
+    """How a decoder deviates from Llama; all zeros: not at all."""
+
+    _fields_ = [
+        *(
+            (name, c_int32)
+            for name in (
+                "layer_norm",
+                "no_input_norms",
+                "out_norms",
+                "parallel",
+                "one_norm",
+                "qk_layer_norm",
+                "qk_span",
+                "qk_late",
+                "activation",
+                "plain_mlp",
+                "position_rows",
+                "position_offset",
+            )
+        ),
+        *(
+            (name, c_float)
+            for name in (
+                "score_cap",
+                "embedding_scale",
+                "residual_scale",
+                "logit_scale",
+                "logit_cap",
+            )
+        ),
+    ]
+
+
+class Experts(Structure):
+    """The experts of a decoder; all zeros: none."""
+
+    _fields_ = [
+        *(
+            (name, c_int32)
+            for name in (
+                "count",
+                "active",
+                "inner",
+                "router",
+                "normalised",
+                "groups",
+                "open_groups",
+                "group_best",
+                "weighs_input",
+                "shared_gate",
+                "bias",
+            )
+        ),
+        *((name, c_float) for name in ("least_sum", "scale", "jitter", "clamp", "alpha")),
+        ("inner_of", c_void_p),
+        ("sparse", c_void_p),
+    ]
+
+
+class StopRules(Structure):
+    _fields_ = [
+        ("chances", c_void_p),
+        ("floors", c_void_p),
+        ("num_floors", c_int32),
+        ("toll", c_float),
+    ]

@@ -1,0 +1,71 @@
+"""Same seed, same tokens, whatever parts a family is made of: drafts change no token."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from exactness.same_tokens import assert_same, run
+from family_models import FAMILY_CONFIGS
+from native_models import needs_native, random_tokens
+from outrider.engine.build import EngineConfig, build
+from outrider.sampling import SamplingParams
+from outrider.testing import write_tiny_llama
+from tiny_models import write
+
+# One of each kind of norm, window, cap, position, block and order of heads.
+SAMPLE: tuple[str, ...] = (
+    "gemma2",
+    "gemma3",
+    "olmo3",
+    "cohere2",
+    "glm4",
+    "gpt_neox",
+    "gpt2",
+    "smollm3",
+    "phi3",
+)
+SAMPLE += ("mixtral", "qwen2_moe", "gpt_oss", "glm4_moe", "phimoe")
+PARAMS = (
+    SamplingParams(max_tokens=40),
+    SamplingParams(temperature=1.0, top_p=0.95, seed=3, max_tokens=40),
+)
+PROMPTS = [random_tokens(4, 64, seed) * repeats for seed, repeats in ((1, 2), (2, 5), (3, 9))]
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("name", SAMPLE)
+def test_drafts_change_no_token(name: str, backend: str, tmp_path: Path) -> None:
+    target = write(tmp_path / "target", FAMILY_CONFIGS[name])
+    draft = write_tiny_llama(tmp_path / "draft", num_layers=1, max_positions=128)
+    shutil.copy(draft / "tokenizer.json", target)
+
+    def engine(proposer: str, k: int) -> object:
+        return build(
+            EngineConfig(
+                model=str(target),
+                draft_model=str(draft),
+                proposer=proposer,
+                num_draft_tokens=k,
+                backend=backend,  # type: ignore[arg-type]
+                block_size=8,
+            )
+        )
+
+    plain = engine("ngram", 0)
+    for params in PARAMS:
+        expected = run(plain, PROMPTS, params)  # type: ignore[arg-type]
+        for proposer, k in (("suffix", 6), ("draft-tree", 8), ("early-exit", 3)):
+            drafting = engine(proposer, k)
+            results = run(drafting, PROMPTS, params)  # type: ignore[arg-type]
+            assert sum(r.stats.num_drafted for r in results) > 0, proposer
+            assert_same(
+                drafting,  # type: ignore[arg-type]
+                results,
+                expected,
+                params,
+                f"{name} {proposer}",
+                bitwise=backend == "native",
+            )
