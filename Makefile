@@ -29,7 +29,7 @@ LIBRARY := src/outrider/native/_outrider.so
 NATIVE_SOURCES := $(wildcard src/outrider/native/*.cpp src/outrider/native/*.h \
 	src/outrider/native/build.py)
 
-.PHONY: demo test lint typecheck unit figures soak load clients vllm vllm-test docs docs-test demo-picture live-picture reference clean distclean sanitize explore
+.PHONY: demo test lint typecheck unit figures soak load clients client-libraries vllm vllm-test docs docs-test demo-picture live-picture reference clean distclean sanitize explore
 
 demo: $(NATIVE)
 	@$(BIN)/outrider demo
@@ -68,6 +68,14 @@ clients: $(NATIVE)
 
 soak: $(NATIVE)
 	@$(BIN)/python benchmarks/soak.py --seconds $(or $(SECONDS_OF_SOAK),1200) --write
+
+# Client libraries, as they are, against a server that runs already (URL, MODEL). Minutes.
+client-libraries: $(INSTALLED)
+	@$(BIN)/python -m venv .venv-clients
+	@.venv-clients/bin/pip install --quiet openai anthropic ollama openai-agents langchain-openai \
+	  langchain-anthropic litellm instructor "pydantic-ai-slim[openai]" llama-index-llms-openai-like
+	@.venv-clients/bin/python benchmarks/client_libraries.py --url $(or $(URL),http://127.0.0.1:8000) \
+	  --model $(or $(MODEL),model) --out benchmarks/results/client-libraries.md
 
 # The native engine's tests under AddressSanitizer and UBSan: minutes.
 sanitize: $(INSTALLED)

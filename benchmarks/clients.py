@@ -1,338 +1,80 @@
-"""Runs client libraries, as they are, against a server: does each thing that they do work?
+"""Clients too heavy for CI, unmodified, against our server: lm-eval and vLLM's load generator.
 
-    python benchmarks/clients.py --url http://127.0.0.1:8000 --out benchmarks/results/clients.md
+    make clients LM_EVAL=~/lm-eval/bin/python VLLM=~/vllm/bin/python
 
-One row for each library and thing: "works", "not installed", or the error. Install the libraries
-into an environment of their own and start `outrider serve` with a model that follows instructions.
-The model may answer nonsense, the protocol may not.
+lm-eval's log-likelihoods through the server must agree with its own transformers backend to 1e-3;
+`vllm bench serve` must finish without a failure and print our acceptance.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.metadata
+import json
+import re
+import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-FUNCTION = {"name": "get_weather", "description": "The weather in a city.", "parameters": SCHEMA}
-ASK: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
-Check = Callable[[str, str], object]
-CHECKS: list[tuple[str, str, Check]] = []  # package, what, how
+import report
+from serving import TARGET, outrider_server, vllm_command
+
+MAX_DIFFERENCE = 1e-3
 
 
-def check(package: str, what: str) -> Callable[[Check], Check]:
-    def keep(function: Check) -> Check:
-        CHECKS.append((package, what, function))
-        return function
-
-    return keep
-
-
-def library(name: str) -> Any:
-    """A module that need not be installed."""
-    return importlib.import_module(name)
-
-
-def _openai(url: str) -> Any:
-    import openai
-
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-
-
-@check("openai", "chat")
-def openai_chat(url: str, model: str) -> object:
-    reply = _openai(url).chat.completions.create(model=model, messages=ASK, max_tokens=16)
-    return reply.choices[0].message.content
-
-
-@check("openai", "chat, streamed")
-def openai_stream(url: str, model: str) -> object:
-    options = {"include_usage": True}
-    more: Any = {"model": model, "messages": ASK, "max_tokens": 16, "stream_options": options}
-    chunks = list(_openai(url).chat.completions.create(stream=True, **more))
-    assert chunks[-1].usage.completion_tokens > 0
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
-
-
-@check("openai", "tools, streamed")
-def openai_tools(url: str, model: str) -> object:
-    with _openai(url).chat.completions.stream(
-        model=model,
-        messages=ASK,
-        tools=[{"type": "function", "function": FUNCTION | {"strict": True}}],
-        tool_choice="required",
-        parallel_tool_calls=False,
-        max_tokens=100,
-    ) as stream:
-        for _ in stream:
-            pass
-        (call,) = stream.get_final_completion().choices[0].message.tool_calls
-    assert call.function.name == "get_weather"
-    return call.function.parsed_arguments or call.function.arguments
-
-
-def _person() -> Any:
-    import pydantic
-
-    class Person(pydantic.BaseModel):
-        model_config = pydantic.ConfigDict(extra="forbid")
-        name: str
-        age: int = pydantic.Field(ge=0, le=150)
-
-    return Person
-
-
-@check("openai", "chat, parsed")
-def openai_parse(url: str, model: str) -> object:
-    messages: Any = [{"role": "user", "content": "Eve is 30 years old."}]
-    reply = _openai(url).chat.completions.parse(
-        model=model, messages=messages, response_format=_person(), max_tokens=60, temperature=0
+def lm_eval(python: Path, url: str) -> list[dict[str, Any]]:
+    script = Path(__file__).parent / "lm_eval_check.py"
+    done = subprocess.run(
+        [str(python), str(script), url, str(TARGET), "bundled"], capture_output=True, text=True
     )
-    assert reply.choices[0].message.parsed.name
-    return reply
+    if done.returncode:
+        sys.exit(f"lm-eval failed:\n{done.stderr[-2000:]}")
+    rows: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return rows
 
 
-@check("openai", "responses")
-def openai_responses(url: str, model: str) -> object:
-    client = _openai(url)
-    one = client.responses.create(model=model, input="My name is Eve.", max_output_tokens=16)
-    return client.responses.create(
-        model=model, input="Who am I?", previous_response_id=one.id, max_output_tokens=16
-    ).output_text
+def bench_serve(python: Path, url: str) -> list[dict[str, Any]]:
+    command = [*vllm_command(python), "bench", "serve", "--backend", "openai"]
+    command += ["--base-url", url, "--endpoint", "/v1/completions", "--model", "bundled"]
+    command += ["--tokenizer", str(TARGET), "--dataset-name", "random", "--seed", "1"]
+    command += ["--random-input-len", "64", "--random-output-len", "64", "--num-prompts", "32"]
+    command += ["--max-concurrency", "4", "--ignore-eos", "--temperature", "0"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    found = re.findall(r"^([A-Z][^:\n]+):\s+([\d.]+)\s*$", done.stdout, re.MULTILINE)
+    if done.returncode or not found:
+        print(f"vllm bench serve failed:\n{(done.stdout + done.stderr)[-3000:]}")
+    return [{"figure": name.strip(), "value": float(value)} for name, value in found]
 
 
-@check("openai", "responses, streamed, with a tool")
-def openai_responses_stream(url: str, model: str) -> object:
-    tool = {"type": "function", "strict": True, **FUNCTION}
-    more: Any = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
-    with _openai(url).responses.stream(
-        model=model, input=ASK, max_output_tokens=100, **more
-    ) as stream:
-        kinds = [event.type for event in stream]
-        final = stream.get_final_response()
-    assert kinds[-1] == "response.completed"
-    assert final.output[0].name == "get_weather"
-    return kinds
-
-
-@check("openai", "responses, parsed")
-def openai_responses_parse(url: str, model: str) -> object:
-    reply = _openai(url).responses.parse(
-        model=model, input="Eve is 30.", text_format=_person(), max_output_tokens=60, temperature=0
-    )
-    assert reply.output_parsed.name
-    return reply
-
-
-@check("openai", "embeddings")
-def openai_embeddings(url: str, model: str) -> object:
-    reply = _openai(url).embeddings.create(model=model, input=["one", "two"])
-    assert len(reply.data) == 2
-    return len(reply.data[0].embedding)
-
-
-def _anthropic(url: str) -> Any:
-    return library("anthropic").Anthropic(base_url=url, api_key="none", max_retries=0)
-
-
-TOOL = {"name": "get_weather", "description": "The weather.", "input_schema": SCHEMA}
-
-
-@check("anthropic", "messages")
-def anthropic_messages(url: str, model: str) -> object:
-    reply = _anthropic(url).messages.create(model=model, messages=ASK, max_tokens=16, system="Hi.")
-    return reply.content[0].text
-
-
-@check("anthropic", "tools, streamed, and their result")
-def anthropic_tools(url: str, model: str) -> object:
-    client = _anthropic(url)
-    choice = {"type": "any", "disable_parallel_tool_use": True}
-    more: Any = {"model": model, "max_tokens": 100, "tools": [TOOL]}
-    with client.messages.stream(messages=ASK, tool_choice=choice, **more) as stream:
-        for _ in stream:
-            pass
-        final = stream.get_final_message()
-    used = next(block for block in final.content if block.type == "tool_use")
-    assert final.stop_reason == "tool_use"
-    assert set(used.input) == {"city"}
-    result = {"type": "tool_result", "tool_use_id": used.id, "content": "It rains."}
-    turns = [*ASK, {"role": "assistant", "content": final.content}]
-    return client.messages.create(messages=[*turns, {"role": "user", "content": [result]}], **more)
-
-
-@check("anthropic", "count_tokens")
-def anthropic_count(url: str, model: str) -> object:
-    return _anthropic(url).messages.count_tokens(model=model, messages=ASK, tools=[TOOL])
-
-
-@check("ollama", "chat, streamed")
-def ollama_chat(url: str, model: str) -> object:
-    client = library("ollama").Client(host=url)
-    options = {"num_predict": 16}
-    parts = list(client.chat(model=model, messages=ASK, options=options, stream=True))
-    assert parts[-1].done
-    return client.chat(model=model, messages=ASK, options=options).message.content
-
-
-@check("ollama", "tools, format, generate")
-def ollama_tools(url: str, model: str) -> object:
-    client, options = library("ollama").Client(host=url), {"num_predict": 60, "temperature": 0}
-    tools = [{"type": "function", "function": FUNCTION}]
-    client.chat(model=model, messages=ASK, tools=tools, options=options)
-    reply = client.chat(
-        model=model, messages=ASK, format=_person().model_json_schema(), options=options
-    )
-    assert _person().model_validate_json(reply.message.content)
-    return client.generate(model=model, prompt="Hello", options=options).response
-
-
-@check("ollama", "list, show, ps, embed")
-def ollama_facts(url: str, model: str) -> object:
-    client = library("ollama").Client(host=url)
-    assert client.list().models[0].model == model
-    assert "tools" in (client.show(model).capabilities or [])
-    assert client.ps().models
-    return len(client.embed(model=model, input="hello").embeddings[0])
-
-
-@check("openai-agents", "an agent with two tools")
-def agents(url: str, model: str) -> object:
-    import openai
-
-    kit = library("agents")
-
-    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none")
-    kit.set_default_openai_client(client, use_for_tracing=False)
-    kit.set_tracing_disabled(True)
-
-    def get_weather(city: str) -> str:
-        """The weather in a city."""
-        return f"It rains in {city}."
-
-    def get_time() -> str:
-        """The time."""
-        return "noon"
-
-    settings = kit.ModelSettings(tool_choice="required", max_tokens=100)
-    agent = kit.Agent(
-        name="a",
-        model=model,
-        tools=[kit.function_tool(get_weather), kit.function_tool(get_time)],
-        model_settings=settings,
-        tool_use_behavior="stop_on_first_tool",
-    )
-    return kit.Runner.run_sync(agent, "What is the weather in Oslo?").final_output
-
-
-@check("langchain-openai", "tools bound")
-def langchain_openai(url: str, model: str) -> object:
-    chat = library("langchain_openai").ChatOpenAI(
-        base_url=f"{url}/v1", api_key="none", model=model, max_tokens=100
-    )
-    bound = chat.bind_tools([{"type": "function", "function": FUNCTION}], tool_choice="any")
-    found = bound.invoke("What is the weather in Oslo?")
-    assert found.tool_calls[0]["name"] == "get_weather"
-    return list(bound.stream("What is the weather in Oslo?"))
-
-
-@check("langchain-anthropic", "tools bound")
-def langchain_anthropic(url: str, model: str) -> object:
-    chat = library("langchain_anthropic").ChatAnthropic(
-        base_url=url, api_key="none", model=model, max_tokens=100
-    )
-    found = chat.bind_tools([TOOL], tool_choice="any").invoke("What is the weather in Oslo?")
-    assert found.tool_calls[0]["name"] == "get_weather"
-    return found
-
-
-@check("litellm", "chat and messages")
-def litellm(url: str, model: str) -> object:
-    kit = library("litellm")
-    more: Any = {"messages": ASK, "api_key": "none", "max_tokens": 16}
-    kit.completion(model=f"openai/{model}", api_base=f"{url}/v1", **more)
-    return kit.completion(model=f"anthropic/{model}", api_base=url, **more)
-
-
-@check("instructor", "tools and json modes")
-def instructor(url: str, model: str) -> object:
-    kit = library("instructor")
-    found = []
-    for mode in (kit.Mode.TOOLS, kit.Mode.JSON_SCHEMA, kit.Mode.TOOLS_STRICT):
-        client = kit.from_openai(_openai(url), mode=mode)
-        messages: Any = [{"role": "user", "content": "Eve is 30 years old."}]
-        found.append(
-            client.chat.completions.create(
-                model=model, messages=messages, response_model=_person(), max_tokens=100
-            )
-        )
-    return found
-
-
-@check("pydantic-ai-slim", "structured output")
-def pydantic_ai(url: str, model: str) -> object:
-    Agent = library("pydantic_ai").Agent
-    OpenAIChatModel = library("pydantic_ai.models.openai").OpenAIChatModel
-    OpenAIProvider = library("pydantic_ai.providers.openai").OpenAIProvider
-
-    provider = OpenAIProvider(base_url=f"{url}/v1", api_key="none")
-    agent: Any = Agent(OpenAIChatModel(model, provider=provider), output_type=_person())
-    return agent.run_sync("Eve is 30 years old.", model_settings={"max_tokens": 100}).output
-
-
-@check("llama-index-llms-openai-like", "chat")
-def llama_index(url: str, model: str) -> object:
-    ChatMessage = library("llama_index.core.llms").ChatMessage
-    OpenAILike = library("llama_index.llms.openai_like").OpenAILike
-
-    chat = OpenAILike(
-        model=model, api_base=f"{url}/v1", api_key="none", is_chat_model=True, max_tokens=16
-    )
-    return chat.chat([ChatMessage(role="user", content="Hello")])
-
-
-def outcome(package: str, function: Check, url: str, model: str) -> tuple[str, str]:
-    """The version, and "works" or why not."""
-    try:
-        version = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "", "not installed"
-    try:
-        function(url, model)
-    except Exception as error:  # a client may raise anything
-        text = " ".join(str(error).split())[:160]
-        return version, f"{type(error).__name__}: {text}"
-    return version, "works"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--model", default="model")
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    rows, failures = [], 0
-    for package, what, function in CHECKS:
-        version, found = outcome(package, function, given.url, given.model)
-        failures += found not in ("works", "not installed")
-        rows.append(f"| {package} | {version} | {what} | {found.replace('|', '/')} |")
-        print(rows[-1], flush=True)
-    if given.out is not None:
-        head = ["# Client libraries, unmodified", "", "`make clients`. Each row is one thing that"]
-        head += ["a library did against `outrider serve`.", ""]
-        table = ["| library | version | what | result |", "|---|---|---|---|", *rows]
-        given.out.write_text("\n".join([*head, *table]) + "\n", encoding="utf-8")
-    return 1 if failures else 0
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lm-eval", type=Path, help="the Python of an environment with lm-eval")
+    parser.add_argument("--vllm", type=Path, help="the Python of an environment with vLLM")
+    asked = parser.parse_args()
+    tables: dict[str, list[dict[str, Any]]] = {}
+    failures = []
+    with outrider_server("bundled", "--dtype", "float32") as (url, _):
+        if asked.lm_eval is not None:
+            rows = lm_eval(asked.lm_eval, url)
+            tables["lm-eval: log-likelihoods, local-completions against its hf backend"] = rows
+            worst = max(row["difference"] for row in rows)
+            if worst > MAX_DIFFERENCE or not all(row["same greedy flag"] for row in rows):
+                failures.append(f"lm-eval: differences up to {worst:.2g}")
+        if asked.vllm is not None:
+            rows = bench_serve(asked.vllm, url)
+            if rows:
+                tables["vllm bench serve"] = rows
+            figures = {row["figure"]: row["value"] for row in rows}
+            if not any("cceptance" in name for name in figures):
+                failures.append("vllm bench serve printed no acceptance")
+            if figures.get("Failed requests", 0):
+                failures.append("vllm bench serve had failed requests")
+    if not tables:
+        sys.exit("give --lm-eval or --vllm: the Python of an environment with it")
+    report.write("clients", "Other people's clients against our server", tables)
+    if failures:
+        sys.exit("; ".join(failures))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 EXAMPLE = "Example: outrider prove my/target --draft-model my/draft --prompts prompts.txt"
 MOST_PROMPTS = 16
 NUM_DRAFT_TOKENS = 4  # auto may find that drafts do not pay, and then there is nothing to prove
+LEAST_FOR_TOOLS = 128  # tokens of an output, so that calls can be complete
 LEAST_ROOM = 4  # tokens of context after a prompt: the distribution of the output needs them
 
 Prompts = Annotated[
@@ -47,6 +48,10 @@ Inject = Annotated[
         "--inject",
         metavar="NAME",
     ),
+]
+Tools = Annotated[
+    bool,
+    option(OUTPUT, "Also compare tool calls and structured output.", "--tools"),
 ]
 Url = Annotated[
     str | None,
@@ -116,6 +121,7 @@ def prove(
     engine: EngineOptions,
     max_tokens: MaxTokens = 48,
     inject: Inject = None,
+    tools: Tools = False,
     endpoint: Url = None,
     baseline: Baseline = None,
     record_to: Record = None,
@@ -142,7 +148,8 @@ def prove(
         injection = find_injection(inject)
         llm = LLM(**engine)
     refuse_unused(llm)
-    _prove(llm, texts, max_tokens, injection, own=prompts is not None, as_json=as_json)
+    own = prompts is not None
+    _prove(llm, texts, max_tokens, injection, own=own, tools=tools, as_json=as_json)
 
 
 def _prove(
@@ -152,6 +159,7 @@ def _prove(
     injection: Injection | None,
     *,
     own: bool,
+    tools: bool,
     as_json: bool,
 ) -> None:
     """Runs the checks and prints what they found; `own`: the prompts are the user's."""
@@ -163,6 +171,11 @@ def _prove(
         own=own,
     )
     results = list(run_checks(engine, encoded, max_tokens, injection))
+    if tools and injection is None:
+        from outrider.prove.tool_identity import check_tools
+
+        most = max(max_tokens, LEAST_FOR_TOOLS)
+        results.append(timed("tool calls", lambda tell: check_tools(engine, texts, most, tell)))
     proven = all(check.passed is not False for check, _ in results)
     console = stderr() if as_json else stdout()
     show_checks(console, results)

@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 from outrider.engine.engine import Engine, Result
 from outrider.engine.request import Speculation
 from outrider.events import StepReport
+from outrider.grammar import Grammar
 from outrider.policy.base import Policy
 from outrider.sampling import SamplingParams
 from outrider.statistics import SpeculationStats
@@ -52,10 +53,16 @@ class Group:
         speculation: Speculation | None = None,
         prediction: str | list[int] = "",
         salt: str = "",
+        grammar: Grammar | None = None,
     ) -> str:
         """See `Engine.add`."""
         request_id = self.engine.add(
-            prompt, params, speculation=speculation, prediction=prediction, salt=salt
+            prompt,
+            params,
+            speculation=speculation,
+            prediction=prediction,
+            salt=salt,
+            grammar=grammar,
         )
         self.ids.append(request_id)
         return request_id
@@ -111,6 +118,7 @@ class Lane(Group):
         speculation: Speculation | None = None,
         prediction: str | list[int] = "",
         salt: str | None = None,
+        grammar: Grammar | None = None,
     ) -> str:
         key = prompt if isinstance(prompt, str) else tuple(prompt)
         self._num_runs[key] += 1
@@ -120,6 +128,7 @@ class Lane(Group):
             speculation=speculation,
             prediction=prediction,
             salt=f"{self._salt} {self._num_runs[key]}" if salt is None else salt,
+            grammar=grammar,
         )
 
     @property
