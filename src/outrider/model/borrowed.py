@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.errors import ModelError
+from outrider.model.checkpoints import open_checkpoint
 from outrider.model.families import UnsupportedByDecoder, read_decoder_config
-from outrider.model.weights import open_checkpoint, read_config
+from outrider.model.weights import read_config
 
 
 @dataclass(frozen=True, slots=True)

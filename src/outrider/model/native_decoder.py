@@ -28,6 +28,7 @@ from outrider.contracts import (
     StepOutput,
 )
 from outrider.errors import UnknownName
+from outrider.model.checkpoints import open_checkpoint
 from outrider.model.families import DecoderConfig, read_decoder_config
 from outrider.model.families.description import (
     count_parameters,
@@ -46,13 +47,7 @@ from outrider.model.native_description import (
 )
 from outrider.model.native_model import SOURCE_TYPES, WEIGHT_TYPES, NativeModel
 from outrider.model.tensors import Weights
-from outrider.model.weights import (
-    Checkpoint,
-    count_tokens,
-    open_checkpoint,
-    read_config,
-    read_eos_ids,
-)
+from outrider.model.weights import Checkpoint, count_tokens, read_config, read_eos_ids
 from outrider.sampling import RowParams
 
 if TYPE_CHECKING:
@@ -78,8 +73,6 @@ _MATRICES = tuple(name for name in LAYER_TENSORS if name.endswith("_proj.weight"
 
 def _matrix_kinds(checkpoint: Checkpoint | GgufCheckpoint, config: DecoderConfig) -> list[int]:
     """The types to keep all matrices in, in the order of `OutriderConfig.types`."""
-    if isinstance(checkpoint, Checkpoint):
-        return [checkpoint.kind] * (2 + len(_MATRICES) * config.num_layers)
     embedding = checkpoint.kind_of(_EMBEDDING)
     if not config.tied:
         head = checkpoint.kind_of(_HEAD)
@@ -251,7 +244,6 @@ class NativeDecoder(NativeModel):
         """Sets a tensor that stays in blocks; False if it is of another kind."""
         if self.dtype != _PACKED or name not in checkpoint:
             return False
-        assert not isinstance(checkpoint, Checkpoint)
         stored = checkpoint.kind_of(name)
         if stored < native.PACKED:
             return False

@@ -31,11 +31,12 @@ import torch.nn.functional as F
 
 from outrider.contracts import IntArray, StepBatch, StepOutput
 from outrider.errors import ConfigError, EngineError
+from outrider.model.checkpoints import open_checkpoint
 from outrider.model.families import DecoderConfig, read_decoder_config
 from outrider.model.gguf.files import model_name
 from outrider.model.tensors import Tensors
 from outrider.model.torch_decoder import TorchDecoder
-from outrider.model.weights import count_tokens, open_checkpoint, read_config, read_eos_ids
+from outrider.model.weights import count_tokens, read_config, read_eos_ids
 
 _BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _BY_COLUMNS = ("o_proj", "down_proj")

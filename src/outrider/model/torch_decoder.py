@@ -22,6 +22,7 @@ import torch.nn.functional as F
 
 from outrider.contracts import IntArray, ModelSpec, StepBatch, StepOutput
 from outrider.model.attention import Plan
+from outrider.model.checkpoints import open_checkpoint
 from outrider.model.experts import ExpertLayer
 from outrider.model.families import DecoderConfig, read_decoder_config
 from outrider.model.families.description import NO_ROPE
@@ -29,7 +30,7 @@ from outrider.model.gguf.files import model_name
 from outrider.model.mlp import ACTIVATIONS
 from outrider.model.tensors import Tensors
 from outrider.model.torch_weights import Layer, Loader
-from outrider.model.weights import count_tokens, open_checkpoint, read_config, read_eos_ids
+from outrider.model.weights import count_tokens, read_config, read_eos_ids
 
 
 class TorchDecoder:

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 
 from outrider.errors import ModelError
 from outrider.model.gguf.files import is_gguf
 from outrider.native import STORED_KINDS
-
-if TYPE_CHECKING:
-    from outrider.model.gguf.checkpoint import GgufCheckpoint
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 
@@ -94,6 +95,8 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder / 'config.json'} names no model_type; use a folder that transformers' "
             "save_pretrained wrote"
         )
+    if config.get("quantization_config"):
+        return config | {"dtype": "bfloat16"}  # what dequantised weights become
     return config
 
 
@@ -133,16 +136,6 @@ def count_tokens(folder: Path, vocab_size: int) -> int:
     return min(max(ids, default=vocab_size - 1) + 1, vocab_size)
 
 
-def open_checkpoint(folder: Path) -> Checkpoint | GgufCheckpoint:
-    """The tensors of a folder or of a GGUF file."""
-    if not is_gguf(folder):
-        return Checkpoint(folder)
-    from outrider.model.gguf.checkpoint import GgufCheckpoint
-    from outrider.model.gguf.container import open_gguf
-
-    return GgufCheckpoint(open_gguf(folder))
-
-
 class Checkpoint:
     """The tensors of a folder, by name. Files are mapped: only tensors that are used are read."""
 
@@ -174,14 +167,24 @@ class Checkpoint:
     def names(self) -> list[str]:
         return list(self._file_of)
 
-    @property
-    def kind(self) -> int:
-        """The type of all tensors as outrider.h numbers it; float32 if they differ."""
-        kinds = {
-            str(self._open(file).get_slice(name).get_dtype())
-            for name, file in self._file_of.items()
-        }
+    def kind_of(self, name: str) -> int:
+        """The type to keep a matrix in, as outrider.h numbers it."""
+        return self._kind
+
+    @cached_property
+    def _kind(self) -> int:
+        """The type of all tensors; float32 if they differ."""
+        kinds = {self._stored(name) for name in self._file_of}
         return STORED_KINDS.get("".join(kinds), STORED_KINDS["F32"])
+
+    def _stored(self, name: str) -> str:
+        return str(self._open(self._file_of[name]).get_slice(name).get_dtype())
+
+    def blocks(
+        self, name: str, shape: Sequence[int]
+    ) -> AbstractContextManager[tuple[npt.NDArray[np.uint8], bool]]:
+        """See `GgufCheckpoint.blocks`: of what `kind_of` calls packed."""
+        raise NotImplementedError
 
     def tensor(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """The tensor `name` in its stored type; `ModelError` if it has another shape."""

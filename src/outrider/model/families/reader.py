@@ -9,6 +9,7 @@ from typing import Any
 
 from outrider.errors import ModelError
 from outrider.model.families.description import ACTIVATIONS, NO_ROPE, DecoderConfig, show
+from outrider.model.quantized.forms import FORMS
 from outrider.model.rope import RopeConfig, read_rope, rope_parameters
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -92,8 +93,12 @@ def _refuse_unusual(config: Mapping[str, Any], found: Family) -> None:
             f"the folder holds a {architectures[0]}, not a {found.architecture}; "
             "use a causal language model"
         )
-    if config.get("quantization_config"):
-        raise UnsupportedByDecoder("the checkpoint is quantized; use backend 'transformers'")
+    quantisation = config.get("quantization_config")
+    if quantisation and str(quantisation.get("quant_method")) not in FORMS:
+        raise UnsupportedByDecoder(
+            f"the checkpoint is quantised by {quantisation.get('quant_method')!r}, not "
+            f"{', '.join(FORMS)}; use backend 'transformers'"
+        )
 
 
 class Reader:

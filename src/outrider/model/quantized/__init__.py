@@ -1,0 +1,1 @@
+"""Folders whose matrices are quantised: `quantization_config` says how."""

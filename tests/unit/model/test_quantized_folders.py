@@ -1,0 +1,276 @@
+"""Quantised folders: every form is read as its definition says, and packed where that is exact.
+
+The writers below follow the published definitions, value by value. GPTQ and AWQ: the packing loops
+of their reference implementations; compressed-tensors: its README; FP8: DeepSeek-V3's
+`weight_dequant`; nf4: the quantiles of the QLoRA paper with absmax of blocks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import tiny_models
+from native_models import random_tokens
+from outrider import native
+from outrider.errors import ModelError
+from outrider.model.checkpoints import open_checkpoint
+from outrider.model.driver import Driver
+from outrider.model.load import load_model
+
+HIDDEN, INNER, GROUP = 64, 128, 32
+TOKENS = random_tokens(24, 64)
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+Tensors = dict[str, torch.Tensor]
+Written = tuple[torch.Tensor, Tensors]  # the exact weight, and the tensors after its stem
+
+
+def words(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes [rows, columns] -> int32 words along the columns, lowest bits first."""
+    per = 32 // bits
+    rows, columns = values.shape
+    out = np.zeros((rows, -(-columns // per)), np.int64)
+    for c in range(columns):
+        out[:, c // per] |= values[:, c].numpy().astype(np.int64) << bits * (c % per)
+    return torch.from_numpy(out.astype(np.uint32).view(np.int32))
+
+
+def grouped(weight: torch.Tensor, bits: int, symmetric: bool) -> tuple[torch.Tensor, ...]:
+    """Codes [N, K], zero points and half-precision scales [N, G]."""
+    parts = weight.reshape(len(weight), -1, GROUP)
+    if symmetric:
+        zero = torch.full(parts.shape[:2], 1 << (bits - 1))
+        scale = parts.abs().amax(-1) / ((1 << (bits - 1)) - 1)
+    else:
+        scale = (parts.amax(-1) - parts.amin(-1)) / ((1 << bits) - 1)
+        zero = (-parts.amin(-1) / scale).round().long().clamp(1, (1 << bits) - 1)
+    scale = scale.half()
+    code = (parts / scale.float()[..., None] + zero[..., None]).round().clamp(0, (1 << bits) - 1)
+    return code.long().flatten(1), zero, scale
+
+
+def value(code: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor, of: Any) -> torch.Tensor:
+    return (code - zero[:, of]).float() * scale.float()[:, of]
+
+
+def write_gptq(weight: torch.Tensor, bits: int, symmetric: bool, order: bool) -> Written:
+    code, zero, scale = grouped(weight, bits, symmetric)
+    of = torch.arange(weight.shape[1]) // GROUP
+    if order:
+        of = of[torch.randperm(len(of), generator=torch.Generator().manual_seed(1))]
+    tensors = {
+        ".qweight": words(code, bits).t().contiguous(),
+        ".qzeros": words((zero - 1).t().contiguous(), bits),
+        ".scales": scale.t().contiguous(),
+        ".g_idx": of.int(),
+    }
+    return value(code, zero, scale, of), tensors
+
+
+def write_awq(weight: torch.Tensor) -> Written:
+    code, zero, scale = grouped(weight, 4, symmetric=False)
+
+    def interleaved(columns: torch.Tensor) -> torch.Tensor:
+        return words(columns.reshape(len(columns), -1, 8)[..., AWQ_ORDER].flatten(1), 4)
+
+    tensors = {
+        ".qweight": interleaved(code.t().contiguous()),
+        ".qzeros": interleaved(zero.t().contiguous()),
+        ".scales": scale.t().contiguous(),
+    }
+    return value(code, zero, scale, torch.arange(weight.shape[1]) // GROUP), tensors
+
+
+def write_packed(weight: torch.Tensor, symmetric: bool) -> Written:
+    code, zero, scale = grouped(weight, 4, symmetric)
+    tensors = {
+        ".weight_packed": words(code, 4),
+        ".weight_scale": scale,
+        ".weight_shape": torch.tensor(weight.shape),
+    }
+    if not symmetric:
+        tensors[".weight_zero_point"] = words(zero.t().contiguous(), 4).t().contiguous()
+    return value(code, zero, scale, torch.arange(weight.shape[1]) // GROUP), tensors
+
+
+def write_int8(weight: torch.Tensor) -> Written:
+    scale = (weight.abs().amax(1, keepdim=True) / 127).half()
+    code = (weight / scale.float()).round().clamp(-128, 127).to(torch.int8)
+    return code.float() * scale.float(), {".weight": code, ".weight_scale": scale}
+
+
+def write_float8(weight: torch.Tensor) -> Written:
+    scale = (weight.abs().amax(1, keepdim=True) / 448).bfloat16()
+    code = (weight / scale.float()).to(torch.float8_e4m3fn)
+    return code.float() * scale.float(), {".weight": code, ".weight_scale": scale}
+
+
+def write_blockwise(weight: torch.Tensor) -> Written:
+    rows, columns = -(-weight.shape[0] // 48), -(-weight.shape[1] // 48)
+    scale = torch.rand(rows, columns, generator=torch.Generator().manual_seed(2)) + 0.5
+    whole = scale.repeat_interleave(48, 0).repeat_interleave(48, 1)
+    whole = whole[: weight.shape[0], : weight.shape[1]]
+    code = (weight / whole).to(torch.float8_e4m3fn)
+    return code.float() * whole, {".weight": code, ".weight_scale_inv": scale}
+
+
+NF4 = [-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0]
+NF4 += [0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.7230, 1.0]
+
+
+def write_nf4(weight: torch.Tensor, nested: bool) -> Written:
+    table = torch.tensor(NF4)
+    blocks = weight.reshape(-1, 64)
+    absmax = blocks.abs().amax(1)
+    tensors: Tensors = {".weight.quant_map": table}
+    about: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "shape": list(weight.shape)}
+    if nested:
+        offset, inner = float(absmax.mean()), torch.linspace(-1, 1, 256)
+        outer = torch.stack([(p - offset).abs().max() for p in torch.split(absmax, 16)])
+        scaled = torch.cat(
+            [(p - offset) / top for p, top in zip(torch.split(absmax, 16), outer, strict=True)]
+        )
+        coded = (scaled[:, None] - inner).abs().argmin(1)
+        absmax = torch.cat(
+            [inner[c] * top for c, top in zip(torch.split(coded, 16), outer, strict=True)]
+        )
+        absmax = absmax + offset
+        tensors |= {".weight.absmax": coded.to(torch.uint8), ".weight.nested_absmax": outer}
+        tensors[".weight.nested_quant_map"] = inner
+        about |= {"nested_blocksize": 16, "nested_offset": offset}
+    else:
+        tensors[".weight.absmax"] = absmax
+    code = ((blocks / absmax[:, None])[..., None] - table).abs().argmin(-1).flatten()
+    tensors[".weight"] = (code[::2] << 4 | code[1::2]).to(torch.uint8)[:, None]
+    state = torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)
+    tensors[".weight.quant_state.bitsandbytes__nf4"] = state
+    return (table[code].reshape(-1, 64) * absmax[:, None]).reshape(weight.shape), tensors
+
+
+def scheme(**weights: Any) -> dict[str, Any]:
+    kind = weights.pop("format")
+    return {
+        "quant_method": "compressed-tensors",
+        "format": kind,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+
+
+GPTQ = {"quant_method": "gptq", "group_size": GROUP}
+INT4 = {"format": "pack-quantized", "num_bits": 4, "strategy": "group", "group_size": GROUP}
+FORMS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Written], bool]] = {
+    "gptq": (GPTQ | {"bits": 4}, lambda w: write_gptq(w, 4, True, False), True),
+    "gptq 8 bit": (GPTQ | {"bits": 8}, lambda w: write_gptq(w, 8, True, False), True),
+    "gptq asymmetric": (GPTQ | {"bits": 4}, lambda w: write_gptq(w, 4, False, False), False),
+    "gptq act-order": (GPTQ | {"bits": 4}, lambda w: write_gptq(w, 4, True, True), False),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP}, write_awq, False),
+    "int4": (scheme(symmetric=True, **INT4), lambda w: write_packed(w, True), True),
+    "int4 asymmetric": (scheme(symmetric=False, **INT4), lambda w: write_packed(w, False), False),
+    "int8": (scheme(format="int-quantized", num_bits=8, strategy="channel"), write_int8, True),
+    "float8": (
+        scheme(format="float-quantized", num_bits=8, strategy="channel"),
+        write_float8,
+        False,
+    ),
+    "fp8 block-wise": (
+        {"quant_method": "fp8", "weight_block_size": [48, 48]},
+        write_blockwise,
+        False,
+    ),
+    "nf4": ({"quant_method": "bitsandbytes"}, lambda w: write_nf4(w, False), False),
+    "nf4 nested": ({"quant_method": "bitsandbytes"}, lambda w: write_nf4(w, True), False),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = transformers.LlamaConfig(
+        **tiny_models.SMALL | {"hidden_size": HIDDEN, "intermediate_size": INNER, "head_dim": 16}
+    )
+    return tiny_models.write(tmp_path_factory.mktemp("plain"), config)
+
+
+def write_both(name: str, plain: Path, folder: Path) -> tuple[Path, Path]:
+    """The quantised folder, and one with the same weights in float32."""
+    about, write, _ = FORMS[name]
+    quantised, exact = folder / "quantised", folder / "exact"
+    config = json.loads((plain / "config.json").read_text())
+    stored, floats = {}, {}
+    for key, tensor in load_file(plain / "model.safetensors").items():
+        if not key.endswith("_proj.weight"):
+            stored[key] = floats[key] = tensor
+            continue
+        floats[key], parts = write(tensor)
+        stem = key.removesuffix(".weight")
+        stored |= {stem + rest: part for rest, part in parts.items()}
+    for place, tensors, more in (
+        (quantised, stored, {"quantization_config": about}),
+        (exact, floats, {}),
+    ):
+        place.mkdir()
+        save_file({k: t.contiguous() for k, t in tensors.items()}, place / "model.safetensors")
+        (place / "config.json").write_text(json.dumps(config | more))
+    return quantised, exact
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form(name: str, plain: Path, tmp_path: Path) -> None:
+    quantised, exact = write_both(name, plain, tmp_path)
+    found, expected = open_checkpoint(quantised), open_checkpoint(exact)
+    for key in expected.names():
+        weight = load_file(exact / "model.safetensors")[key]
+        assert torch.equal(found.tensor(key, weight.shape).float(), weight), key
+    for backend in ("torch", "native") if native.available() else ("torch",):
+        of: Any = {"backend": backend, "dtype": "float32"}
+        logits = [
+            Driver(load_model(place, **of)).forward({"a": TOKENS}).logits["a"]
+            for place in (quantised, exact)
+        ]
+        assert torch.equal(*logits)
+
+
+@pytest.mark.skipif(not native.available(), reason=native.why_unavailable())
+@pytest.mark.parametrize("name", FORMS)
+def test_what_is_exact_in_blocks_stays_packed(name: str, plain: Path, tmp_path: Path) -> None:
+    quantised, exact = write_both(name, plain, tmp_path)
+    model: Any = load_model(quantised)
+    assert model.dtype == ("packed" if FORMS[name][2] else "bfloat16")
+    checkpoint: Any = open_checkpoint(quantised)
+    for key, weight in load_file(exact / "model.safetensors").items():
+        kind = checkpoint.kind_of(key) - native.PACKED
+        if FORMS[name][2] and key.endswith("_proj.weight"):
+            with checkpoint.blocks(key, weight.shape) as (blocks, _):
+                found = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType(kind))
+            assert torch.equal(torch.from_numpy(np.array(found)), weight), key
+        else:
+            assert kind < 0
+    expected = Driver(load_model(exact, dtype="float32")).forward({"a": TOKENS}).logits["a"]
+    error = Driver(model).forward({"a": TOKENS}).logits["a"] - expected
+    assert 0 < float(error.square().mean().sqrt() / expected.std()) < 0.05
+
+
+def test_what_is_not_read_is_named(plain: Path, tmp_path: Path) -> None:
+    quantised, _ = write_both("gptq", plain, tmp_path)
+    path = quantised / "config.json"
+    config = json.loads(path.read_text())
+    for change, line in (
+        ({"quant_method": "quip"}, "quantised by 'quip', not gptq"),
+        ({"bits": 3}, "GPTQ with 3 bits"),
+        ({"quant_method": "awq", "version": "gemv"}, "AWQ of version 'gemv'"),
+        ({"quant_method": "compressed-tensors", "format": "nvfp4"}, "of the format 'nvfp4'"),
+        ({"bits": 8}, "has shape|does not fit together"),
+    ):
+        changed = config["quantization_config"] | change
+        path.write_text(json.dumps(config | {"quantization_config": changed}))
+        with pytest.raises(ModelError, match=line) as caught:
+            load_model(quantised, backend="torch")
+        assert "\n" not in str(caught.value)
