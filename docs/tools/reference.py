@@ -27,6 +27,7 @@ sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).parent)]
 
 import cli_reference  # noqa: E402
 import keywords  # noqa: E402
+import models_page  # noqa: E402
 import parameter_rows  # noqa: E402
 import results  # noqa: E402
 import vllm_tables  # noqa: E402
@@ -447,12 +448,19 @@ def _short(value: float | None) -> str:
     return f"{value:g}"
 
 
+def models() -> str:
+    lines = [*models_page.about(), "", GENERATED, ""]
+    head = ["model type", "class", "native step", "parts beyond Llama's"]
+    return tidy([*lines, *table(head, models_page.rows())])
+
+
 # --- all of it ------------------------------------------------------------------------------------
 
 WHOLE: dict[str, Callable[[], str]] = {
     "docs/reference/cli.md": cli_reference.reference,
     "docs/reference/configuration.md": configuration,
     "docs/reference/metrics.md": metrics,
+    "docs/reference/models.md": models,
     "docs/reference/events.md": events,
     "docs/reference/python-api.md": python_api,
 }

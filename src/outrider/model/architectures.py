@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,12 @@ def check_architecture(folder: Path, raw: Mapping[str, Any]) -> Any:
     if config.is_encoder_decoder or type(config) not in MAPPING:
         raise not_causal
     model_class = MAPPING[type(config)]
-    names = {c.__name__ for c in (model_class if isinstance(model_class, tuple) else [model_class])}
-    if raw.get("architectures") and not names & set(raw["architectures"]):
+    classes = model_class if isinstance(model_class, tuple) else (model_class,)
+    stated = {str(name).lower() for name in raw.get("architectures") or []}  # PhiMoE or Phimoe
+    fitting = [c for c in classes if c.__name__.lower() in stated]
+    if stated and not fitting:
         raise not_causal
-    if isinstance(model_class, tuple):
-        model_class = next(
-            c for c in model_class if c.__name__ in set(raw.get("architectures", []))
-        )
+    model_class = (fitting or classes)[0]
     _refuse_state(model_class, config, kind)
     return config
 
@@ -58,8 +57,15 @@ def _architecture(raw: Mapping[str, Any]) -> str:
 
 
 def _refuse_state(model_class: Any, config: Any, kind: str) -> None:
-    others = set(getattr(config.get_text_config(), "layer_types", None) or []) - _ATTENTION_TYPES
-    if getattr(model_class, "_is_stateful", False) or others:
+    types = set(getattr(config.get_text_config(), "layer_types", None) or [])
+    others = types - _ATTENTION_TYPES
+    if "indexed_attention" in others:
+        raise ModelError(
+            f"{kind!r} models choose the keys they see by an indexer, which our KV store does not "
+            "keep; use a model with full or sliding attention"
+        )
+    # A class that can keep a state keeps none if all of its layers are attention.
+    if others or (getattr(model_class, "_is_stateful", False) and not types):
         raise ModelError(
             f"{kind!r} models keep a recurrent state that cannot be rolled back when drafts are "
             "refused; use a model with attention only"
@@ -71,17 +77,19 @@ def _refuse_state(model_class: Any, config: Any, kind: str) -> None:
         )
 
 
-def max_positions(config: Any, windows: Sequence[int | None]) -> int:
+def max_positions(config: Any, windows: Sequence[int | None], masked: Iterable[int] = ()) -> int:
     """The longest sequence for which every layer computes what it was trained for.
 
-    `windows` are the sliding windows that the layers request. The result is below the configured
-    limit if a rope changes its frequencies with the length (stored keys would become wrong), or if
-    a window or chunk stands only in the config and no layer requests it.
+    `windows` are the sliding windows that the layers request, `masked` those that the model's own
+    masks would have. The result is below the configured limit if a rope changes its frequencies
+    with the length (stored keys would become wrong), or if a window or chunk stands only in the
+    config or in a mask and no layer requests it.
     """
     limits = [int(getattr(config, "max_position_embeddings", None) or _DEFAULT_POSITIONS)]
     for rope in _ropes(config):
         if rope.get("rope_type") == "longrope":
             limits.append(int(rope.get("original_max_position_embeddings") or limits[0]))
+    limits += [size for size in masked if size not in windows]
     types = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
     window = getattr(config, "sliding_window", None)
     for kind, seen in zip(types, windows, strict=True):

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.masking_utils import AttentionMaskInterface
 
 from outrider.contracts import IntArray, ModelSpec, StepBatch, StepOutput
 from outrider.errors import ModelError
@@ -58,6 +59,7 @@ class TransformersModel:
         self._batch: StepBatch | None = None
         self._num_slots = self._block_size = 0
         self._probed = False
+        self.masked: set[int] = set()  # windows of the model's own masks
         self._selects_rows = "logits_to_keep" in inspect.signature(inner.forward).parameters
         self._probe()
         self._stack = self._find_stack()
@@ -201,10 +203,18 @@ class TransformersModel:
         return self._plans[group_size]
 
     def _probe(self) -> None:
-        """A first pass, over one token, which finds the layers and the sizes of their stores."""
+        """A first pass, over one token, which finds the layers and the sizes of their stores.
+
+        It also records the windows that the model's own masks would have.
+        """
         self.allocate(1, 1)
-        with torch.no_grad():
-            self._run(one_token(), torch.tensor([0], device=self.device))
+        masks = AttentionMaskInterface._global_mapping
+        masks[ATTENTION_NAME] = _record_mask
+        try:
+            with torch.no_grad():
+                self._run(one_token(), torch.tensor([0], device=self.device))
+        finally:
+            del masks[ATTENTION_NAME]
         self._probed = True
         expected = self.inner.config.get_text_config().num_hidden_layers
         if len(self._layers) != expected:
@@ -222,7 +232,9 @@ class TransformersModel:
             num_tokens=count_tokens(folder, text.vocab_size),
             num_layers=len(self._layers),
             hidden_size=text.hidden_size,
-            max_positions=max_positions(text, [layer.window for layer in self._layers.values()]),
+            max_positions=max_positions(
+                text, [layer.window for layer in self._layers.values()], self.masked
+            ),
             kv_bytes_per_token=sum(s.shape[1] * s.shape[2] * s.itemsize for s in stores),
             num_parameters=sum(p.numel() for p in self.inner.parameters()),
             eos_ids=read_eos_ids(folder, read_config(folder)),
@@ -320,6 +332,12 @@ def _paged_attention(
         sinks_A=s_aux,
     )
     return attended[None], None
+
+
+def _record_mask(*, local_size: int | None = None, **_: Any) -> None:
+    """Instead of a mask: none is made, because our attention makes its own."""
+    if local_size:
+        _ACTIVE.get().masked.add(int(local_size))
 
 
 transformers.AttentionInterface.register(ATTENTION_NAME, _paged_attention)

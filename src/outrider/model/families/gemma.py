@@ -88,6 +88,10 @@ _VAULT_NORMS = Layout(modules={"post_attention_layernorm": "pre_feedforward_laye
     query_pre_attn_scalar=256,
     sliding_window=4096,
     sliding_window_pattern=6,
+    vocab_size=262208,
+    hidden_size=2304,
+    intermediate_size=9216,
+    num_attention_heads=8,
     **_GEMMA,
 )
 def gemma3(read: Reader) -> DecoderConfig:

@@ -27,6 +27,11 @@ def llama(read: Reader) -> DecoderConfig:
     max_position_embeddings=131072,
     num_key_value_heads=8,
     sliding_window=4096,
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
 )
 def mistral(read: Reader) -> DecoderConfig:
     types = [SLIDING] * read.number("num_hidden_layers")

@@ -61,6 +61,8 @@ def family(model_type: str, architecture: str, **defaults: Any) -> Callable[[Des
 
 def read_decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     """Raises `UnsupportedByDecoder` for other architectures, `ModelError` for a broken config."""
+    if isinstance(config.get("text_config"), dict):
+        return _read_text_part(config)
     model_type = str(config.get("model_type"))
     found = FAMILIES.get(model_type)
     if found is None:
@@ -72,6 +74,38 @@ def read_decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     stated = dict(_present(config))
     known = ChainMap(stated, dict(found.defaults))
     return found.describe(Reader(model_type, known, frozenset(stated)))
+
+
+# Classes with a vision part whose text part is one of our families, and where its tensors are.
+_WITH_VISION = {
+    "Gemma3ForConditionalGeneration": "gemma3_text",
+    "Mistral3ForConditionalGeneration": "mistral",
+}
+
+
+def _read_text_part(config: Mapping[str, Any]) -> DecoderConfig:
+    """The decoder of a model that also sees images; it reads and writes text alone."""
+    architecture, *_ = config.get("architectures") or [""]
+    if architecture not in _WITH_VISION:
+        raise UnsupportedByDecoder(
+            f"the compact decoder does not know the text part of a {architecture}; use a text model"
+        )
+    text = {**config["text_config"], "model_type": _WITH_VISION[architecture]}
+    text.pop("architectures", None)
+    if text.get("model_type") != config["text_config"].get("model_type", text["model_type"]):
+        raise UnsupportedByDecoder(
+            f"the text part of this {architecture} is a {config['text_config']['model_type']}; "
+            "use a text model"
+        )
+    inherited = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+    text |= {key: config[key] for key in inherited if config.get(key) is not None}
+    found = read_decoder_config(text)
+    layout = replace(
+        found.layout,
+        trunks=("model.language_model.", "language_model.model."),
+        heads=("lm_head", "language_model.lm_head"),
+    )
+    return replace(found, layout=layout)
 
 
 def _present(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -88,7 +122,7 @@ def stored_dtype(config: Mapping[str, Any]) -> str:
 
 def _refuse_unusual(config: Mapping[str, Any], found: Family) -> None:
     architectures = config.get("architectures") or [found.architecture]
-    if found.architecture not in architectures:
+    if found.architecture.lower() not in {str(name).lower() for name in architectures}:
         raise UnsupportedByDecoder(
             f"the folder holds a {architectures[0]}, not a {found.architecture}; "
             "use a causal language model"

@@ -1,0 +1,67 @@
+"""Text models inside multimodal classes: their text part runs on our decoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as t
+
+from native_models import random_tokens
+from outrider import native
+from outrider.errors import ModelError
+from outrider.model import load_model
+from outrider.model.driver import Driver
+from outrider.model.weights import read_config
+from tiny_models import SMALL, worst
+
+TOKENS = random_tokens(40, 64)
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+MODELS = {
+    "gemma3": (
+        t.Gemma3ForConditionalGeneration,
+        t.Gemma3Config(
+            text_config={**SMALL, "head_dim": 16, "sliding_window": 7},
+            vision_config={"model_type": "siglip_vision_model", **VISION},
+            mm_tokens_per_image=4,
+        ),
+    ),
+    "mistral3": (
+        t.Mistral3ForConditionalGeneration,
+        t.Mistral3Config(
+            text_config={"model_type": "mistral", **SMALL, "head_dim": 8},
+            vision_config={"model_type": "pixtral", **VISION},
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_agrees_with_transformers(name: str, tmp_path: Path) -> None:
+    kind, config = MODELS[name]
+    torch.manual_seed(0)
+    theirs = kind(config).eval()
+    theirs.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor([TOKENS])).logits[0].float()
+    for backend in ("torch", *(["native"] if native.available() else [])):
+        model = load_model(tmp_path, backend=backend)  # type: ignore[arg-type]
+        assert worst(Driver(model).forward({"a": TOKENS}).logits["a"], expected) < 1e-4
+
+
+def test_other_classes_are_refused_by_name(tmp_path: Path) -> None:
+    from outrider.model.families import read_decoder_config
+
+    kind, config = MODELS["mistral3"]
+    kind(config).save_pretrained(tmp_path)
+    raw = read_config(tmp_path) | {"architectures": ["LlavaForConditionalGeneration"]}
+    with pytest.raises(ModelError, match="LlavaForConditionalGeneration"):
+        read_decoder_config(raw)
