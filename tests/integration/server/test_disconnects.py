@@ -12,7 +12,7 @@ import pytest
 from outrider.contracts import StepBatch
 from outrider.engine.build import EngineConfig
 
-from .live import LONG, Live, Target, begin, raw_connection, wait_for, with_options
+from .live import LONG, Live, Target, begin, raw_connection, request_bytes, wait_for, with_options
 
 SLOW: dict[str, Any] = LONG | {"speculation": {"off": True}}  # 400 passes
 
@@ -32,6 +32,18 @@ def test_row_1_closing_a_stream_ends_its_request_with_the_step_under_way(
         begin(live, connection, **SLOW, stream=True)
         seen = b""
         while b"data: " not in seen:
+            seen += connection.recv(4096)
+        target.hold()
+    check_that_nothing_follows(live, target)
+
+
+def test_row_51_an_ollama_client_that_hangs_up(live: Live, target: Target) -> None:
+    target.delay_s = 0.02
+    body = {"model": "tiny", "prompt": "x", "raw": True, "options": {"num_predict": 400}}
+    with raw_connection(live) as connection:
+        connection.sendall(request_bytes(live, "/api/generate", json.dumps(body).encode()))
+        seen = b""
+        while b'"response"' not in seen:
             seen += connection.recv(4096)
         target.hold()
     check_that_nothing_follows(live, target)

@@ -86,6 +86,14 @@ def test_other_names_for_structure(live: Live, more: dict[str, Any], pattern: st
     assert live.post("/v1/completions", twice).status_code == 400
 
 
+def test_biases_are_pairs(live: Live) -> None:
+    (token,) = live.post("/tokenize", {"content": "q"}).json()["tokens"]
+    body = LLAMA | {"n_predict": 4, "logit_bias": [[token, 100.0]]}
+    assert live.post("/completion", body).json()["content"] == "qqqq"
+    for wrong in (5, {"q": 1}, [5], [[token]], [["q", 1.0]], [[token, "x"]]):
+        assert live.post("/completion", LLAMA | {"logit_bias": wrong}).status_code == 400
+
+
 def test_facts_about_the_server(live: Live) -> None:
     props = live.client.get("/props").json()
     assert props["default_generation_settings"]["n_ctx"] == 512

@@ -23,6 +23,8 @@ REFUSALS = f"{SERVER}/test_refusals.py"
 EXACTNESS = f"{SERVER}/test_served_exactness.py"
 BAD_INPUT = f"{SERVER}/test_bad_input.py"
 TENANTS = f"{SERVER}/test_tenants.py"
+TOOLS = f"{SERVER}/test_tools.py"
+MODELS = f"{SERVER}/test_models.py"
 LIVE_PAGE = "tests/e2e/test_live_page.py"
 
 # row: (what happens, where its tests are, how their names begin)
@@ -85,11 +87,18 @@ MATRIX = {
         "tests/e2e/test_train.py",
         "test_a_killed_run_resumes_to_the_same_curve",
     ),
+    51: ("an Ollama client hangs up", DISCONNECTS, "test_row_51_"),
+    52: ("tool schemas that are bombs, recursive $ref", TOOLS, "test_schemas_that_are_bombs_"),
+    53: ("10,000 tools, names that are none: 400", TOOLS, "test_what_cannot_be_is_refused"),
+    54: ("unknown roles: 200 or 400", TOOLS, "test_row_54_"),
+    55: ("a flood of stored responses", f"{SERVER}/test_dialects.py", "test_a_flood_of_responses_"),
+    56: ("models switch under load", MODELS, "test_models_switch_under_load"),
+    57: ("no unload while streaming", MODELS, "test_idle_models_are_unloaded_but_not_"),
 }
 
 
 def test_every_row_has_its_test() -> None:
-    assert list(MATRIX) == list(range(1, 51))
+    assert list(MATRIX) == list(range(1, 58))
     names = {
         path: {
             node.name

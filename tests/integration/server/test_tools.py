@@ -270,6 +270,14 @@ def test_schemas_that_are_bombs_never_break_the_server(
         assert response.json()["error"]["param"] == "tools"
 
 
+@pytest.mark.parametrize("role", ["developer", "narrator", "tool", "function", "\u202e", "x" * 64])
+def test_row_54_unknown_roles(live: Live, role: str) -> None:
+    body = {"messages": [*ASK, {"role": role, "content": "y"}], "max_tokens": 2}
+    for more in ({}, {"tools": [WEATHER]}):
+        assert live.post(CHAT, body | more).status_code in (200, 400)
+    assert live.post(CHAT, {"messages": [{"role": "", "content": "y"}]}).status_code == 400
+
+
 def test_the_sdk_parses_and_streams_calls(live: Live) -> None:
     class GetWeather(pydantic.BaseModel):
         city: str = pydantic.Field(pattern="^[a-z]{1,8}$")

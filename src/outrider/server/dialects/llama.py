@@ -68,7 +68,9 @@ class LlamaBody(TolerantBody):
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _pairs(cls, given: Any) -> Any:
-        return [tuple(pair) if isinstance(pair, list) else pair for pair in given or []]
+        if not isinstance(given, list):
+            return given
+        return [tuple(pair) if isinstance(pair, list) else pair for pair in given]
 
     def common(self) -> dict[str, Any]:
         names = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty")
