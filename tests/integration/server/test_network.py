@@ -74,6 +74,30 @@ def test_other_names_of_the_model(live: Live, monkeypatch: pytest.MonkeyPatch) -
     assert live.text(**PROBE, model="whatever") == live.expected_probe
 
 
+@pytest.mark.parametrize("key", [None, "sesame"])
+def test_the_start_says_what_runs_where(
+    engine_config: EngineConfig, capfd: pytest.CaptureFixture[str], key: str | None
+) -> None:
+    from outrider.cli.serve import announce
+
+    keys = {} if key is None else {"api_keys": (key,)}
+    with Live(engine_config, **keys) as live:
+        announce(live.service, live.url, "float32")
+    said = capfd.readouterr().err
+    for text in (
+        f"{live.url}/v1",
+        f"{live.url}/live",
+        "tiny: ",
+        "512 tokens of context",
+        "float32",
+    ):
+        assert text in said
+    assert "draft-model, K 3" in said
+    assert "8192 tokens" in said
+    assert ("Authorization: Bearer KEY" in said) == (key is not None)
+    assert key is None or key not in said
+
+
 def test_openapi_has_a_page(live: Live) -> None:
     assert "openapi.json" in live.client.get("/docs").text
 
