@@ -41,6 +41,16 @@ _GROUPS = {
 }
 
 
+_LATENT = SMALL | {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+}
+
+
 def _longrope(pairs: int) -> dict[str, Any]:
     factors = [1.0 + i / 2 for i in range(pairs)]
     return {
@@ -165,5 +175,25 @@ FAMILY_CONFIGS: dict[str, Any] = {
         **SMALL, head_dim=8, num_local_experts=6, num_experts_per_tok=3, rotary_dim=4
     ),
     "hunyuan_v1_moe": t.HunYuanMoEV1Config(**SMALL, head_dim=8, num_experts=6, moe_topk=3),
+    "deepseek_v2": t.DeepseekV2Config(
+        **_LATENT, **_GROUPS, num_experts_per_tok=3, topk_method="group_limited_greedy"
+    ),
+    "deepseek_v2 lite": t.DeepseekV2Config(
+        **_LATENT | {"q_lora_rank": None},
+        **_GROUPS,
+        num_experts_per_tok=3,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 0.7,
+            "mscale_all_dim": 0.9,
+        },
+    ),
+    "deepseek_v3": t.DeepseekV3Config(**_LATENT, **_GROUPS, num_experts_per_tok=3),
+    "deepseek_v3 halves": t.DeepseekV3Config(
+        **_LATENT, **_GROUPS, num_experts_per_tok=3, rope_interleave=False
+    ),
     "opt": t.OPTConfig(**SMALL, ffn_dim=48, word_embed_proj_dim=32),
 }

@@ -116,7 +116,8 @@ class Weights:
             place = self._place(layer, module if kind in ("weight", "bias") else name)
             place = f"{place}.{kind}" if kind in ("weight", "bias") else place
             tensor = self._matrix(place, self._shapes[layer][name])
-        return self._paired(tensor) if part in ("q", "k") else tensor
+        paired = part in ("q", "k") and self.config.latent is None
+        return self._paired(tensor) if paired else tensor
 
     def _matrix(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         if len(shape) == 2 and self.config.layout.transposed:

@@ -266,7 +266,11 @@ class TorchDecoder:
         config = self.config
         num_kv, group, dim = config.num_kv_heads, config.group_size, config.head_dim
         num_tokens, num_q = len(h_TH), group * num_kv
-        qkv = F.linear(h_TH, layer.qkv, layer.qkv_bias).view(num_tokens, num_q + 2 * num_kv, dim)
+        if layer.latent is not None:
+            qkv = layer.latent.heads(h_TH, dim)
+        else:
+            qkv = F.linear(h_TH, layer.qkv, layer.qkv_bias)
+            qkv = qkv.view(num_tokens, num_q + 2 * num_kv, dim)
         if not config.qk_norm_late:
             self._norm_heads(layer, qkv)
         if layer.rope != NO_ROPE:
@@ -287,6 +291,8 @@ class TorchDecoder:
             softcap=config.score_cap,
             sinks_GK=layer.sinks_GK,
         )
+        if config.latent is not None:
+            attended = attended[..., : config.latent.value]
         return attended.reshape(num_tokens, -1)
 
     def _norm_heads(self, layer: Layer, qkv_TND: torch.Tensor) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from outrider.model.experts import ExpertLayer
 from outrider.model.families.description import DecoderConfig
+from outrider.model.latent import LatentLayer, read_latent
 from outrider.model.tensors import Tensors, Weights
 
 
@@ -39,6 +40,7 @@ class Layer:
     mlp_out_norm_H: torch.Tensor | None = None
     sinks_GK: torch.Tensor | None = None
     experts: ExpertLayer | None = None
+    latent: LatentLayer | None = None
 
 
 class Loader:
@@ -149,12 +151,15 @@ class Loader:
             index, "post_attention_layernorm", before and not config.one_norm
         )
         has_mlp = config.inner_size(index) > 0
+        latent = read_latent(self.weights, index, self._place) if config.latent else None
         o = self.weights.layer(index, "self_attn.o_proj.weight")
-        o = self._heads(o.t(), rope=False, query=True).t()
+        if latent is None:
+            o = self._heads(o.t(), rope=False, query=True).t()
         return Layer(
             attention_norm_H=attention_norm,
             attention_norm_bias_H=attention_norm_bias,
-            qkv=self._qkv(index, "weight"),
+            latent=latent,
+            qkv=self._qkv(index, "weight") if latent is None else torch.empty(0),
             qkv_bias=self._qkv(index, "bias") if config.qkv_bias else None,
             q_norm_D=self._head_norm(index, "q"),
             k_norm_D=self._head_norm(index, "k"),

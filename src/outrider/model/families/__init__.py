@@ -7,6 +7,7 @@ almost correctly.
 
 from outrider.model.families import (
     cohere,
+    deepseek,
     experts,
     gemma,
     glm,
@@ -36,6 +37,7 @@ __all__ = [
     "Reader",
     "UnsupportedByDecoder",
     "cohere",
+    "deepseek",
     "experts",
     "family",
     "gemma",

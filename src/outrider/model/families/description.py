@@ -20,6 +20,20 @@ NO_ROPE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Queries, keys and values made of small latent vectors, which are normalised first.
+
+    A head of `rope + nope` dimensions; the rotated part of a key is the same for all heads.
+    """
+
+    q_rank: int  # 0: queries are made of the residual itself
+    kv_rank: int
+    rope: int
+    nope: int
+    value: int  # dimensions of a value; the rest of its place in the cache is empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLayout:
     """Where a layer has its experts; modules in the layer, E for the number of an expert."""
 
@@ -147,6 +161,7 @@ class DecoderConfig:
     logit_cap: float | None = None
     head_bias: bool = False
     experts: Experts | None = None
+    latent: Latent | None = None
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
@@ -211,10 +226,13 @@ def layer_shapes(config: DecoderConfig, layer: int) -> dict[str, tuple[int, ...]
             shapes[f"{name}.weight"] = (hidden,)
         if config.norm_bias:
             shapes[f"{name}.bias"] = (hidden,)
-    linear("self_attn.q_proj", num_q, hidden, config.qkv_bias)
-    linear("self_attn.k_proj", num_kv, hidden, config.qkv_bias)
-    linear("self_attn.v_proj", num_kv, hidden, config.qkv_bias)
-    linear("self_attn.o_proj", hidden, num_q, config.o_bias)
+    if config.latent is not None:
+        shapes |= _latent_shapes(config, config.latent)
+    else:
+        linear("self_attn.q_proj", num_q, hidden, config.qkv_bias)
+        linear("self_attn.k_proj", num_kv, hidden, config.qkv_bias)
+        linear("self_attn.v_proj", num_kv, hidden, config.qkv_bias)
+        linear("self_attn.o_proj", hidden, num_q, config.o_bias)
     if config.qk_norm:
         for which, width in (("q", num_q), ("k", num_kv)):
             shapes[f"self_attn.{which}_norm.weight"] = (dim if config.qk_span == "head" else width,)
@@ -227,6 +245,24 @@ def layer_shapes(config: DecoderConfig, layer: int) -> dict[str, tuple[int, ...]
     linear("mlp.up_proj", inner, hidden, config.mlp_bias)
     linear("mlp.down_proj", hidden, inner, config.mlp_bias)
     return shapes
+
+
+def _latent_shapes(config: DecoderConfig, latent: Latent) -> dict[str, tuple[int, ...]]:
+    hidden, heads = config.hidden_size, config.num_heads
+    q_rows, at = heads * (latent.rope + latent.nope), "self_attn."
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{at}kv_a_proj_with_mqa.weight": (latent.kv_rank + latent.rope, hidden),
+        f"{at}kv_a_layernorm.weight": (latent.kv_rank,),
+        f"{at}kv_b_proj.weight": (heads * (latent.nope + latent.value), latent.kv_rank),
+        f"{at}o_proj.weight": (hidden, heads * latent.value),
+    }
+    if not latent.q_rank:
+        return shapes | {f"{at}q_proj.weight": (q_rows, hidden)}
+    return shapes | {
+        f"{at}q_a_proj.weight": (latent.q_rank, hidden),
+        f"{at}q_a_layernorm.weight": (latent.q_rank,),
+        f"{at}q_b_proj.weight": (q_rows, latent.q_rank),
+    }
 
 
 def norm_names(config: DecoderConfig) -> list[str]:

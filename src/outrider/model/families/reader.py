@@ -109,8 +109,9 @@ def _read_text_part(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _present(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the config says; a null stays only where it means something: as an empty window."""
-    meaningful = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+    """What the config says; a null stays only where it means something: no window, say."""
+    meaningful = {"sliding_window", "q_lora_rank"}
+    meaningful |= {"attn_logit_softcapping", "final_logit_softcapping"}
     return {k: v for k, v in config.items() if v is not None or k in meaningful}
 
 
