@@ -153,11 +153,12 @@ class NativeDecoder(NativeModel):
             raise UnknownName("dtype", dtype, ["auto", *WEIGHT_TYPES])
         checkpoint = open_checkpoint(folder)
         kinds = _matrix_kinds(checkpoint, config)
-        packed = max(kinds) >= native.PACKED
+        has_blocks = max(kinds) >= native.PACKED
         if dtype == "auto":
+            packed = has_blocks and not config.rope_pairs  # whose rows of heads are reordered
             dtype = _PACKED if packed else _LOSSLESS.get(config.dtype, "float32")
         # As stored where that makes the same bits from less memory.
-        keeps = dtype == _PACKED or (dtype == "float32" and not packed)
+        keeps = dtype == _PACKED or (dtype == "float32" and not has_blocks)
         model = cls(config, _spec(folder, raw, config), dtype, kinds if keeps else None, threads)
         model._read(checkpoint)
         model.load_s = time.perf_counter() - started

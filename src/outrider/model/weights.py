@@ -2,8 +2,8 @@
 
 A model is a Hugging Face folder or a GGUF file, which `outrider.model.gguf` reads.
 
-Only data is read: safetensors, never pickles, and never Python code inside a folder. Every problem
-with a folder is a `ModelError` of one line that says what to do.
+Only data is read: safetensors or pickled tensors, and never Python code inside a folder. Every
+problem with a folder is a `ModelError` of one line that says what to do.
 """
 
 from __future__ import annotations
@@ -22,9 +22,16 @@ from safetensors import SafetensorError, safe_open
 
 from outrider.errors import ModelError
 from outrider.model.gguf.files import is_gguf
+from outrider.model.pickled import PickledFile
 from outrider.native import STORED_KINDS
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+_HUB_PICKLES = ["pytorch_model*.bin"]  # only where there are no safetensors
+# The file or the index of shards, the preferred form first.
+_WEIGHTS = (
+    ("model.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
 
 
 def resolve_folder(path_or_name: str | Path) -> Path:
@@ -56,7 +63,10 @@ def _hub_snapshot(name: str) -> Path:
     except Exception:  # not or only partly in the cache: ask the hub
         pass
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        found = Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        if not any(found.glob("*.safetensors")):
+            found = Path(snapshot_download(name, allow_patterns=[*_HUB_FILES, *_HUB_PICKLES]))
+        return found
     except Exception as error:
         raise ModelError(
             f"no folder {name}, and the hub did not provide it ({type(error).__name__}); "
@@ -143,23 +153,23 @@ class Checkpoint:
         self.folder = folder
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
-        index = folder / "model.safetensors.index.json"
-        if (folder / "model.safetensors").is_file():
-            only = "model.safetensors"
-            self._file_of = dict.fromkeys(self._open(only).keys(), only)
-        elif index.is_file():
-            weight_map = read_json(index).get("weight_map")
-            if not isinstance(weight_map, dict):
-                raise ModelError(f"{index} has no weight_map; download the file again")
-            self._file_of = weight_map
-        else:
-            pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
-            hint = (
-                "its weights are pickles, which can run code; convert them to safetensors"
-                if pickled
-                else "download the weights"
-            )
-            raise ModelError(f"{folder} has no model.safetensors: {hint}")
+        for only, index in _WEIGHTS:
+            if (folder / only).is_file():
+                self._file_of = dict.fromkeys(self._open(only).keys(), only)
+                return
+            if (folder / index).is_file():
+                weight_map = read_json(folder / index).get("weight_map")
+                if not isinstance(weight_map, dict):
+                    raise ModelError(f"{folder / index} has no weight_map; download the file again")
+                self._file_of = weight_map
+                return
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
+        hint = (
+            "its weights are pickles of another form; convert them to safetensors"
+            if pickled
+            else "download the weights"
+        )
+        raise ModelError(f"{folder} has no model.safetensors: {hint}")
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
@@ -225,6 +235,9 @@ class Checkpoint:
             path = self.folder / filename
             if Path(filename).name != filename or not path.is_file():
                 raise ModelError(f"{self.folder} lacks {filename}; download the missing file")
+            if path.suffix == ".bin":
+                self._files[filename] = PickledFile(path)
+                return self._files[filename]
             try:
                 self._files[filename] = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:

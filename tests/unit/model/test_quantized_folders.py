@@ -201,6 +201,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_both(name: str, plain: Path, folder: Path) -> tuple[Path, Path]:
     """The quantised folder, and one with the same weights in float32."""
+    folder.mkdir(exist_ok=True)
     about, write, _ = FORMS[name]
     quantised, exact = folder / "quantised", folder / "exact"
     config = json.loads((plain / "config.json").read_text())
@@ -256,6 +257,20 @@ def test_what_is_exact_in_blocks_stays_packed(name: str, plain: Path, tmp_path: 
     expected = Driver(load_model(exact, dtype="float32")).forward({"a": TOKENS}).logits["a"]
     error = Driver(model).forward({"a": TOKENS}).logits["a"] - expected
     assert 0 < float(error.square().mean().sqrt() / expected.std()) < 0.05
+
+
+def test_heads_whose_neighbours_rotate_together(tmp_path: Path) -> None:
+    """Their rows are reordered while they are read, so they are not packed as they are."""
+    sizes = tiny_models.SMALL | {"hidden_size": HIDDEN, "intermediate_size": INNER}
+    folder = tiny_models.write(tmp_path / "plain", transformers.CohereConfig(**sizes))
+    quantised, exact = write_both("gptq", folder, tmp_path / "both")
+    for dtype, tolerance in (("float32", 0.0), ("auto", 0.05)):
+        logits = [
+            Driver(load_model(place, dtype=dtype)).forward({"a": TOKENS}).logits["a"]
+            for place in (quantised, exact)
+        ]
+        error = (logits[0] - logits[1]).square().mean().sqrt() / logits[1].std()
+        assert error <= tolerance
 
 
 def test_what_is_not_read_is_named(plain: Path, tmp_path: Path) -> None:

@@ -53,6 +53,63 @@ def to_pickle(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
+def pickled(folder: Path, shards: int = 1) -> dict[str, torch.Tensor]:
+    """The folder's tensors as pickles instead."""
+    tensors: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names, weight_map = list(tensors), dict[str, str]()
+    for i in range(shards):
+        file = f"pytorch_model-{i}.bin" if shards > 1 else "pytorch_model.bin"
+        torch.save({name: tensors[name] for name in names[i::shards]}, folder / file)
+        weight_map |= dict.fromkeys(names[i::shards], file)
+    if shards > 1:
+        index = json.dumps({"weight_map": weight_map})
+        (folder / "pytorch_model.bin.index.json").write_text(index)
+    return tensors
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_pickled_tensors_are_read(shards: int, tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "model")
+    tensors = pickled(folder, shards)
+    checkpoint = Checkpoint(folder)
+    assert set(checkpoint.names()) == set(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(checkpoint.tensor(name, tensor.shape), tensor)
+    load_model(folder)
+
+
+class RunsCode:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.write_text, (self.path, "run"))
+
+
+@pytest.mark.parametrize("content", ["code", "object", "list", "old form"])
+def test_pickles_run_no_code(content: str, tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "model")
+    tensors: dict[str, Any] = dict(pickled(folder))
+    trace = tmp_path / "trace"
+    if content == "code":
+        tensors["model.norm.weight"] = RunsCode(trace)
+    if content == "object":
+        tensors["step"] = 3
+    saved: Any = list(tensors.values()) if content == "list" else tensors
+    new = content != "old form"
+    torch.save(saved, folder / "pytorch_model.bin", _use_new_zipfile_serialization=new)
+    if content == "old form":
+        load_model(folder)
+        return
+    with pytest.raises(ModelError, match=r"more than tensors|other things than tensors") as caught:
+        load_model(folder)
+    assert "\n" not in str(caught.value)
+    assert not trace.exists()
+
+
 def broken_index(folder: Path, content: str) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(content)
