@@ -22,18 +22,20 @@ Target = Annotated[
 
 @app.callback()
 def group() -> None:
-    """Makes typer treat this as a group although it has one command."""
+    """One command for each layout."""
+
+
+Drafter = Annotated[
+    str, typer.Argument(metavar="DRAFTER_DIR", help="A draft model or head, or bundled:NAME.")
+]
+HeadFolder = Annotated[
+    str, typer.Argument(metavar="HEAD_DIR", help="Drafting heads, or bundled:NAME.")
+]
+Out = Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write.")]
 
 
 @app.command(epilog="Example: outrider export vllm bundled:eagle3 eagle3-for-vllm")
-def vllm(
-    drafter: Annotated[
-        str, typer.Argument(metavar="DRAFTER_DIR", help="A draft model or head, or bundled:NAME.")
-    ],
-    out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write.")],
-    target: Target = "bundled",
-    as_json: Json = False,
-) -> None:
+def vllm(drafter: Drafter, out: Out, target: Target = "bundled", as_json: Json = False) -> None:
     """Write a trained draft or head as vLLM loads it, and print what serves it."""
     from outrider.export.vllm import export_vllm
     from outrider.integrations.vllm.mapping import Wish, command, shown
@@ -48,3 +50,38 @@ def vllm(
         return
     typer.echo(json.dumps(config, indent=2))
     typer.echo(f"\n{shown(args)}\n\nor: outrider serve {target} --backend vllm --draft-model {out}")
+
+
+@app.command(epilog="Example: outrider export speculators bundled:eagle3 eagle3-speculators")
+def speculators(
+    head: HeadFolder, out: Out, target: Target = "bundled", as_json: Json = False
+) -> None:
+    """Write a head in the speculators format, with the target's embedding."""
+    _export(head, out, target, "speculators", as_json=as_json)
+
+
+@app.command(epilog="Example: outrider export specforge bundled:eagle3 eagle3-for-sglang")
+def specforge(
+    head: HeadFolder, out: Out, target: Target = "bundled", as_json: Json = False
+) -> None:
+    """Write a head as SpecForge does and SGLang loads it."""
+    _export(head, out, target, "specforge", as_json=as_json)
+
+
+def _export(head: str, out: Path, target: str, layout: str, *, as_json: bool) -> None:
+    from outrider.export.heads import export_head
+    from outrider.model.bundled import find_folder
+
+    place = out.resolve()
+    written = export_head(find_folder(head), find_folder(target), place, layout)
+    record = {
+        "layout": layout,
+        "kind": written.kind,
+        "folder": str(place),
+        "num_draft_tokens": written.num_draft_tokens,
+    }
+    if as_json:
+        print_json(record)
+        return
+    typer.echo(f"wrote {written.kind} in the layout of {layout}: {out}")
+    typer.echo(f"try it: outrider serve {target} --draft-model {out}")

@@ -24,7 +24,9 @@ from outrider.model.rope import RopeConfig
 from outrider.sampling import RowParams
 
 _EMBED, _FINAL_NORM, _HEAD, _O = 0, 1, 2, 7
-_FC, _HIDDEN_NORM, _MARKOV_EMBED, _MARKOV_HEAD = 21, 22, 23, 24
+_Q_BIAS = 8  # then those of keys, values and the last projection
+_FC, _HIDDEN_NORM, _MARKOV_EMBED, _MARKOV_HEAD, _FC_BIAS = 21, 22, 23, 24, 37
+_PROJECTS, _FUSED, _NORM_RESIDUAL, _FEEDS_NORMED, _FROM_ANCHOR = 1, 2, 4, 8, 16
 _EAGLE3, _DFLASH, _MEDUSA = 1, 2, 3
 
 HEAD_WEIGHTS = ("int8", *(name for name in WEIGHT_TYPES if name != "int8"))  # the usual first
@@ -75,12 +77,19 @@ class NativeHead(NativeModel):
         for kind, part in tensors.items():
             if part is not None:
                 self.set_tensor(kind, layer, part.weight)
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        for number, projection in enumerate(projections):
+            if projection.bias is not None:
+                self.set_tensor(_Q_BIAS + number, layer, projection.bias)
 
-    def _set_ends(self, borrowed: Borrowed, norm_H: torch.Tensor, head_VH: torch.Tensor) -> None:
-        self._embedding = borrowed.embedding_VH
-        self.set_tensor(_EMBED, 0, borrowed.embedding_VH)
-        self.set_tensor(_FINAL_NORM, 0, norm_H)
-        self.set_tensor(_HEAD, 0, head_VH)
+    def _set_ends(self, head: Eagle3Head | DFlashHead, borrowed: Borrowed) -> None:
+        """The embedding, last norm and output head: the head's own, or the target's."""
+        own = head.embed_tokens.weight.contiguous() if head.config.own_embedding else None
+        self._embedding = borrowed.embedding_VH if own is None else own
+        self.set_tensor(_EMBED, 0, self._embedding)
+        if head.norm is not None:
+            self.set_tensor(_FINAL_NORM, 0, head.norm.weight)
+        self.set_tensor(_HEAD, 0, borrowed.head_VH if head.lm_head is None else head.lm_head.weight)
 
 
 def _layer_fields(config: Any) -> dict[str, Any]:
@@ -115,29 +124,52 @@ class NativeEagle3(NativeHead):
 
     def __init__(self, head: Eagle3Head, borrowed: Borrowed, target: ModelSpec, dtype: str) -> None:
         config = head.config
-        spec = _spec(target, head.kind, 1, config.num_key_value_heads, config.head_dim)
+        num_layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
+        reads = config.projects or reads_fused(head)
+        fields = _layer_fields(config) | ({"feature_width": config.hidden_size} if reads else {})
         super().__init__(
-            spec,
+            _spec(target, head.kind, num_layers, kv_heads, config.head_dim),
             dtype,
             config.rope,
             kind=_EAGLE3,
-            layers=1,
-            qk_norm=0,
+            layers=num_layers,
+            qk_norm=int(config.qk_norm),
             head_rows=config.draft_vocab_size,
-            **_layer_fields(config),
+            variant=_variant(head),
+            **fields,
         )
-        assert head.norm is not None
-        assert head.lm_head is not None
-        self._set_ends(borrowed, head.norm.weight, head.lm_head.weight)
-        assert head.fc is not None
-        self.set_tensor(_FC, 0, head.fc.weight)
-        layer: Any = head.layers[0]
-        self.set_tensor(_HIDDEN_NORM, 0, layer.hidden_norm.weight)
-        self._set_layer(0, layer)
-        ids = head.target_ids.to(torch.int32).contiguous()
-        native.check(self._lib.outrider_set_ids(self._handle, ids.data_ptr(), len(ids)))
+        self._set_ends(head, borrowed)
+        if head.fc is not None and not reads_fused(head):
+            self.set_tensor(_FC, 0, head.fc.weight)
+            if head.fc.bias is not None:
+                self.set_tensor(_FC_BIAS, 0, head.fc.bias)
+        for number, layer in enumerate(head.layers):
+            self._set_layer(number, layer)
+        first: Any = head.layers[0]
+        if first.hidden_norm is not None:
+            self.set_tensor(_HIDDEN_NORM, 0, first.hidden_norm.weight)
+        if head.d2t is not None:
+            ids = head.target_ids.to(torch.int32).contiguous()
+            native.check(self._lib.outrider_set_ids(self._handle, ids.data_ptr(), len(ids)))
         self._check_ready()
         self._extend_rope(min(2048, target.max_positions))
+
+
+def reads_fused(head: Eagle3Head) -> bool:
+    """Whether the torch module makes one feature of the taps: norms and biases are not native."""
+    config = head.config
+    more = config.num_fc_norms or config.input_norm or config.fc_bias or config.reads_last_state
+    return bool(more) and not config.projects
+
+
+def _variant(head: Eagle3Head) -> int:
+    config = head.config
+    return (
+        _PROJECTS * config.projects
+        + _FUSED * reads_fused(head)
+        + _NORM_RESIDUAL * config.norm_before_residual
+        + _FEEDS_NORMED * config.norm_output
+    )
 
 
 class NativeDFlash(NativeHead):
@@ -156,11 +188,12 @@ class NativeDFlash(NativeHead):
             qk_norm=1,
             head_rows=target.vocab_size,
             markov_rank=config.markov_rank,
+            variant=_FROM_ANCHOR if config.samples_from_anchor else 0,
             **_layer_fields(config),
         )
-        self.num_places = config.block_size - 1
+        self.num_places = config.num_drafts
         self._mask_token = config.mask_token_id
-        self._set_ends(borrowed, head.norm.weight, borrowed.head_VH)
+        self._set_ends(head, borrowed)
         self.set_tensor(_FC, 0, head.fc.weight)
         self.set_tensor(_HIDDEN_NORM, 0, head.hidden_norm.weight)
         for number, layer in enumerate(head.layers):
@@ -217,6 +250,8 @@ class NativeMedusa(NativeHead):
         linears = [linear for block in blocks for linear in block["layers"]]
         for number, linear in enumerate(linears):
             self.set_tensor(_O, number, linear.weight)
+            if linear.bias is not None:
+                self.set_tensor(_Q_BIAS + 3, number, linear.bias)
         self._check_ready()
 
     def guess(self, hidden_SH: torch.Tensor, depth: int) -> torch.Tensor:
@@ -235,13 +270,19 @@ class NativeMedusa(NativeHead):
 def runs_natively(head: Head) -> bool:
     """Whether a native model computes exactly what the head does."""
     if isinstance(head, Eagle3Head):
-        return head.is_plain
+        eagle = head.config
+        size = eagle.target_hidden_size or eagle.hidden_size
+        is_odd = eagle.mask_token_id is not None or eagle.logit_scale != 1.0 or bool(eagle.windows)
+        return not is_odd and size == eagle.hidden_size
     if isinstance(head, MedusaHeads):
-        size = head.config
-        shared = size.original_lm_head or (size.one_lm_head and head.token_map is None)
-        return shared and not size.bias and size.logit_scale == 1.0
+        medusa = head.config
+        shared = medusa.original_lm_head or (medusa.one_lm_head and head.token_map is None)
+        return shared and medusa.logit_scale == 1.0
     if isinstance(head, DFlashHead):
-        return head.is_plain
+        dflash = head.config
+        varies = (dflash.windows, dflash.causal, dflash.mask_embedding, dflash.target_hidden_size)
+        few = dflash.draft_vocab_size not in (None, dflash.vocab_size)
+        return not (any(varies) or few) and dflash.markov_type == "vanilla"
     return False
 
 

@@ -80,6 +80,7 @@ class Config(Structure):
                 "feature_width",
                 "head_rows",
                 "markov_rank",
+                "variant",
             )
         ),
         ("eps", c_float),

@@ -219,10 +219,7 @@ void feed_back(Chain& f) {
     const int seq = f.active[row];
     if (f.limits[size_t(seq)] <= f.round) continue;
     active.push_back(seq);
-    if (m.config.kind) {
-      const float* state = m.buffers.x + before[row] * m.buffers.ldx;
-      f.states.insert(f.states.end(), state, state + m.config.hidden);
-    }
+    if (m.config.kind) f.append_state(f.states, before[row]);
   }
   f.active = active;
   for (int i = 0; i < s.num_seqs; ++i) {
@@ -253,6 +250,11 @@ void draft_job(void* context, Team& team, int thread) {
   }
 }
 
+// The places of a DFlash block; the first of them guesses nothing, unless it guesses after itself.
+int block_places(const Chain& f) {
+  return f.d.out_width + (f.step.m->varies(OUTRIDER_FROM_ANCHOR) ? 0 : 1);
+}
+
 // DFlash: keys and values of the features are stored; drafts the blocks one after another.
 void lay_blocks(Chain& f) {
   StepArgs& s = f.step.s;
@@ -266,8 +268,10 @@ void lay_blocks(Chain& f) {
   for (int i = 0, next = 0; i < s.num_seqs; ++i) {
     f.starts[size_t(i)] = int32_t(f.tokens.size());
     if (next == int(f.active.size()) || f.active[size_t(next)] != i) continue;
-    for (int place = 0; place < f.d.out_width + 1; ++place) {
-      if (place > 0 && place <= f.rounds) f.rows.push_back(int32_t(f.tokens.size()));
+    const int skipped = block_places(f) - f.d.out_width;
+    for (int place = 0; place < block_places(f); ++place) {
+      if (place >= skipped && place < skipped + f.rounds)
+        f.rows.push_back(int32_t(f.tokens.size()));
       f.tokens.push_back(place ? f.d.mask_token : first[size_t(next)]);
       f.positions.push_back(f.next_position[size_t(i)] + place);
     }
@@ -349,7 +353,7 @@ int32_t run_draft(OutriderModel& m, const StepArgs& given, const DraftParams& p,
   std::vector<int32_t> extra(size_t(std::max(0, s.num_seqs)));
   for (size_t i = 0; i < extra.size(); ++i) {
     if (p.num_tokens[i] > d.out_width) return set_error("out is too narrow"), OUTRIDER_INVALID;
-    extra[i] = blocks ? d.out_width + 1 : std::max(0, p.num_tokens[i] - (d.states ? 0 : 1));
+    extra[i] = blocks ? block_places(f) : std::max(0, p.num_tokens[i] - (d.states ? 0 : 1));
     f.rounds = std::max(f.rounds, p.num_tokens[i]);
   }
   if (d.stop_rules.chances && (blocks || d.states))
@@ -370,7 +374,7 @@ int32_t run_draft(OutriderModel& m, const StepArgs& given, const DraftParams& p,
   f.logits.resize(blocks ? 0 : rows * m.config.vocab);
   f.places.resize(blocks ? rows * f.rounds * m.config.vocab : 0);
   s.logits = f.logits.data();
-  const int most = blocks ? int(rows) * (d.out_width + 1) : s.num_seqs;
+  const int most = blocks ? int(rows) * block_places(f) : s.num_seqs;
   if (!lay_out(m, s.threads, std::max(s.num_tokens, most), length)) return OUTRIDER_MEMORY;
   run_on_pool(s.threads, blocks && f.rounds ? block_job : draft_job, &f);
   return f.failed ? OUTRIDER_INVALID : OUTRIDER_OK;

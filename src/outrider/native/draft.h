@@ -57,6 +57,17 @@ struct Drafting {
   // The smallest scaled logit of a row that the filters of its sequence keep.
   float floor(const float* x, int seq, int thread);
 
+  // Appends what the next row of a head reads: the state in row `row` of the pass.
+  void append_state(std::vector<float>& to, int row) const {
+    const OutriderModel& m = *step.m;
+    const int n = m.config.hidden;
+    const float* state = m.buffers.x + row * m.buffers.ldx;
+    to.insert(to.end(), state, state + n);
+    float* own = to.data() + to.size() - size_t(n);
+    if (m.varies(OUTRIDER_FEEDS_NORMED))
+      m.kernels->rms_norm(own, m.final_norm.data(), n, m.config.eps, own);
+  }
+
   // Sets the step's pointers to the arrays above; false, with `failed` set, if sizes do not fit.
   bool plan();
 

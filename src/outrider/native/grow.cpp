@@ -78,10 +78,7 @@ void grow_on(Growth& f) {
   for (size_t row = 0; row < f.active.size(); ++row) {
     Tree& tree = f.trees[size_t(f.active[row])];
     const int node = f.nodes[row];
-    if (hidden) {
-      const float* state = m.buffers.x + m.plan.head_rows[row] * m.buffers.ldx;
-      tree.states.insert(tree.states.end(), state, state + hidden);
-    }
+    if (hidden) f.append_state(tree.states, m.plan.head_rows[row]);
     for (int c = 0; c < f.d.children; ++c) {
       const Guess& g = f.guesses[row * f.d.children + c];
       if (!(g.score > -__builtin_inff())) break;

@@ -246,10 +246,10 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
   const int turned = type & OUTRIDER_TURNED ? c.head_dim : 0;
   type &= ~OUTRIDER_TURNED;
   if (!data) return set_error("null tensor");
-  const bool of_heads = kind >= OUTRIDER_FC && kind <= OUTRIDER_MARKOV_HEAD;
+  const bool of_heads = (kind >= OUTRIDER_FC && kind <= OUTRIDER_MARKOV_HEAD) || kind == OUTRIDER_FC_BIAS;
   const bool global = kind <= OUTRIDER_HEAD || of_heads ||
                       (kind >= OUTRIDER_FINAL_NORM_BIAS && kind <= OUTRIDER_POSITIONS);
-  if (kind < 0 || kind > OUTRIDER_SHARED_GATE || (of_heads && !c.kind) || (!global && (layer < 0 || layer >= c.layers)))
+  if (kind < 0 || kind > OUTRIDER_FC_BIAS || (of_heads && !c.kind) || (!global && (layer < 0 || layer >= c.layers)))
     return set_error("no such tensor");
   auto shape = [&](int64_t r, int64_t k) {
     return (rows == r && columns == k) || fail_shape(kind, layer, rows, columns);
@@ -266,7 +266,7 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
     return true;
   };
   auto heads_into_qkv = [&](int which, int first, int count) {
-    if (!shape(int64_t(count) * c.head_dim, m.layer_inputs())) return false;
+    if (!shape(int64_t(count) * c.head_dim, m.layer_inputs(layer))) return false;
     Weights& w = l->qkv;
     const int output = w.parts == 1 ? first * dp : 0;
     return pack(w.part[w.parts == 1 ? 0 : which],
@@ -309,7 +309,10 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
       good = shape(1, c.hidden) && set_vector(m.final_norm, 0, data, type, c.hidden);
       break;
     case OUTRIDER_HEAD: good = whole(m.head, c.head_rows, c.hidden); break;
-    case OUTRIDER_FC: good = whole(m.fc, c.hidden, c.feature_width); break;
+    case OUTRIDER_FC: good = whole(m.fc, c.hidden, m.fc_inputs()); break;
+    case OUTRIDER_FC_BIAS:
+      good = shape(1, c.hidden) && set_vector(m.fc_bias, 0, data, type, c.hidden);
+      break;
     case OUTRIDER_HIDDEN_NORM:
       good = shape(1, c.hidden) && set_vector(m.hidden_norm, 0, data, type, c.hidden);
       break;
@@ -472,17 +475,17 @@ bool place_weights(OutriderModel& m) {
     m.embedding = types[1] == OUTRIDER_TIED ? &m.head : &m.own_embedding;
     if (m.embedding != &m.head) places.add(m.own_embedding, c.vocab, c.hidden, types[0]);
   }
-  if (m.is(OUTRIDER_EAGLE3) || m.is(OUTRIDER_DFLASH)) places.add(m.fc, c.hidden, c.feature_width);
+  if (m.fc_inputs()) places.add(m.fc, c.hidden, m.fc_inputs());
   const int dp = m.dim_p;
-  int i = 0;
-  for (auto& l : m.layers) {
-    const int32_t* own = types ? types + 2 + 7 * i++ : nullptr;
+  for (int i = 0; i < c.layers; ++i) {
+    Layer& l = m.layers[size_t(i)];
+    const int32_t* own = types ? types + 2 + 7 * i : nullptr;
     if (m.is(OUTRIDER_MEDUSA)) {
       places.add(l.o, c.hidden, c.hidden);
       continue;
     }
-    places.add_together(l.qkv, {c.heads * dp, c.kv_heads * dp, c.kv_heads * dp}, m.layer_inputs(),
-                        own);
+    places.add_together(l.qkv, {c.heads * dp, c.kv_heads * dp, c.kv_heads * dp},
+                        m.layer_inputs(i), own);
     places.add(l.o, c.hidden, c.heads * c.head_dim, own ? own[3] : Places::kUsual);
     const int inner = round_up(l.inner, kLanes);
     if (c.parts.plain_mlp) {
@@ -563,7 +566,8 @@ bool valid(const OutriderConfig& c) {
          in(c.parts.activation, OUTRIDER_SILU, OUTRIDER_RELU2) &&
          in(c.parts.position_rows, 0, 1 << 24) && in(c.parts.position_offset, 0, 1 << 16) &&
          c.parts.score_cap >= 0 && c.parts.logit_cap >= 0 && experts_make_sense(c) &&
-         (c.kind != OUTRIDER_EAGLE3 || c.layers == 1) &&
+         (c.kind != OUTRIDER_EAGLE3 || c.layers > 0) && in(c.variant, 0, c.kind ? 31 : 0) &&
+         (!(c.variant & (OUTRIDER_PROJECTS | OUTRIDER_FUSED)) || c.feature_width == c.hidden) &&
          (c.kind != OUTRIDER_MEDUSA ||
           (c.layers % c.intermediate == 0 && c.feature_width == c.hidden)) &&
          types_suit(c);
@@ -670,9 +674,13 @@ int32_t outrider_ready(OutriderModel* m) {
       if (!(seen >> k & 1)) return false;
     return true;
   };
-  bool good = has(m->seen, {OUTRIDER_FINAL_NORM, OUTRIDER_HEAD});
+  const bool projects = m->is(OUTRIDER_EAGLE3) && m->varies(OUTRIDER_PROJECTS);
+  const bool normed = !projects || m->varies(OUTRIDER_FEEDS_NORMED);
+  bool good = has(m->seen, {OUTRIDER_HEAD}) && (!normed || has(m->seen, {OUTRIDER_FINAL_NORM}));
   if (!m->is(OUTRIDER_MEDUSA)) good = good && has(m->seen, {OUTRIDER_EMBED});
-  if (m->fc.data) good = good && has(m->seen, {OUTRIDER_FC, OUTRIDER_HIDDEN_NORM});
+  if (m->fc.data) good = good && has(m->seen, {OUTRIDER_FC});
+  if ((m->fc.data || m->is(OUTRIDER_EAGLE3)) && !projects)
+    good = good && has(m->seen, {OUTRIDER_HIDDEN_NORM});
   if (m->config.markov_rank)
     good = good && has(m->seen, {OUTRIDER_MARKOV_EMBED, OUTRIDER_MARKOV_HEAD});
   if (m->config.parts.position_rows) good = good && has(m->seen, {OUTRIDER_POSITIONS});
@@ -690,7 +698,8 @@ int32_t outrider_ready(OutriderModel* m) {
     if (l.sparse()) good = good && has(l.seen, {OUTRIDER_ROUTER});
     if (l.sparse() && experts.shared_gate) good = good && has(l.seen, {OUTRIDER_SHARED_GATE});
     for (uint8_t seen : l.expert_seen) good = good && seen == (experts.bias ? 63 : 7);
-    if (!parts.no_input_norms) good = good && has(l.seen, {OUTRIDER_ATTENTION_NORM});
+    if (!parts.no_input_norms && (!projects || &l != &m->layers[0]))
+      good = good && has(l.seen, {OUTRIDER_ATTENTION_NORM});
     if (!parts.no_input_norms && !parts.one_norm) good = good && has(l.seen, {OUTRIDER_MLP_NORM});
     if (parts.out_norms)
       good = good && has(l.seen, {OUTRIDER_ATTENTION_OUT_NORM, OUTRIDER_MLP_OUT_NORM});

@@ -138,7 +138,7 @@ struct OutriderModel {
   std::mutex mutex;  // one call at a time
 
   std::vector<outrider::Layer> layers;
-  std::vector<float> final_norm, hidden_norm, final_norm_bias, head_bias, positions;
+  std::vector<float> final_norm, hidden_norm, final_norm_bias, head_bias, positions, fc_bias;
   outrider::Matrix head, fc, markov_head;
   std::vector<float> markov_embed;  // [vocab][markov_rank]
   std::vector<int32_t> ids;         // target id of each row of the head; empty: the row itself
@@ -168,7 +168,17 @@ struct OutriderModel {
   }
   float* values(int layer, int head) const { return keys(layer, config.kv_heads + head); }
   bool is(int32_t kind) const { return config.kind == kind; }
-  int layer_inputs() const { return is(OUTRIDER_EAGLE3) ? 2 * config.hidden : config.hidden; }
+  bool varies(int32_t bit) const { return config.variant & bit; }
+  bool joins_inputs(int layer) const {
+    return layer == 0 && is(OUTRIDER_EAGLE3) && !varies(OUTRIDER_PROJECTS);
+  }
+  int layer_inputs(int layer) const { return (joins_inputs(layer) ? 2 : 1) * config.hidden; }
+  int widest_inputs() const { return (is(OUTRIDER_EAGLE3) ? 2 : 1) * config.hidden; }
+  int fc_inputs() const {  // 0: no fc
+    if (is(OUTRIDER_EAGLE3) && varies(OUTRIDER_PROJECTS)) return 2 * config.hidden;
+    if (is(OUTRIDER_EAGLE3) && varies(OUTRIDER_FUSED)) return 0;
+    return is(OUTRIDER_EAGLE3) || is(OUTRIDER_DFLASH) ? config.feature_width : 0;
+  }
 
   outrider::Plan plan;
   outrider::Buffers buffers;

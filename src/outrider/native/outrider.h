@@ -56,6 +56,7 @@ enum {
   OUTRIDER_ROUTER_BIAS = 34,  // of the scores
   OUTRIDER_CHOICE_BIAS = 35,  // of the weights, for the choice only
   OUTRIDER_SHARED_GATE = 36,  // [hidden]: its sigmoid scales the MLP beside the experts
+  OUTRIDER_FC_BIAS = 37,  // of heads only: EAGLE-1
 };
 
 // Types of tensor data: 0 float32, 1 bfloat16, 4 float16; 64 + the number that GGUF files give a type of
@@ -64,7 +65,9 @@ enum {
 enum { OUTRIDER_TURNED = 1 << 8, OUTRIDER_TIED = -1 };
 
 // Kinds of model: a decoder, or a head that drafts from a decoder's hidden states.
-//   EAGLE-3  one layer over [embedding of token i + 1, features of token i]; position i predicts i + 2
+//   EAGLE-3  a layer over [embedding of token i + 1, features of token i], then plain layers; position
+//            i predicts i + 2. With OUTRIDER_PROJECTS it is EAGLE-1: fc makes one input of the two, and
+//            the norms before layer 0 and after the last layer may be left out
 //   DFlash   layers over a block of masks that also see keys and values made of the features
 //   Medusa   residual blocks (matrix O), equally many for each of `intermediate` heads
 enum { OUTRIDER_DECODER = 0, OUTRIDER_EAGLE3 = 1, OUTRIDER_DFLASH = 2, OUTRIDER_MEDUSA = 3 };
@@ -109,6 +112,14 @@ typedef struct {
   int32_t position_rows, position_offset;  // learned positions; row of position 0
   float score_cap, embedding_scale, residual_scale, logit_scale, logit_cap;
 } OutriderParts;
+// How heads of one kind differ.
+enum {
+  OUTRIDER_PROJECTS = 1,       // EAGLE: see above; features are [hidden], fc is [hidden][2 hidden]
+  OUTRIDER_FUSED = 2,          // EAGLE-3: features are [hidden], there is no fc
+  OUTRIDER_NORM_RESIDUAL = 4,  // EAGLE-3: layer 0 adds to the normalised features
+  OUTRIDER_FEEDS_NORMED = 8,   // EAGLE: the next position reads the normalised state
+  OUTRIDER_FROM_ANCHOR = 16,   // DFlash: a place predicts the token after it, not the one at it
+};
 
 typedef struct {
   int32_t hidden, layers, heads, kv_heads, head_dim, intermediate, vocab;
@@ -121,6 +132,7 @@ typedef struct {
   int32_t feature_width;  // width of the target's features that a head reads
   int32_t head_rows;      // rows of the output head; if fewer than vocab: see outrider_set_ids
   int32_t markov_rank;    // DFlash: 0 for none
+  int32_t variant;        // how heads of one kind differ, as bits
   float eps;
   float attention_scale;
   // Null, or the types of a decoder's matrices, which replace `weight_type`: of the embedding, the

@@ -42,6 +42,7 @@ class Worker {
     }
     if (m_.is(OUTRIDER_EAGLE3)) continue_from_features();
     team_.sync();
+    if (m_.is(OUTRIDER_EAGLE3)) enter_layers();
     const int exit = s_.exit_layer < 0 ? c_.layers : s_.exit_layer;
     int rows = s_.num_tokens;
     tap(s_.start_layer);
@@ -117,10 +118,36 @@ class Worker {
   }
 
   void continue_from_features() {
-    if (!s_.states) return fuse();
+    const bool fused = m_.varies(OUTRIDER_FUSED) || m_.varies(OUTRIDER_PROJECTS);
+    if (!s_.states && !fused) return fuse();
+    const float* from = s_.states ? s_.states : s_.features;
     my_rows(s_.num_tokens, [&](int r) {
-      memcpy(b_.x + r * b_.ldx, s_.states + size_t(r) * c_.hidden, size_t(c_.hidden) * 4);
+      memcpy(b_.x + r * b_.ldx, from + size_t(r) * c_.hidden, size_t(c_.hidden) * 4);
     });
+  }
+
+  // What layer 0 adds to, where it is not the features themselves.
+  void enter_layers() {
+    if (m_.varies(OUTRIDER_PROJECTS)) {
+      const Rows rows = prepare(m_.fc, b_.x, b_.ldx, s_.num_tokens, nullptr, nullptr, b_.beside);
+      team_.sync();  // the product overwrites its input
+      product(m_.fc, rows, unit_for(m_.fc, 1),
+              [&](int row, int n, int panel, int panels, float* c, ptrdiff_t ldc) {
+                const int first = panel * kLanes;
+                const int width = std::min(panels * kLanes, c_.hidden - first);
+                for (int r = 0; r < n; ++r) {
+                  if (!m_.fc_bias.empty()) k_.add(c + r * ldc, m_.fc_bias.data() + first, width);
+                  memcpy(b_.x + (row + r) * b_.ldx + first, c + r * ldc, size_t(width) * 4);
+                }
+              });
+      team_.sync();
+    } else if (m_.varies(OUTRIDER_NORM_RESIDUAL)) {
+      my_rows(s_.num_tokens, [&](int r) {
+        float* x = b_.x + r * b_.ldx;
+        k_.rms_norm(x, m_.hidden_norm.data(), c_.hidden, c_.eps, x);
+      });
+      team_.sync();
+    }
   }
 
   void keys_of_features() {
@@ -150,6 +177,7 @@ class Worker {
     for (int block = 0; block < blocks; ++block, std::swap(from, to)) {
       for (int d = 0; d < depth; ++d) {
         const Matrix& w = m_.layers[size_t(d * blocks + block)].o;
+        const std::vector<float>& bias = m_.layers[size_t(d * blocks + block)].o_bias;
         const ptrdiff_t at = ptrdiff_t(d) * n * b_.ldx;
         product(w, prepare(w, from + at, b_.ldx, n, nullptr), unit_for(w, 1),
                 [&](int row, int rows, int panel, int panels, float* c, ptrdiff_t ldc) {
@@ -158,6 +186,7 @@ class Worker {
                       const int first = (panel + p) * kLanes;
                       const int width = std::min(kLanes, c_.hidden - first);
                       float* out = to + at + (row + r) * b_.ldx + first;
+                      if (!bias.empty()) k_.add(c + r * ldc + p * kLanes, bias.data() + first, width);
                       k_.silu_mul(c + r * ldc + p * kLanes, kOnes, kLanes, out);
                       k_.add(out, from + at + (row + r) * b_.ldx + first, width);
                     }
@@ -188,6 +217,12 @@ class Worker {
     }
   };
 
+  // `norm` null: copies.
+  void put(const float* x, const float* norm, int n, float* out) const {
+    if (norm) return k_.rms_norm(x, norm, n, c_.eps, out);
+    memcpy(out, x, size_t(n) * 4);
+  }
+
   // The input of a product with `in.w`: rows of `x` (through `index` unless null), normalised unless
   // `norm` is null, quantised if the weights are integers, rounded if the model says so. Every
   // thread prepares few rows itself, which takes less time than a barrier.
@@ -202,7 +237,8 @@ class Worker {
     out.rows = rows;
     out.f = x;
     out.ld = ld;
-    if (!norm.weight && !integer && !in.blocks && !rounds && !index) return out;
+    const bool copies = norm.weight || beside || (index && !integer && !in.blocks && !rounds);
+    if (!copies && !integer && !in.blocks && !rounds) return out;
     float* f = small ? own_.norm : b_.norm;
     uint32_t* pairs = small ? own_.pairs : b_.pairs;
     int8_t* q = small ? own_.quant : b_.quant;
@@ -211,13 +247,15 @@ class Worker {
     Block* blocks = small ? own_.blocks : b_.blocks;
     auto one = [&](int r) {
       const float* src = x + (index ? index[r] : r) * ld;
-      if (norm.weight) {
+      if (copies) {
         float* dst = f + r * b_.ldnorm;
         if (beside) {
-          k_.rms_norm(beside + r * b_.ldx, beside_norm, c_.hidden, c_.eps, dst);
-          k_.rms_norm(src, norm.weight, c_.hidden, c_.eps, dst + c_.hidden);
-        } else {
+          put(beside + r * b_.ldx, beside_norm, c_.hidden, dst);
+          put(src, norm.weight, c_.hidden, dst + c_.hidden);
+        } else if (norm.weight) {
           normalise(src, norm, w.k, dst);
+        } else {
+          put(src, nullptr, w.k, dst);
         }
         for (int i = w.k; i < int(b_.ldnorm); ++i) dst[i] = 0;
         src = dst;
@@ -240,7 +278,7 @@ class Worker {
       my_rows(rows, one);
       team_.sync();
     }
-    if (norm.weight) out.f = f, out.ld = b_.ldnorm;
+    if (copies) out.f = f, out.ld = b_.ldnorm;
     if (rounds) out.pairs = pairs, out.ldp = b_.ldpairs;
     if (integer) out.q = q, out.ldq = b_.ldquant, out.scale = scale, out.sum = sum;
     if (in.blocks) out.q = q, out.ldq = b_.ldquant, out.blocks = blocks, out.ldb = b_.ldblocks;
@@ -296,8 +334,9 @@ class Worker {
 
   void attention_layer(int l, int rows, bool prune) {
     Layer& layer = m_.layers[size_t(l)];
-    if (m_.is(OUTRIDER_EAGLE3)) {
-      make_heads(l, prepare(layer.qkv, b_.x, b_.ldx, rows, m_.hidden_norm, nullptr, b_.beside,
+    if (m_.joins_inputs(l)) {
+      const Norm norm = m_.varies(OUTRIDER_NORM_RESIDUAL) ? Norm(nullptr) : Norm(m_.hidden_norm);
+      make_heads(l, prepare(layer.qkv, b_.x, b_.ldx, rows, norm, nullptr, b_.beside,
                             layer.attention_norm.data()));
     } else {
       make_heads(l, prepare(layer.qkv, b_.x, b_.ldx, rows,
@@ -775,9 +814,9 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   int inner = c.intermediate;
   for (const Layer& l : m.layers) inner = std::max(inner, l.inner);
   inner = std::max(inner, experts.inner);
-  const int width = std::max({m.layer_inputs(), c.heads * c.head_dim, inner, c.feature_width});
+  const int width = std::max({m.widest_inputs(), c.heads * c.head_dim, inner, c.feature_width});
   b.ldx = padded(c.hidden);
-  b.ldnorm = padded(m.layer_inputs());
+  b.ldnorm = padded(m.widest_inputs());
   b.ldq = padded(c.heads * m.dim_p);
   b.ldk = padded(c.kv_heads * m.dim_p);
   b.ldatt = padded(c.heads * c.head_dim);

@@ -26,6 +26,7 @@ from outrider.model.heads import (
     RunsHeads,
     load_head,
 )
+from outrider.model.heads_native import reads_fused
 from outrider.proposers._feature_heads import NativeRows
 from outrider.sampling import true_vocabulary
 
@@ -134,10 +135,18 @@ def last_states(borrowed: Borrowed, taps_nF: Tensor) -> Tensor:
 
 
 def reader(loaded: Loaded[Eagle3Head]) -> Callable[[Tensor], Tensor] | None:
-    """What an EAGLE head does with the taps before it reads them; None: nothing."""
-    if loaded.head.config.reads_last_state:
+    """What happens to the taps before a native EAGLE head reads them; None: nothing."""
+    head = loaded.head
+    if head.config.reads_last_state:
         return partial(last_states, loaded.borrowed)
-    return None
+    if not reads_fused(head):
+        return None
+
+    @torch.no_grad()
+    def fuse(taps_nF: Tensor) -> Tensor:
+        return head.fuse(taps_nF.view(1, len(taps_nF), len(head.taps), -1))[0]
+
+    return fuse
 
 
 def check_fit(head: Head, spec: ModelSpec, name: str) -> None:

@@ -80,3 +80,37 @@ def test_what_was_exported_drafts_the_same_here(name: str, tmp_path: Path) -> No
 def test_dflash_without_its_additions_drafts_here(tmp_path: Path) -> None:
     export_vllm(bundled_path("dflash"), bundled_path(), tmp_path / "dflash")
     assert sum(map(len, drafts(str(tmp_path / "dflash")))) > 12
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [("eagle3", "speculators"), ("eagle3", "specforge"), ("dflash", "speculators")],
+)
+def test_other_layouts_draft_the_same_here(
+    name: str, layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / name
+    assert run(app, ["export", layout, f"bundled:{name}", str(out), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["layout"], record["kind"], record["folder"]) == (layout, name, str(out))
+    config = json.loads((out / "config.json").read_text())
+    tensors = load_file(out / "model.safetensors")
+    if layout == "speculators":
+        assert config["speculators_model_type"] in ("eagle3", "dspark")
+        assert config["transformer_layer_config"]["vocab_size"] == 8192
+        assert {"embed_tokens.weight", "lm_head.weight", "layers.0.mlp.up_proj.weight"} <= {
+            *tensors
+        }
+    else:
+        inner = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+        assert [layer + 1 for layer in inner] == config["eagle_aux_hidden_state_layer_ids"]
+    expected = drafts(f"bundled:{name}")
+    assert drafts(str(out)) == expected
+    assert sum(map(len, expected)) > 12
+
+
+def test_a_layout_without_a_form_for_the_head_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(app, ["export", "speculators", "bundled:medusa", str(tmp_path / "m")]) == 2
+    assert "has no medusa heads" in capsys.readouterr().err

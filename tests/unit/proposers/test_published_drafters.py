@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from native_models import needs_native
 from outrider.contracts import Model, Stream
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
@@ -30,7 +31,6 @@ from published.references import Draw, Shown
 PROMPTS = [[5, 9, 5, 9, 2], list(range(1, 30))]
 TEMPERATURE, SEED, K = 4.0, 3, 6
 TREES = ("eagle", "eagle3", "medusa")
-NEVER_NATIVE = ("p-eagle", "mlp")
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +80,17 @@ def engine_for(target: Path, folder: Path, backend: str, **options: object) -> E
     )
 
 
-def drawing(temperature: float) -> Draw:
+def following(drafted: list[int], wanted: list[int], start: int) -> Draw:
+    """Draws that are noted in `wanted`, while the reference goes on with the tokens `drafted`.
+
+    So every draft is compared for itself, given the drafts before it.
+    """
+
     def draw(row_V: torch.Tensor, place: int) -> int:
-        if temperature:
-            key = draw_key(SEED, 0, place, Stream.TARGET)
-            row_V = row_V / temperature + gumbel([key], len(row_V), row_V.device)[0]
-        return int(row_V.argmax())
+        key = draw_key(SEED, 0, place, Stream.TARGET)
+        row_V = row_V / TEMPERATURE + gumbel([key], len(row_V), row_V.device)[0]
+        wanted.append(int(row_V.argmax()))
+        return drafted[place - start]
 
     return draw
 
@@ -105,17 +110,16 @@ def compare(
             if drafted:
                 if trees:
                     drafted = first_children(drafted, event.draft_parents)
-                wanted = reference.draft(seen.shown(text), len(drafted), drawing(TEMPERATURE))
+                wanted: list[int] = []
+                draw = following(drafted, wanted, len(text))
+                reference.draft(seen.shown(text), len(drafted), draw)
                 if len(drafted) == K:
                     count["whole drafts"] += 1
                 count["steps"] += 1
                 count["drafts"] += len(drafted)
                 count["accepted"] += len(event.tokens) - 1
                 count["rejecting steps"] += len(event.tokens) <= len(drafted)
-                for got, want in zip(drafted, wanted, strict=True):
-                    if got != want:  # a near-tie: what follows differs as well
-                        break
-                    count["same"] += 1
+                count["same"] += sum(map(int.__eq__, drafted, wanted))
             text += event.tokens
     return count
 
@@ -143,3 +147,43 @@ def test_drafts_are_the_reference(name: str, target: Path, seen: Seen, tmp_path:
     assert count["same"] == count["drafts"], count
     assert count["accepted"] > 0, count
     assert count["rejecting steps"] > 0, count
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("safeailab", "speculators_two_layers", "sliding_windows", "sliding_last_layer"),
+        *("eagle1_with_bias", "eagle1_mistral", "medusa_authors", "medusa_vllm_token_map"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_native)])
+def test_trees_go_down_the_chain(
+    name: str, backend: str, target: Path, seen: Seen, tmp_path: Path
+) -> None:
+    """Rows of a tree see their own line: the first children are the chain of the reference."""
+    _, write = CASES[name]
+    reference = write(tmp_path)
+    engine = engine_for(target, tmp_path, backend, children=3, weights="float32")
+    count = compare(engine, reference, seen, trees=True)
+    assert count["drafts"] > 2 * count["steps"], "the trees have no depth"
+    assert count["same"] >= 0.99 * count["drafts"], count
+    assert count["accepted"] > 0, count
+
+
+@needs_native
+@pytest.mark.parametrize(("weights", "share"), [("float32", 0.99), (None, 0.97)])
+@pytest.mark.parametrize("name", CASES)
+def test_native_drafts_agree(
+    name: str, weights: str | None, share: float, target: Path, seen: Seen, tmp_path: Path
+) -> None:
+    """On the native engine, with the head's weights as they are and as it prefers them: int8.
+
+    Heads of width 32 lose more by int8 than real ones: one scale serves both inputs of a layer.
+    """
+    kind, write = CASES[name]
+    reference = write(tmp_path)
+    options: dict[str, object] = {"weights": weights} if weights else {}
+    if kind in TREES:
+        options["children"] = 1
+    count = compare(engine_for(target, tmp_path, "native", **options), reference, seen)
+    assert count["same"] >= share * count["drafts"] > 0, count

@@ -180,13 +180,13 @@ def stored_names(folder: Path) -> frozenset[str]:
 
     A pickle has to be unpickled for it, safetensors only have their table read.
     """
-    try:
-        if any((folder / name).is_file() for name in _PICKLES) and not _has_safetensors(folder):
-            names = list(_open(folder))
-        else:
+    if any((folder / name).is_file() for name in _PICKLES) and not _has_safetensors(folder):
+        names = list(_open(folder))
+    else:
+        try:
             names = Checkpoint(folder).names()
-    except ModelError:
-        return frozenset()
+        except ModelError:
+            return frozenset()
     return frozenset(name.removeprefix("model.") for name in names)
 
 
