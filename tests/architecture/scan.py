@@ -59,7 +59,7 @@ ORDER = (
     "noise sampling layout statistics origins",
     "cuda kv verifiers theory",
     "model grammar",
-    "policy control",
+    "policy",
     "proposers",
     "executors",
     "engine",

@@ -19,11 +19,11 @@ import httpx
 import pytest
 
 from integration.server.live import Live, chunks_of, wait_for
-from outrider.control import MAX_AUTO_DRAFT_TOKENS
-from outrider.control.adaptive import AdaptiveController
 from outrider.engine.build import EngineConfig
 from outrider.events import StepReport
+from outrider.policy import MAX_AUTO_DRAFT_TOKENS
 from outrider.policy.base import Choice
+from outrider.policy.controller import AdaptivePolicy
 from outrider.testing import write_tiny_llama
 
 KEYS = ("first-key", "second-key")
@@ -405,13 +405,13 @@ def test_the_chosen_number_is_one_of_the_bars(
     browser: Browser, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However large it is, and whoever decides in the end."""
-    explain, many = AdaptiveController.explain, MAX_AUTO_DRAFT_TOKENS
+    explain, many = AdaptivePolicy.explain, MAX_AUTO_DRAFT_TOKENS
 
-    def most(controller: AdaptiveController, view: Any) -> Choice | None:
+    def most(controller: AdaptivePolicy, view: Any) -> Choice | None:
         choice = explain(controller, view)
         return choice and replace(choice, decided=many, asked=many, stops_itself=True)
 
-    monkeypatch.setattr(AdaptiveController, "explain", most)
+    monkeypatch.setattr(AdaptivePolicy, "explain", most)
     browser.set("prompt", PROMPT)
     browser.set("max-tokens", 24)
     browser.find("#generate").click()

@@ -9,11 +9,11 @@ from typing import Protocol
 
 from outrider.bench.workloads import Prompt
 from outrider.contracts import ControlledView
-from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.engine.engine import Engine
 from outrider.engine.lane import Lane, take_turns
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError
+from outrider.policy import MAX_AUTO_DRAFT_TOKENS
 from outrider.policy.base import Decision, Policy
 from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import SamplingParams

@@ -14,11 +14,11 @@ from outrider.bench.settings import Settings
 from outrider.bench.synthetic import NAME, add_synthetic
 from outrider.bench.workloads import Workload
 from outrider.config import NumDraftTokens
-from outrider.control.adaptive import AdaptiveController
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.options import read_numbers
 from outrider.policy.base import Policy
+from outrider.policy.controller import AdaptivePolicy
 
 Axis = Literal["batch", "context", "temperature", "k"]
 COLUMNS = (
@@ -78,9 +78,9 @@ def ours(
 def _policy(engine: Engine, count: NumDraftTokens) -> Policy | None:
     """A policy for this contender's steps alone; costs start from the same measurement."""
     own = engine.policy
-    if count != "auto" or not isinstance(own, AdaptiveController):
+    if count != "auto" or not isinstance(own, AdaptivePolicy):
         return None
-    return AdaptiveController(measure=own.measure, evenly=own.evenly)
+    return AdaptivePolicy(measure=own.measure, evenly=own.evenly)
 
 
 def _synthetic(engine: Engine, name: str) -> str:

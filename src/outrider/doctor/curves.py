@@ -15,10 +15,10 @@ from statistics import median
 
 from outrider.bench.contenders import Job, Ours, fit_together
 from outrider.bench.measure import Tell
-from outrider.control.cost import between, rising
 from outrider.engine.engine import Engine
 from outrider.engine.lane import Lane, take_turns
 from outrider.engine.request import Speculation
+from outrider.policy.costs import between, rising
 from outrider.policy.fixed import FixedPolicy
 from outrider.statistics import SpeculationStats
 

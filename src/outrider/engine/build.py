@@ -10,7 +10,6 @@ import torch
 from outrider import native
 from outrider.config import EngineConfig as EngineConfig
 from outrider.contracts import Model, ModelSpec, OwnsKV, Proposer, ProposerContext
-from outrider.control.adaptive import AdaptiveController
 from outrider.engine.calibrate import USUAL_DRAFTS, Calibration
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
@@ -23,6 +22,7 @@ from outrider.model.bundled import find_folder
 from outrider.model.capabilities import PrefersThinPasses
 from outrider.model.head_kinds import head_kind
 from outrider.model.tokenizer import Tokenizer, check_same_vocabulary, load_tokenizer
+from outrider.policy.controller import AdaptivePolicy
 from outrider.registry import (
     WITH_MODEL,
     WITHOUT_MODEL,
@@ -118,7 +118,7 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
     evenly = 0
     if isinstance(target, PrefersThinPasses):  # prepared steps are equally wide for all
         evenly = max([1, *(k for _, k in config.buckets or ((1, USUAL_DRAFTS),))])
-    controller = AdaptiveController(evenly=evenly)
+    controller = AdaptivePolicy(evenly=evenly)
     default = Speculation(
         proposer=name if config.num_draft_tokens else None,
         num_draft_tokens=config.num_draft_tokens,

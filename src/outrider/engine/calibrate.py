@@ -32,11 +32,11 @@ from outrider.contracts import (
     Proposal,
     Verdict,
 )
-from outrider.control import MAX_AUTO_DRAFT_TOKENS, cost_cache
-from outrider.control.cost import Costs, CostTable, bucket_context, draft_table, verify_table
 from outrider.engine.request import Request, Sequence, Speculation
 from outrider.layout import Slice, pack, stack_tables
 from outrider.model.capabilities import PrefersThinPasses
+from outrider.policy import MAX_AUTO_DRAFT_TOKENS, cache
+from outrider.policy.costs import USUAL_CONTEXT, Costs, CostTable, draft_table, verify_table
 from outrider.sampling import RowParams, SamplingParams
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ WIDTHS = (1, 5, 2, 9, 3, 17, 33, 65, 12, 13, 4, 6, 8, 16, 24, 25, 32, 64)
 FEW_WIDTHS = (1, 9)  # of the longer contexts
 CONTEXTS = (64, 1024, 4096)
 WIDE = ((16, 1), (16, 2))  # sequences and the width of each: what a sequence adds by itself ...
-WIDE_CONTEXT = int(bucket_context(0))  # ... where most of the first bucket are
+WIDE_CONTEXT = USUAL_CONTEXT  # ... where most of the first bucket are
 BATCHES = (1, 4, 16)
 DRAFTS = (1, 4, 8, 12)
 FEW_BUCKETS = ((1, 0), (1, 8))  # of the longer contexts, and always of the shortest
@@ -89,7 +89,7 @@ class Calibration:
             self._prepare(self.engine.thin_passes, costs, proposer)
             return
         identity = {**self.identity, **machine(self.engine.target), "proposer": proposer}
-        known = cost_cache.load(identity)
+        known = cache.load(identity)
         if known is None:
             known = Costs.guess()
             self._disturbances.clear()
@@ -101,7 +101,7 @@ class Calibration:
             if drafts is not None:
                 known.drafts[proposer] = drafts
             if not self._was_disturbed:
-                cost_cache.save(identity, known)
+                cache.save(identity, known)
         if costs.verify.is_guess:
             costs.verify = known.verify
         costs.drafts |= known.drafts

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from outrider.config import Speculation as Speculation
 from outrider.contracts import Draw, Edits, StopRule
-from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.engine.stops import StopScanner
 from outrider.events import TokenLogprob
 from outrider.grammar import Grammar
 from outrider.model.tokenizer import ByteTextStream, TextStream
+from outrider.policy import MAX_AUTO_DRAFT_TOKENS
 from outrider.sampling import LogitEdits, SamplingParams
 
 _ids = itertools.count()

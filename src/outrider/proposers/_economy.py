@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from outrider.control import MAX_AUTO_DRAFT_TOKENS
-from outrider.control.cost import batch_bucket
+from outrider.policy import MAX_AUTO_DRAFT_TOKENS
+from outrider.policy.costs import batch_bucket
 from outrider.proposers._times import Times
 
 BEHIND = 16  # tokens that a drafter reads in passing; more take time of their own

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from outrider.control.cost import rising
+from outrider.policy.costs import rising
 
 _RATE = 0.06  # of the difference to what is known that one time corrects, in the long run ...
 _FIRST = 2.0  # ... and at first as if the guess had been seen so often

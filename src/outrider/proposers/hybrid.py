@@ -44,11 +44,11 @@ from outrider.contracts import (
     ProposerContext,
     SequenceView,
 )
-from outrider.control import MAX_AUTO_DRAFT_TOKENS
-from outrider.control.allocation import Source, heat
-from outrider.control.survival import OWN_DECAY, Survival
 from outrider.draft_plans import Chain, DraftPlan, Lookup, Propose
 from outrider.errors import ConfigError
+from outrider.policy import MAX_AUTO_DRAFT_TOKENS
+from outrider.policy.acceptance import OWN_DECAY, Acceptance, temperature_bucket
+from outrider.policy.allocation import Source
 from outrider.proposers._economy import BEHIND, Choice, Done, Economy
 from outrider.proposers._lookup import TextProposer
 from outrider.proposers._worth import OwnWorth, Worth, first_nodes, follow
@@ -106,7 +106,7 @@ class _Track:
 
     view: SequenceView
     lookups: dict[str, OwnWorth]
-    drafters: dict[Place, Survival]
+    drafters: dict[Place, Acceptance]
     # Kept until the next lesson: what to take of look-ups, by size, and of drafters.
     found: dict[str, list[Choice]] = field(default_factory=dict)
     drafts: dict[Place, Choice] = field(default_factory=dict)
@@ -295,14 +295,17 @@ class HybridProposer:
         temperature = view.params.temperature
         worth = {
             part.name: self._worth.setdefault(
-                (part.name, heat(temperature)), Worth(temperature=temperature)
+                (part.name, temperature_bucket(temperature)), Worth(temperature=temperature)
             )
             for part in self._lookups
         }
         track = self._tracks[view.id] = _Track(
             view,
             {name: OwnWorth(shared) for name, shared in worth.items()},
-            {place: Survival(source.prior(temperature)) for place, source in self._sources.items()},
+            {
+                place: Acceptance(source.prior(temperature))
+                for place, source in self._sources.items()
+            },
         )
         return track
 
@@ -324,7 +327,6 @@ class HybridProposer:
         choice = track.drafts.get(place)
         if choice is None or choice.num_tokens > budget:
             survival = track.drafters[place]
-            survival.prior.refresh()
             survival.refresh()
             chances = survival.curve[: min(self._draft_tokens, budget)]
             choice = track.drafts[place] = self._economy.best_length(chances, place[0])
@@ -378,7 +380,8 @@ class HybridProposer:
             return True
         missed = track.missed.get(name)
         if missed is None:
-            missed = self._surplus.get((name, heat(view.params.temperature)), _SURPLUS)
+            place = (name, temperature_bucket(view.params.temperature))
+            missed = self._surplus.get(place, _SURPLUS)
         num_tokens = len(view.tokens) - view.num_prompt_tokens
         to_come = min(view.params.max_tokens - num_tokens, _HORIZON)
         # As many steps for these as there were for what has been written.
@@ -471,7 +474,7 @@ class HybridProposer:
         values = [0.0]
         if lookup is not None:
             values = [found.value for found in self._choices(track, lookup.name, max(sizes))]
-        place = (name, heat(view.params.temperature))
+        place = (name, temperature_bucket(view.params.temperature))
         known = self._surplus.get(place, _SURPLUS)
         is_behind = len(view.tokens) - track.num_fed.get(name, 0) > BEHIND
         for size in sizes:

@@ -14,7 +14,6 @@ from gpu_cycle import Cycle
 from counted import count_runs
 from outrider.config import NumDraftTokens
 from outrider.contracts import Proposal, Verdict
-from outrider.control.adaptive import AdaptiveController
 from outrider.cuda.ops import TorchOps
 from outrider.cuda.triton_ops import TritonOps
 from outrider.doctor.advice import Advice
@@ -35,6 +34,7 @@ from outrider.model.selfcheck import self_check
 from outrider.model.tokenizer import load_tokenizer
 from outrider.model.torch_decoder import TorchDecoder
 from outrider.policy.base import Decision
+from outrider.policy.controller import AdaptivePolicy
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
 from outrider.verifiers.ratio import RatioVerifier, accept_uniforms, draw_next
@@ -324,7 +324,7 @@ def test_auto_drafts_evenly_and_prices_what_it_prepares(
     assert isinstance(executor, CudaExecutor)
     assert {(n, k) for n, k, _ in executor.cycles} == {(1, 0), (1, 8), *buckets}
     controller = engine.policy
-    assert isinstance(controller, AdaptiveController)
+    assert isinstance(controller, AdaptivePolicy)
     assert not controller.costs.verify.is_guess
     assert "draft-model" in controller.costs.drafts
     assert executor.measure(None, 16, 4, 64) is None  # too wide

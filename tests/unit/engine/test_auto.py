@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from outrider.contracts import Proposal, SequenceView
-from outrider.control import MAX_AUTO_DRAFT_TOKENS
-from outrider.control.adaptive import AdaptiveController
 from outrider.engine import calibrate
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine, Result
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError, RequestError
+from outrider.policy import MAX_AUTO_DRAFT_TOKENS
+from outrider.policy.controller import AdaptivePolicy
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
 from scripted import Drafter
@@ -43,8 +43,8 @@ def make(pair: tuple[Path, Path], **options: object) -> Engine:
     return build(EngineConfig(model=str(pair[0]), **(config | options)))  # type: ignore[arg-type]
 
 
-def controller(engine: Engine) -> AdaptiveController:
-    assert isinstance(engine.policy, AdaptiveController)
+def controller(engine: Engine) -> AdaptivePolicy:
+    assert isinstance(engine.policy, AdaptivePolicy)
     return engine.policy
 
 
@@ -86,8 +86,8 @@ def test_costs_are_measured_at_the_start_and_kept(pair: tuple[Path, Path], cache
     assert min(first.drafts["draft-model"].seconds(0, k) for k in (1, 4)) > 0
     assert len(list(cache.iterdir())) == 1
     again = controller(make(pair)).costs
-    assert again.verify.rows == first.verify.rows
-    assert again.drafts["draft-model"].rows == first.drafts["draft-model"].rows
+    assert again.verify.to_dict() == first.verify.to_dict()
+    assert again.drafts["draft-model"].to_dict() == first.drafts["draft-model"].to_dict()
 
 
 def test_measuring_leaves_nothing_behind(pair: tuple[Path, Path]) -> None:

