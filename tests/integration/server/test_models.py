@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+import typer
 
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
@@ -182,6 +183,10 @@ def test_the_command_serves_a_folder(
         served.append(service)
         return 0
 
+    def leave(code: int) -> None:  # the real one ends the process if engines of other tests live
+        raise typer.Exit(code)
+
+    monkeypatch.setattr("outrider.cli.serve.leave", leave)
     monkeypatch.setattr("outrider.server.run.run", ended)
     monkeypatch.setattr("outrider.server.logs.set_up", lambda form, level: None)
     assert run(app, ["serve", "--models-dir", str(folder), "--port", "0", "--model-idle", "9"]) == 0
