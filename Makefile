@@ -6,6 +6,7 @@
 #   make figures    measure the controller, the doctor and the engine; draw docs/plots: an hour
 #   make load       concurrent streams against the server; VLLM=PYTHON: and against vLLM
 #   make clients    LM_EVAL=PYTHON VLLM=PYTHON: their clients against our server
+#   make zoo        every model family with and without drafts, on every decoder: minutes
 #   make soak       20 minutes of mixed load on the server: memory and files must stay flat
 #   make vllm-test  the vLLM backend with vLLM's CPU build, in .venv-vllm/ (make vllm sets it up)
 #   make docs       the documentation as a site, in site/
@@ -29,7 +30,7 @@ LIBRARY := src/outrider/native/_outrider.so
 NATIVE_SOURCES := $(wildcard src/outrider/native/*.cpp src/outrider/native/*.h \
 	src/outrider/native/build.py)
 
-.PHONY: demo test lint typecheck unit figures soak load clients client-libraries vllm vllm-test docs docs-test demo-picture live-picture reference clean distclean sanitize explore
+.PHONY: demo test lint typecheck unit zoo figures soak load clients client-libraries vllm vllm-test docs docs-test demo-picture live-picture reference clean distclean sanitize explore
 
 demo: $(NATIVE)
 	@$(BIN)/outrider demo
@@ -46,6 +47,11 @@ explore: $(NATIVE)
 		tests/property tests/exactness/test_same_decision.py tests/unit/test_noise.py \
 		tests/unit/test_sampling.py tests/unit/theory tests/unit/model/test_tokenizer.py \
 		tests/unit/model/gguf/test_container.py
+
+zoo: $(NATIVE)
+	@OUTRIDER_ZOO=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 \
+		tests/unit/model/test_family_models.py tests/unit/native/test_family_parts.py \
+		tests/exactness/test_same_tokens_of_families.py
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .
