@@ -77,7 +77,7 @@ MATRIX = {
     46: ("model text with markup is inert", LIVE_PAGE, "test_row_46_"),
     47: (
         "acceptance collapse: at least 0.97 of plain speed",
-        "tests/unit/control/test_adaptive.py",
+        "tests/unit/policy/test_controller.py",
         "test_a_junk_drafter_costs_at_most_three_percent",
     ),
     48: ("soak, 10 % cancels: memory and files flat", f"{SERVER}/test_matrix.py", "test_row_48_"),
