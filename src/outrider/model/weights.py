@@ -194,7 +194,7 @@ class Checkpoint:
         self, name: str, shape: Sequence[int]
     ) -> AbstractContextManager[tuple[npt.NDArray[np.uint8], bool]]:
         """See `GgufCheckpoint.blocks`: of what `kind_of` calls packed."""
-        raise NotImplementedError
+        raise AssertionError(f"{name} is not packed")
 
     def tensor(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """The tensor `name` in its stored type; `ModelError` if it has another shape."""

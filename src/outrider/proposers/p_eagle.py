@@ -74,9 +74,9 @@ class PEagleProposer(FeatureHeadProposer):
 
     @property
     def _num_scribbled(self) -> int:
-        raise NotImplementedError  # there is no native head
+        raise AssertionError("p-eagle has no native head")
 
     def _call(
         self, batch: StepBatch, sizes_S: IntArray, rows: RowParams, key_S: npt.NDArray[np.uint64]
     ) -> list[tuple[list[int], list[int] | None]]:
-        raise NotImplementedError
+        raise AssertionError("p-eagle has no native head")

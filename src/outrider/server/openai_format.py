@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from outrider.server.schema import GenerationBody, StreamOptions
 from outrider.server.stream import DONE, frame
 
 
-class OpenAIWriter:
+class OpenAIWriter(ABC):
     """Subclasses write choices."""
 
     name: str  # of the whole reply
@@ -38,12 +39,13 @@ class OpenAIWriter:
             "model": reply.model,
         }
 
+    @abstractmethod
     def choice(self, index: int, completion: Completion, result: Result) -> dict[str, Any]:
-        raise NotImplementedError
+        """A choice of a whole reply."""
 
+    @abstractmethod
     def choices(self, delta: Delta) -> list[dict[str, Any]]:
         """The choices of chunks, one each."""
-        raise NotImplementedError
 
     def whole(self, results: list[Result]) -> dict[str, Any]:
         n = self._reply.generation.ask.params.n
