@@ -247,7 +247,10 @@ def eagle(bench: Bench) -> None:
                 intermediate_size=shape.intermediate_size,
             )
         )  # fmt: skip
-    borrowed = Borrowed(target.embedding_VH, target.norm_H, target.head_VH, shape.norm_eps)
+    borrowed = Borrowed(
+        embedding_VH=target.embedding_VH, norm_H=target.norm_H, head_VH=target.head_VH,
+        norm_eps=shape.norm_eps,
+    )  # fmt: skip
     for rounded in (False, True):
         target.allocate(64, 16)
         head = CudaEagle3(module, borrowed, target, rounded=rounded)

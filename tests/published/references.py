@@ -28,7 +28,7 @@ class Shown:
     taps: dict[int, Tensor]  # tap -> [n - 1, H]
     last: Tensor  # [n - 1, H]: after the target's last norm
     embedding: Tensor
-    head: Tensor
+    logits: Callable[[Tensor], Tensor]  # of the target's output head, for normalised states
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,11 @@ def visible(num_rows: int, window: int | None) -> Tensor:
     return (column <= row) & (column > row - (window or num_rows))
 
 
+def own_or(shown: Shown, w: Weights, x: Tensor, name: str = "lm_head.weight") -> Tensor:
+    """The logits by a drafter's own output head, or by the target's."""
+    return F.linear(x, w[name]) if name in w else shown.logits(x)
+
+
 def spread(logits: Tensor, w: Weights, vocab_size: int) -> Tensor:
     if "d2t" not in w:
         return logits
@@ -138,14 +143,13 @@ class Eagle:
     def draft(self, shown: Shown, num_tokens: int, draw: Draw) -> list[int]:
         w, eps = self.w, self.shape.eps
         embedding = w.get("embed_tokens.weight", shown.embedding)
-        head = w.get("lm_head.weight", shown.head)
         scale = float(w["logit_scale"]) if "logit_scale" in w else 1.0
         f = self.features([shown.taps[tap] for tap in self.taps]) if self.taps else shown.last
         text, end = shown.text, len(shown.text)
 
         def guess(states: Tensor, place: int) -> int:
             normed = norm(states, w["norm.weight"], eps) if "norm.weight" in w else states
-            return draw(spread(scale * F.linear(normed, head), w, len(shown.embedding)), place)
+            return draw(spread(scale * own_or(shown, w, normed), w, len(shown.embedding)), place)
 
         if self.mask is not None:
             parts = w["mask_hidden"].flatten().chunk(len(self.taps))
@@ -193,11 +197,10 @@ class DFlash:
             x = x + attend(y, torch.cat([c, y]), (own, keys), seen, w, at, self.shape)
             x = x + mlp(norm(x, w[f"{at}post_attention_layernorm.weight"], eps), w, at)
         x = norm(x, w["norm.weight"], eps)[0 if self.anchor else 1 :]
-        head = w.get("lm_head.weight", shown.head)
         previous, drafted = shown.text[-1], []
         state = torch.zeros(1)
         for i in range(min(num_tokens, len(x))):
-            logits = F.linear(x[i], head)
+            logits = own_or(shown, w, x[i])
             if self.markov:
                 e = w["markov_head.markov_w1.weight"][previous]
                 if i == 0:
@@ -231,8 +234,7 @@ class Medusa:
             x = shown.last[-1]
             for layer in range(self.num_layers):
                 x = x + F.silu(project(x, self.w, f"{head}.{layer}.linear"))
-            weight = self.w.get(f"{head}.{self.num_layers}.weight", shown.head)
-            logits = self.scale * F.linear(x, weight)
+            logits = self.scale * own_or(shown, self.w, x, f"{head}.{self.num_layers}.weight")
             if self.ids is not None:
                 row = torch.full((len(shown.embedding),), -math.inf)
                 row[self.ids] = logits

@@ -140,27 +140,22 @@ class NativeRows:
 
 
 class FeatureHeadProposer(ABC):
-    """Chooses between the native head and the torch module, by view."""
+    """Drafts by a torch module, for views whose features it has."""
 
     name: str
 
-    def __init__(self, taps: Seq[int], num_layers: int, native: NativeRows | None) -> None:
+    def __init__(self, taps: Seq[int], num_layers: int) -> None:
         self._taps = taps
         self._num_layers = num_layers
-        self._native = native
         self._memories: dict[int, HeadMemory] = {}
 
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
         proposals = [Proposal(source=self.name) for _ in views]
-        for draft, knows in (
-            (self._draft_natively, self._knows_natively),
-            (self._draft, self._knows),
-        ):
-            members = [i for i, view in enumerate(views) if knows(view)]
-            if members:
-                drafts = draft([views[i] for i in members], [budgets[i] for i in members])
-                for i, proposal in zip(members, drafts, strict=True):
-                    proposals[i] = proposal
+        members = [i for i, view in enumerate(views) if self._knows(view)]
+        if members:
+            drafts = self._draft([views[i] for i in members], [budgets[i] for i in members])
+            for i, proposal in zip(members, drafts, strict=True):
+                proposals[i] = proposal
         return proposals
 
     def _knows(self, view: SequenceView) -> bool:
@@ -168,12 +163,43 @@ class FeatureHeadProposer(ABC):
         memory = self._memories.get(view.id)
         return memory is not None and memory.has_unread and memory.reaches(len(view.tokens) - 1)
 
-    def _knows_natively(self, view: SequenceView) -> bool:
-        return self._native is not None and self._native.knows(view)
-
     @abstractmethod
     def _draft(self, views: list[SequenceView], budgets: list[int]) -> list[Proposal]:
         """Drafts by the torch module, for views whose features it has."""
+
+    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
+        for view, observation in zip(views, seen, strict=True):
+            self._see(view, observation)
+
+    def _see(self, view: SequenceView, seen: Observation) -> None:
+        memory = self._memories.get(view.id)
+        if memory is None:
+            memory = self._memories[view.id] = HeadMemory(self._taps, self._num_layers)
+        memory.see(seen)
+
+    def release(self, sequence_id: int) -> None:
+        self._memories.pop(sequence_id, None)
+
+
+class FastHeadProposer(FeatureHeadProposer):
+    """Chooses between the fast head, if there is one, and the torch module, by view."""
+
+    def __init__(self, taps: Seq[int], num_layers: int, native: NativeRows | None) -> None:
+        super().__init__(taps, num_layers)
+        self._native = native
+
+    def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
+        proposals = super().propose(views, budgets)
+        members = [i for i, view in enumerate(views) if self._knows_natively(view)]
+        if members:
+            some = [views[i] for i in members]
+            drafts = self._draft_natively(some, [budgets[i] for i in members])
+            for i, proposal in zip(members, drafts, strict=True):
+                proposals[i] = proposal
+        return proposals
+
+    def _knows_natively(self, view: SequenceView) -> bool:
+        return self._native is not None and self._native.knows(view)
 
     def _draft_natively(self, views: list[SequenceView], budgets: list[int]) -> list[Proposal]:
         assert self._native is not None
@@ -198,19 +224,14 @@ class FeatureHeadProposer(ABC):
     ) -> list[tuple[list[int], list[int] | None]]:
         """The native call: tokens and parents (None: a chain) of each sequence."""
 
-    def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
-        for view, observation in zip(views, seen, strict=True):
-            if self._is_native(view):
-                assert self._native is not None
-                self._native.see(view, observation)
-                continue
-            memory = self._memories.get(view.id)
-            if memory is None:
-                memory = self._memories[view.id] = HeadMemory(self._taps, self._num_layers)
-            memory.see(observation)
+    def _see(self, view: SequenceView, seen: Observation) -> None:
+        if self._native is not None and self._is_native(view):
+            self._native.see(view, seen)
+        else:
+            super()._see(view, seen)
 
     def release(self, sequence_id: int) -> None:
-        self._memories.pop(sequence_id, None)
+        super().release(sequence_id)
         if self._native is not None:
             self._native.release(sequence_id)
 

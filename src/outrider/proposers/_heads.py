@@ -69,6 +69,11 @@ class Loaded(Generic[AnyHead]):
         return true_vocabulary(logits_RV, self.num_tokens)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether logits are one product, as the fast heads compute them."""
+        return getattr(self.head, "lm_head", None) is not None or self.borrowed.has_plain_head
+
+    @property
     def vocab_size(self) -> int:
         return len(self.borrowed.embedding_VH)
 
@@ -121,7 +126,9 @@ def native_rows(
     `prepare` makes what the fast head reads of the taps side by side; None: it reads them as is.
     """
     target = context.target
-    offered = target.head_weights(loaded.head) if isinstance(target, RunsHeads) else ()
+    offered: tuple[str, ...] = ()
+    if isinstance(target, RunsHeads) and loaded.is_plain:
+        offered = target.head_weights(loaded.head)
     chosen = loaded.weights(weights, *offered)
     if not isinstance(target, RunsHeads) or not offered:
         return None

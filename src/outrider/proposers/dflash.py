@@ -30,7 +30,7 @@ from outrider.errors import ConfigError
 from outrider.model.dflash_head import DFlashHead, Mix
 from outrider.model.head_layers import KeyValue
 from outrider.proposers._autoregressive import Chains
-from outrider.proposers._feature_heads import FeatureHeadProposer, NativeRows
+from outrider.proposers._feature_heads import FastHeadProposer, NativeRows
 from outrider.proposers._heads import Loaded, load_fitting_head, native_rows
 from outrider.proposers.head_memory import HeadMemory, gather
 from outrider.proposers.options import read_options
@@ -51,7 +51,7 @@ class DFlashConfig:
             raise ConfigError(f"dflash needs 0 <= floor < 1, not {self.floor}")
 
 
-class DFlashProposer(FeatureHeadProposer):
+class DFlashProposer(FastHeadProposer):
     name = "dflash"
     draws = frozenset({Draw.COUPLED, Draw.SAMPLED})
     trees = False

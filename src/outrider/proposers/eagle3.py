@@ -32,7 +32,7 @@ from outrider.model.capabilities import DraftsInOneCall, TreeLimits
 from outrider.model.heads import Eagle3Head
 from outrider.proposers._autoregressive import Chains, draft_key
 from outrider.proposers._eagle_rows import Draft, EagleRows
-from outrider.proposers._feature_heads import FeatureHeadProposer, NativeRows
+from outrider.proposers._feature_heads import FastHeadProposer, NativeRows
 from outrider.proposers._heads import Loaded, load_fitting_head, native_rows, reader
 from outrider.proposers.options import read_options
 from outrider.proposers.trees import (
@@ -69,7 +69,7 @@ class Eagle3Config:
         check_limits("eagle3", self.passes, self.width, children)
 
 
-class Eagle3Proposer(FeatureHeadProposer):
+class Eagle3Proposer(FastHeadProposer):
     """Drafts trees for sample-match, and chains for ratio rules."""
 
     name = "eagle3"

@@ -81,7 +81,8 @@ class MedusaProposer:
     def build(cls, context: ProposerContext) -> MedusaProposer:
         config = read_options(MedusaConfig, cls.name, context.options)
         loaded = load_fitting_head(MedusaHeads, context, config.head)
-        if not (isinstance(context.target, NativeModel) and runs_natively(loaded.head)):
+        is_native = isinstance(context.target, NativeModel) and loaded.borrowed.has_plain_ends
+        if not (is_native and runs_natively(loaded.head)):
             loaded.weights(config.weights)
             return cls(loaded, config)
         weights = loaded.weights(config.weights, *HEAD_WEIGHTS)

@@ -10,26 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from outrider.contracts import (
-    Draw,
-    IntArray,
-    Needs,
-    Proposal,
-    ProposerContext,
-    SequenceView,
-    StepBatch,
-)
+from outrider.contracts import Draw, Needs, Proposal, ProposerContext, SequenceView
 from outrider.model.heads import Eagle3Head
 from outrider.proposers._autoregressive import Chains
 from outrider.proposers._eagle_rows import EagleRows
 from outrider.proposers._feature_heads import FeatureHeadProposer
 from outrider.proposers._heads import Loaded, load_fitting_head
 from outrider.proposers.options import read_options
-from outrider.sampling import RowParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +35,7 @@ class PEagleProposer(FeatureHeadProposer):
     trees = False
 
     def __init__(self, loaded: Loaded[Eagle3Head]) -> None:
-        super().__init__(loaded.head.taps, loaded.head.config.num_hidden_layers, None)
+        super().__init__(loaded.head.taps, loaded.head.config.num_hidden_layers)
         self.needs = Needs(taps=loaded.head.taps)
         self._loaded = loaded
         self._rows = EagleRows(loaded, self._memories)
@@ -71,12 +60,3 @@ class PEagleProposer(FeatureHeadProposer):
                 break
             chains.draw(logits_BKV[chains.active, place])
         return chains.proposals(self.name)
-
-    @property
-    def _num_scribbled(self) -> int:
-        raise AssertionError("p-eagle has no native head")
-
-    def _call(
-        self, batch: StepBatch, sizes_S: IntArray, rows: RowParams, key_S: npt.NDArray[np.uint64]
-    ) -> list[tuple[list[int], list[int] | None]]:
-        raise AssertionError("p-eagle has no native head")

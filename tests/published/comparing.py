@@ -1,0 +1,114 @@
+"""Runs an engine with a drafter and compares each draft with a reference, step after step.
+
+The temperature is high: target and drafter share the noise of a draw, so that drafts are accepted
+and rejected in turns and the keys and values of both outcomes are used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from outrider.contracts import Model, Stream
+from outrider.engine.build import EngineConfig, build
+from outrider.engine.engine import Engine
+from outrider.model import load_model
+from outrider.model.borrowed import Borrowed, borrow
+from outrider.model.driver import Driver
+from outrider.model.head_kinds import head_kind
+from outrider.noise import draw_key, gumbel
+from outrider.sampling import SamplingParams
+from published.cases import Reference
+from published.references import Draw, Shown
+
+PROMPTS = [[5, 9, 5, 9, 2], list(range(1, 30))]
+TEMPERATURE, SEED, K = 4.0, 3, 6
+
+
+class Seen:
+    """The target without drafts: what a drafter sees of a text."""
+
+    def __init__(self, target: Path) -> None:
+        self.model: Model = load_model(target, backend="torch")
+        self.borrowed: Borrowed = borrow(target, torch.device("cpu"), torch.float32)
+
+    def shown(self, text: list[int]) -> Shown:
+        borrowed, depth = self.borrowed, self.model.spec.num_layers
+        taps = Driver(self.model).forward({"a": text[:-1]}, taps=tuple(range(depth + 1))).taps
+        states = {tap: found["a"] for tap, found in taps.items()}
+        last = borrowed.normed(states[depth])
+        return Shown(text, states, last, borrowed.embedding_VH, borrowed.logits)
+
+
+def engine_for(target: Path, folder: Path, backend: str, **options: object) -> Engine:
+    """Chosen by the folder alone, as `--draft-model` does."""
+    kind = head_kind(folder)
+    assert kind is not None
+    return build(
+        EngineConfig(
+            model=str(target),
+            draft_model=str(folder),
+            proposer_options={kind: options} if options else {},
+            num_draft_tokens=K,
+            kv_tokens=512,
+            block_size=4,
+            backend=backend,  # type: ignore[arg-type]
+        )
+    )
+
+
+def following(drafted: list[int], wanted: list[int], start: int) -> Draw:
+    """Draws that are noted in `wanted`, while the reference goes on with the tokens `drafted`.
+
+    So every draft is compared for itself, given the drafts before it.
+    """
+
+    def draw(row_V: torch.Tensor, place: int) -> int:
+        key = draw_key(SEED, 0, place, Stream.TARGET)
+        row_V = row_V / TEMPERATURE + gumbel([key], len(row_V), row_V.device)[0]
+        wanted.append(int(row_V.argmax()))
+        return drafted[place - start]
+
+    return draw
+
+
+@torch.no_grad()
+def compare(
+    engine: Engine, reference: Reference, seen: Seen, *, trees: bool = False
+) -> Counter[str]:
+    """Runs two requests and compares every draft; a tree down its first children."""
+    params = SamplingParams(temperature=TEMPERATURE, seed=SEED, max_tokens=44, ignore_eos=True)
+    ids = [engine.add(prompt, params) for prompt in PROMPTS]
+    texts = dict(zip(ids, map(list, PROMPTS), strict=True))
+    count: Counter[str] = Counter()
+    for report in engine.run(ids):
+        for event in report.events:
+            text, drafted = texts[event.request_id], event.draft_tokens
+            if drafted:
+                if trees:
+                    drafted = first_children(drafted, event.draft_parents)
+                wanted: list[int] = []
+                draw = following(drafted, wanted, len(text))
+                reference.draft(seen.shown(text), len(drafted), draw)
+                if len(drafted) == K:
+                    count["whole drafts"] += 1
+                count["steps"] += 1
+                count["drafts"] += len(drafted)
+                count["accepted"] += len(event.tokens) - 1
+                count["rejecting steps"] += len(event.tokens) <= len(drafted)
+                count["same"] += sum(map(int.__eq__, drafted, wanted))
+            text += event.tokens
+    return count
+
+
+def first_children(tokens: list[int], parents: list[int] | None) -> list[int]:
+    if parents is None:
+        return tokens
+    path: list[int] = []
+    node: int | None = 0
+    while node is not None:
+        path.append(tokens[node])
+        node = next((i for i, parent in enumerate(parents) if parent == node), None)
+    return path
