@@ -134,10 +134,9 @@ def proposer_names() -> list[str]:
 
 def check_names(names: Iterable[str]) -> None:
     """Raises UnknownName with a suggestion for the first name that is no proposer's."""
-    known = proposer_names()
     for name in names:
-        if name not in known:
-            raise UnknownName("proposer", name, known)
+        if name not in _PROPOSERS and name not in registered and name not in plugins():
+            raise UnknownName("proposer", name, proposer_names())
 
 
 def uses_draft_model(name: str) -> bool:

@@ -23,7 +23,7 @@ from outrider.model import load_model
 from outrider.model.bundled import find_folder
 from outrider.model.capabilities import PrefersThinPasses
 from outrider.model.head_kinds import head_kind
-from outrider.model.tokenizer import Tokenizer, check_same_vocabulary, load_tokenizer
+from outrider.model.tokenizer import Tokenizer, check_drafter_vocabulary, load_tokenizer
 from outrider.policy.controller import AdaptivePolicy
 from outrider.registry import (
     WITH_MODEL,
@@ -82,6 +82,9 @@ def _without_garbage_collection() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():  # moves all objects to the oldest generation, unsearched
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
@@ -206,7 +209,7 @@ def _make_proposers(
         kind = head_kind(find_folder(name))
         if kind is not None:
             raise ConfigError(f"{name} holds {kind} heads, no draft model: use proposer {kind!r}")
-        check_same_vocabulary(tokenizer, load_tokenizer(name))
+        check_drafter_vocabulary(tokenizer, name)
         return load(name, dtype=dtype)
 
     context = partial(

@@ -7,6 +7,7 @@ has received cannot be changed, so it returns only text that no later token can 
 from __future__ import annotations
 
 import codecs
+import filecmp
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -246,6 +247,15 @@ class TextStream:
             keep += self._OVERLAP
         self._ids = ids[-keep:]
         self._num_shown = len(self._decode(self._ids))
+
+
+def check_drafter_vocabulary(target: Tokenizer, drafter: str | Path) -> None:
+    """`check_same_vocabulary` of a folder or name; reads no tokenizer if the files are equal."""
+    folder = find_folder(drafter)
+    ours, theirs = target.folder / "tokenizer.json", folder / "tokenizer.json"
+    are_files = ours.is_file() and theirs.is_file()
+    if not (are_files and filecmp.cmp(ours, theirs, shallow=False)):
+        check_same_vocabulary(target, Tokenizer(folder))
 
 
 def check_same_vocabulary(target: Tokenizer, drafter: Tokenizer) -> None:

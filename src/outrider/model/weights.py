@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
+from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,17 @@ def count_tokens(folder: Path, vocab_size: int) -> int:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return vocab_size
-    content = read_json(path)
+    digest = sha1(path.read_bytes(), usedforsecurity=False).digest()
+    if digest not in _NUM_TOKENS:
+        _NUM_TOKENS[digest] = _count_tokens(read_json(path))
+    return min(_NUM_TOKENS[digest] or vocab_size, vocab_size)
+
+
+_NUM_TOKENS: dict[bytes, int] = {}  # by digest of tokenizer.json: a pair often has the same
+
+
+def _count_tokens(content: dict[str, Any]) -> int:
+    """One more than the highest id in a tokenizer.json; 0 if it lists none."""
     model = content.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocab, dict):
@@ -141,9 +152,9 @@ def count_tokens(folder: Path, vocab_size: int) -> int:
     elif isinstance(vocab, list):  # unigram: the id is the index
         ids = [len(vocab) - 1]
     else:
-        return vocab_size
+        return 0
     ids += [token["id"] for token in content.get("added_tokens") or []]
-    return min(max(ids, default=vocab_size - 1) + 1, vocab_size)
+    return max(ids, default=-1) + 1
 
 
 class Checkpoint:

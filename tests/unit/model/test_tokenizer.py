@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from outrider.errors import ModelError, VocabularyMismatch
-from outrider.model.tokenizer import Tokenizer, check_same_vocabulary, load_tokenizer
+from outrider.model.tokenizer import (
+    Tokenizer,
+    check_drafter_vocabulary,
+    check_same_vocabulary,
+    load_tokenizer,
+)
 from outrider.testing import write_tiny_llama, write_tiny_tokenizer
 
 
@@ -134,6 +139,21 @@ def test_same_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "b" / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(VocabularyMismatch, match="2 ids differ"):
         check_same_vocabulary(target, load_tokenizer(tmp_path / "b"))
+    with pytest.raises(VocabularyMismatch, match="2 ids differ"):
+        check_drafter_vocabulary(target, tmp_path / "b")
+    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+        check_drafter_vocabulary(
+            target, write_tiny_llama(tmp_path / "d", vocab_size=80, tokenizer=False)
+        )
+
+
+def test_a_drafter_with_the_same_tokenizer_file_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load_tokenizer(write_tiny_llama(tmp_path / "a", vocab_size=80, num_tokens=70))
+    write_tiny_llama(tmp_path / "b", vocab_size=96, num_tokens=70)
+    monkeypatch.setattr("outrider.model.tokenizer.Tokenizer", None)
+    check_drafter_vocabulary(target, tmp_path / "b")
 
 
 def test_no_tokenizer(tmp_path: Path) -> None:
