@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Drafter = Literal["", "model", "head"]  # what `draft_model` is to a proposer: not used, ...
 WITHOUT_MODEL = "ngram"  # the default proposer without a draft model
 WITH_MODEL = "draft-model"  # and with one
+BESIDE_MODEL = "suffix"  # the look-up that runs beside a drafter
 ACROSS_VOCABULARIES = "cross-vocab"  # with one of another tokenizer
 PREDICTION = "prediction"  # the one that reads a request's prediction
 GROUP = "outrider.proposers"

@@ -219,6 +219,7 @@ def _make_proposers(
         target_kv=kv,
         tokenizer=tokenizer,
         drafter=draft_model,
+        drafter_proposer=None if draft_model is None else _default_proposer(draft_model),
         load_drafter=load_drafter,
         load_model=load,
         make_kv=make_kv,

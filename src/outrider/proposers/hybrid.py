@@ -53,6 +53,7 @@ from outrider.proposers._economy import BEHIND, Choice, Done, Economy
 from outrider.proposers._lookup import TextProposer
 from outrider.proposers._worth import OwnWorth, Worth, first_nodes, follow
 from outrider.proposers.options import read_options
+from outrider.registry import BESIDE_MODEL
 
 _LEARN_EVERY = 8  # steps; after every second ...
 _FIRST_STEPS = 64  # ... of the first
@@ -66,8 +67,8 @@ _LATELY = 0.02  # ... and the weight of a step beside those before it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridConfig:
-    lookups: Seq[str] = ("suffix",)  # asked at every step: must cost next to nothing
-    drafters: Seq[str] | None = None  # None: draft-model, where there is a draft model
+    lookups: Seq[str] = (BESIDE_MODEL,)  # asked at every step: must cost next to nothing
+    drafters: Seq[str] | None = None  # None: the one of the user's draft model or head, if any
     draft_tokens: int = 8  # that a drafter is asked for at most
 
     def __post_init__(self) -> None:
@@ -156,7 +157,7 @@ class HybridProposer:
         config = read_options(HybridConfig, cls.name, context.options)
         drafters = config.drafters
         if drafters is None:
-            drafters = ["draft-model"] if context.drafter is not None else []
+            drafters = [] if context.drafter_proposer is None else [context.drafter_proposer]
         return cls(
             [context.proposer(name) for name in config.lookups],
             [context.proposer(name) for name in drafters],

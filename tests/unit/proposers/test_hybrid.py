@@ -31,7 +31,7 @@ from outrider.proposers._economy import Choice
 from outrider.proposers._worth import OwnWorth, Worth, follow
 from outrider.proposers.hybrid import HybridConfig, HybridProposer
 from outrider.sampling import SamplingParams
-from outrider.testing import write_tiny_llama
+from outrider.testing import write_tiny_head, write_tiny_llama
 
 
 class Part:
@@ -501,3 +501,16 @@ def test_in_the_pass_over_the_prompt_lookups_alone_are_asked() -> None:
     assert step(hybrid, [cast(SequenceView, view)]) == [""]
     assert drafter.num_asked == 0
     assert step(hybrid, [cast(SequenceView, view)]) == ["model"]
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash"])
+def test_its_drafter_is_whatever_the_draft_folder_holds(tmp_path: Path, kind: str) -> None:
+    model = str(write_tiny_llama(tmp_path / "target", num_layers=3, max_positions=128))
+    head = str(write_tiny_head(tmp_path / kind, kind, taps=(1, 3)))
+    engine = build(EngineConfig(model=model, draft_model=head, proposer="hybrid", backend="torch"))
+    params = SamplingParams(max_tokens=40, temperature=0.9, seed=2, ignore_eos=True)
+    drafted = engine.add([5, 9, 2, 7], params)
+    plain = engine.add([5, 9, 2, 7], params, speculation=Speculation(proposer=None))
+    events = [event for report in engine.run([drafted, plain]) for event in report.events]
+    assert kind in {event.source for event in events}
+    assert engine.collect(drafted).tokens == engine.collect(plain).tokens
