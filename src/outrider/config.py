@@ -78,13 +78,14 @@ class EngineConfig:
     """Parameters of an engine. None means: choose for me."""
 
     model: str = param(
-        "bundled", "Target: a folder, a hub name, or 'bundled'.", "MODEL", suggestions=("bundled",),
+        "bundled", "Target: a folder, a GGUF file, a hub name, bundled or smollm2.", "MODEL",
+        suggestions=("bundled", "smollm2"),
         vllm=passed("the model of `vllm serve`")
     )
     draft_model: str | None = param(
         None, "Drafter: a folder, a hub name or bundled:NAME.", "--draft-model MODEL", SPECULATION,
         aliases=("speculative-model",),
-        none="the bundled target's own draft", suggestions=BUNDLED,
+        none="of bundled and smollm2 their own", suggestions=BUNDLED,
         vllm=passed("`model` of --speculative-config")
     )
     proposer: str | None = param(

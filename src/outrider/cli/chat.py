@@ -63,8 +63,8 @@ EngineOptions = Annotated[
         *LOCAL,
         model={
             "default": None,
-            "help": "Target: a folder, a hub name, or 'bundled'. With --url, the server's name "
-            "for it.",
+            "help": "Target: a folder, a GGUF file, a hub name, bundled or smollm2. With --url, "
+            "the server's name for it.",
             "none": "bundled, or the server's",
         },
         num_draft_tokens={"default": None, "none": "auto, or the server's"},

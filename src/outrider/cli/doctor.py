@@ -122,14 +122,14 @@ def _load(options: Options) -> tuple[Engine, list[Finding]]:
     """The engine, and what is found about its models before anything is measured."""
     from outrider.doctor.checks import examine
     from outrider.llm import LLM
+    from outrider.model.named import default_drafter
 
     try:
         llm = LLM(**options, prefix_caching=False)
     except VocabularyMismatch:  # a finding; look-ups can still be measured
         alone = options | {"draft_model": None, "proposer": WITHOUT_MODEL}
         llm = LLM(**alone, prefix_caching=False)
-    bundled = "bundled:draft" if options["model"] == "bundled" else None
-    drafter = options.get("draft_model") or bundled
+    drafter = options.get("draft_model") or default_drafter(options["model"])
     return llm.engine, examine(
         llm.engine, drafter, device=options["device"], dtype=options["dtype"]
     )

@@ -16,7 +16,12 @@ app = typer.Typer(help="Write drafters in the layouts of other engines.", no_arg
 
 Target = Annotated[
     str,
-    option(INPUT, "The target: a folder, a hub name, or 'bundled'.", "--target", metavar="MODEL"),
+    option(
+        INPUT,
+        "The target: a folder, a GGUF file, a hub name, bundled or smollm2.",
+        "--target",
+        metavar="MODEL",
+    ),
 ]
 
 

@@ -23,6 +23,7 @@ from outrider.model import load_model
 from outrider.model.bundled import find_folder
 from outrider.model.capabilities import PrefersThinPasses
 from outrider.model.head_kinds import head_kind
+from outrider.model.named import default_drafter
 from outrider.model.tokenizer import Tokenizer, check_drafter_vocabulary, load_tokenizer
 from outrider.policy.controller import AdaptivePolicy
 from outrider.registry import (
@@ -108,9 +109,7 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
     """An engine around a target that is already loaded."""
     spec = target.spec
     _check(config, target)
-    draft_model = config.draft_model
-    if draft_model is None and config.model == "bundled":
-        draft_model = "bundled:draft"
+    draft_model = config.draft_model or default_drafter(config.model)
     name = config.proposer or _default_proposer(draft_model)
     make_kv = _kv_maker(config, spec)
     kv = make_kv(target)

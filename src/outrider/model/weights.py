@@ -51,7 +51,7 @@ def resolve_folder(path_or_name: str | Path) -> Path:
     if path.is_absolute() or name.startswith((".", "~")) or len(parts) != 2 or not all(parts):
         raise ModelError(
             f"no folder {name}; give a folder with config.json and model.safetensors, "
-            "a hub name like owner/model, or 'bundled'"
+            "a hub name like owner/model, 'bundled' or 'smollm2'"
         )
     return _hub_snapshot(name)
 

@@ -61,7 +61,8 @@ class SessionConfig:
         (), "Text, .jsonl (messages, prompt/completion or text) or .xz files.", "FILES"
     )
     target: str = param(
-        "bundled", "Target: a folder, a hub name, or 'bundled'.", "--target MODEL", DATA
+        "bundled", "Target: a folder, a GGUF file, a hub name, bundled or smollm2.",
+        "--target MODEL", DATA
     )
     start: str | None = param(None, "Continue this drafter (fine-tuning).", "--from MODEL", RECIPE)
     own_tokens: int = param(

@@ -8,10 +8,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 from torch import Tensor, nn
 
 from outrider.errors import ModelError
+from outrider.model.checkpoints import open_checkpoint
+from outrider.model.gguf.files import is_gguf
+from outrider.model.tokenizer import Tokenizer
+from outrider.model.weights import read_config
 
 MAX_SHARD = "12MB"
 
@@ -53,11 +58,13 @@ def llama(
 
 
 def load_model(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Any:
-    """A causal language model from a local folder, as transformers' trainable module."""
+    """A causal language model from a folder or a GGUF file, as transformers' trainable module."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    if is_gguf(Path(folder)):
+        return _from_gguf(Path(folder), dtype)
     try:
         return AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=dtype, attn_implementation="sdpa"
@@ -66,9 +73,35 @@ def load_model(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Any
         raise ModelError(f"cannot load {folder}: {str(error).splitlines()[0]}") from None
 
 
+def _from_gguf(path: Path, dtype: torch.dtype) -> Any:
+    """The model in a GGUF file, dequantised: what the engine computes up to its rounding."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    stored = read_config(path)
+    config = AutoConfig.for_model(**stored, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    tensors = open_checkpoint(path)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors.tensor(name, parameter.shape))
+    return model
+
+
+def _gguf_tokenizer(path: Path) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    own = Tokenizer(path)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer.from_str(own.serialized()), **own.config
+    )
+
+
 def load_tokenizer(folder: str | Path) -> Any:
+    """The tokenizer of a folder or a GGUF file, as transformers has them."""
     from transformers import AutoTokenizer
 
+    if is_gguf(Path(folder)):
+        return _gguf_tokenizer(Path(folder))
     try:
         return AutoTokenizer.from_pretrained(str(folder))
     except (OSError, ValueError) as error:

@@ -22,8 +22,9 @@ LOOKUP = 10  # what prompt lookup copies at once
 def find_peers(model: str, draft_model: str | None, wanted: Peers) -> list[Peer]:
     """The chosen programs, not started yet; raises ConfigError for what cannot work."""
     from outrider.model.bundled import find_folder
+    from outrider.model.named import default_drafter
 
-    drafter = draft_model or ("bundled:draft" if model == "bundled" else None)
+    drafter = draft_model or default_drafter(model)
     target = str(find_folder(model))
     draft = None if drafter is None else str(find_folder(drafter))
     found: list[Peer] = []

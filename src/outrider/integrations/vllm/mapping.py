@@ -18,6 +18,7 @@ from outrider.config import EngineConfig, NumDraftTokens, ServerConfig, VllmConf
 from outrider.errors import ConfigError, UnknownName
 from outrider.model.bundled import find_folder
 from outrider.model.head_kinds import head_kind
+from outrider.model.named import default_drafter
 from outrider.model.weights import read_config, read_json
 from outrider.parameters import params
 from outrider.registry import (
@@ -95,8 +96,8 @@ def speculative_config(wish: Wish) -> dict[str, Any] | None:
         return None
     target = find_folder(wish.model)
     drafter = wish.draft_model
-    if drafter is None and wish.model == "bundled" and wish.proposer in (None, WITH_MODEL):
-        drafter = "bundled:draft"
+    if drafter is None and wish.proposer in (None, WITH_MODEL):
+        drafter = default_drafter(wish.model)
     folder = None if drafter is None else find_folder(drafter)
     name = wish.proposer or _default_proposer(folder)
     if name not in own_entries():
