@@ -5,12 +5,14 @@
     │   ├── LossyPairing       a proposer/verifier pair that would change the output distribution
     │   └── UnknownName        no such proposer, verifier, ... (with a suggestion)
     ├── ModelError             a folder that cannot be loaded, a model that fails the self-check
+    │   ├── NoSuchModel        nothing has this name, here or on the hub
     │   └── VocabularyMismatch target and drafter do not share a vocabulary
     ├── RequestError           a request that cannot be served: empty, too long, bad parameter
     └── EngineError            the engine itself failed; the request was valid
         └── Overloaded         no room for this request now: send it again later
 
-User errors carry a one-line message and become exit code 2 on the command line.
+User errors carry a one-line message. On the command line a mistake in the call becomes exit code 2,
+a model that does not load exit code 1.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from collections.abc import Iterable
 
 class OutriderError(Exception):
     """Base of the tree: catches everything that Outrider raises on purpose."""
+
+    exit_code = 2  # of the command line
 
 
 class ConfigError(OutriderError, ValueError):
@@ -44,9 +48,19 @@ class UnknownName(ConfigError):
 class ModelError(OutriderError):
     """A model folder that cannot be loaded, or a model whose drafts cannot be verified."""
 
+    exit_code = 1
+
+
+class NoSuchModel(ModelError):
+    """A name that no model has, here or on the hub."""
+
+    exit_code = 2
+
 
 class VocabularyMismatch(ModelError):
     """A token id has different meanings for target and drafter."""
+
+    exit_code = 2
 
 
 class RequestError(OutriderError, ValueError):

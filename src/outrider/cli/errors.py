@@ -1,9 +1,10 @@
 """Turns exceptions into exit codes and one-line messages.
 
-    0    done                       1    a check failed, or a bug (one line; --debug shows it all)
+    0    done                       1    a check failed, a model does not load, or a bug
     2    a mistake in the call      130  interrupted; what was printed stays      141  pipe closed
 
-A mistake prints exactly one line on stderr, which says what to do about it.
+A mistake, a model that does not load and a bug (--debug shows more of it) print exactly one line on
+stderr, which says what to do about it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def run(app: typer.Typer, args: Sequence[str]) -> int:
             return _pipe_closed()
         return stop.code if isinstance(stop.code, int) else 1
     except OutriderError as error:
-        return _fail(str(error), 2)
+        return _fail(str(error), error.exit_code)
     except Exception as error:
         if hasattr(error, "format_message"):  # a usage error of typer's
             return _fail(_usage(error), getattr(error, "exit_code", 2))

@@ -21,13 +21,11 @@ import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 
-from outrider.errors import ModelError
+from outrider.errors import ModelError, NoSuchModel
 from outrider.model.gguf.files import is_gguf
 from outrider.model.pickled import PickledFile
 from outrider.native import STORED_KINDS
 
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
-_HUB_PICKLES = ["pytorch_model*.bin"]  # only where there are no safetensors
 # The file or the index of shards, the preferred form first.
 _WEIGHTS = (
     ("model.safetensors", "model.safetensors.index.json"),
@@ -36,43 +34,25 @@ _WEIGHTS = (
 
 
 def resolve_folder(path_or_name: str | Path) -> Path:
-    """The local folder or GGUF file of a model: the path itself, or a hub name's snapshot.
+    """The local folder or GGUF file of a model: the path itself, or what a hub name means.
 
-    A hub name (`owner/name`) is looked up only when no such local folder exists; a snapshot that
-    is already in the cache needs no network.
+    A hub name (see `hub`) is looked up only when no such local folder exists.
     """
     path = Path(path_or_name).expanduser()
     if path.is_dir() or is_gguf(path):
         return path
+    from outrider.model.hub import HubName
+
     name = str(path_or_name)
     if path.exists():
         raise ModelError(f"{name} is neither a folder with a config.json nor a GGUF file; give one")
-    parts = name.split("/")
-    if path.is_absolute() or name.startswith((".", "~")) or len(parts) != 2 or not all(parts):
-        raise ModelError(
+    found = None if path.is_absolute() or name.startswith((".", "~")) else HubName.parse(name)
+    if found is None:
+        raise NoSuchModel(
             f"no folder {name}; give a folder with config.json and model.safetensors, "
-            "a hub name like owner/model, 'bundled' or 'smollm2'"
+            "a GGUF file, a hub name like owner/model, 'bundled' or 'smollm2'"
         )
-    return _hub_snapshot(name)
-
-
-def _hub_snapshot(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
-    except Exception:  # not or only partly in the cache: ask the hub
-        pass
-    try:
-        found = Path(snapshot_download(name, allow_patterns=_HUB_FILES))
-        if not any(found.glob("*.safetensors")):
-            found = Path(snapshot_download(name, allow_patterns=[*_HUB_FILES, *_HUB_PICKLES]))
-        return found
-    except Exception as error:
-        raise ModelError(
-            f"no folder {name}, and the hub did not provide it ({type(error).__name__}); "
-            "check the name and the network, or give a local folder"
-        ) from error
+    return found.find_cached() or found.download()
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -80,7 +60,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ModelError(f"{path.parent} has no {path.name}; is it a model folder?") from error
+        raise NoSuchModel(f"{path.parent} has no {path.name}; is it a model folder?") from error
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{path} is not readable JSON ({_line(error)}); download the file again"

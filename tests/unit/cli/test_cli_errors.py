@@ -20,8 +20,8 @@ from outrider.testing import write_tiny_llama, write_tiny_tokenizer
 from .calling import Command, Ran
 
 
-def assert_refused(ran: Ran, *words: str) -> None:
-    assert ran.code == 2, ran
+def assert_refused(ran: Ran, *words: str, code: int = 2) -> None:
+    assert ran.code == code, ran
     assert ran.out == ""
     assert ran.err.count("\n") == 1, ran.err
     assert ran.err.startswith("outrider: ")
@@ -90,7 +90,14 @@ def test_not_a_causal_model(command: Command, target: Path, tmp_path: Path) -> N
     config = json.loads((folder / "config.json").read_text())
     config |= {"architectures": ["BertForMaskedLM"], "model_type": "bert"}
     (folder / "config.json").write_text(json.dumps(config))
-    assert_refused(command("generate", str(folder), "-p", "x"), "causal")
+    assert_refused(command("generate", str(folder), "-p", "x"), "causal", code=1)
+
+
+def test_a_file_that_does_not_load(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(b"GGUF\3\0\0\0")
+    ran = command("generate", str(path), "-p", "x")
+    assert_refused(ran, str(path), "cut short", "download the file again", code=1)
 
 
 def test_vocabulary_mismatch(command: Command, target: Path, tmp_path: Path) -> None:

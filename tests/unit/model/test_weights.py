@@ -16,7 +16,7 @@ from outrider.model import load_model
 from outrider.model.bundled import bundled_names, bundled_path
 from outrider.model.families import read_decoder_config
 from outrider.model.torch_decoder import TorchDecoder
-from outrider.model.weights import Checkpoint, read_eos_ids, resolve_folder
+from outrider.model.weights import Checkpoint, read_eos_ids
 from outrider.testing import write_tiny_llama
 
 
@@ -167,32 +167,6 @@ def test_paths_that_are_no_folders(tmp_path: Path) -> None:
         with pytest.raises(ModelError) as caught:
             load_model(path)
         assert "\n" not in str(caught.value)
-
-
-def test_hub_names_offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    asked: list[str] = []
-
-    def refuse(name: str, **options: Any) -> str:
-        asked.append(name)
-        raise OSError("no network")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(ModelError, match="check the name and the network"):
-        load_model("owner/name")
-    assert asked == ["owner/name", "owner/name"]  # the cache first, then the hub
-
-
-def test_hub_names_come_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    def cached(name: str, *, local_files_only: bool = False, **options: Any) -> str:
-        assert local_files_only
-        return str(tmp_path)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", cached)
-    assert resolve_folder("owner/name") == tmp_path
 
 
 def test_options_are_checked(tmp_path: Path) -> None:

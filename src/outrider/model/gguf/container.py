@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.errors import ModelError
-from outrider.model.gguf.files import MAGIC, SPLIT
+from outrider.model.gguf.files import MAGIC, split_names
 from outrider.model.gguf.types import TensorType, tensor_type
 
 _VERSIONS = (2, 3)
@@ -43,7 +43,6 @@ _MAX_KEYS = 1 << 16
 _MAX_TENSORS = 1 << 20
 _MAX_DIMS = 4
 _MAX_NAME = 1 << 10
-_MAX_SPLITS = 1 << 10
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -90,14 +89,9 @@ class Container:
 
 def split_paths(path: Path) -> list[Path]:
     """All parts of the split file that `path` is one of; just `path` if it is no such part."""
-    match = SPLIT.fullmatch(path.name)
-    if match is None:
-        return [path]
-    stem, number, count = match[1], int(match[2]), int(match[3])
-    if not 1 <= number <= count <= _MAX_SPLITS:
-        raise ModelError(f"{path} is not one of 1 to {_MAX_SPLITS} parts; check its name")
-    parts = [path.with_name(f"{stem}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
-    for part in parts:
+    names = split_names(path.name)
+    parts = [path] if len(names) == 1 else [path.with_name(name) for name in names]
+    for part in parts[1:] and parts:
         if not part.is_file():
             raise ModelError(f"{path.parent} lacks {part.name}; download the missing part")
     return parts

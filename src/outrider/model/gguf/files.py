@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from outrider.errors import ModelError
+
 MAGIC = b"GGUF"
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+_MAX_PARTS = 1 << 10
 
 
 def is_gguf(path: Path) -> bool:
@@ -17,6 +20,17 @@ def is_gguf(path: Path) -> bool:
         return True
     with path.open("rb") as file:
         return file.read(4) == MAGIC
+
+
+def split_names(name: str) -> list[str]:
+    """The names of all parts of the split file that `name` is a part of; just `name` if of none."""
+    match = SPLIT.fullmatch(name)
+    if match is None:
+        return [name]
+    stem, number, count = match[1], int(match[2]), int(match[3])
+    if not 1 <= number <= count <= _MAX_PARTS:
+        raise ModelError(f"{name} is not one of 1 to {_MAX_PARTS} parts; check its name")
+    return [f"{stem}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
 
 
 def model_name(path: Path) -> str:
