@@ -342,7 +342,8 @@ class ProposerContext:
     target_kv: KVCache  # slots from `view.num_computed` on may be overwritten while drafting
     tokenizer: Tokenizer  # the target's
     drafter: str | None  # folder or name of the draft model or head the user chose
-    drafter_proposer: str | None = None  # the proposer that drafts with it; None: there is none
+    # The proposer that drafts with it, or with a layer of the target's own; None: there is none.
+    drafter_proposer: str | None = None
     load_drafter: LoadModel  # also checks that it shares the target's vocabulary
     load_model: LoadModel
     make_kv: Callable[[OwnsKV], KVCache]  # allocates the KV store and its bookkeeping

@@ -25,6 +25,7 @@ WITHOUT_MODEL = "ngram"  # the default proposer without a draft model
 WITH_MODEL = "draft-model"  # and with one
 BESIDE_MODEL = "suffix"  # the look-up that runs beside a drafter
 ACROSS_VOCABULARIES = "cross-vocab"  # with one of another tokenizer
+WITH_MTP = "mtp"  # without a draft model, on a target that holds a layer for it
 PREDICTION = "prediction"  # the one that reads a request's prediction
 GROUP = "outrider.proposers"
 NEEDED = ("propose", "observe")
@@ -76,6 +77,8 @@ _PROPOSERS = {
     "mlp": Entry("mlp:MlpProposer", "head", Vllm("", "vLLM's engine has no MLP speculators")),
     "dflash": Entry("dflash:DFlashProposer", "head",
                     Vllm("dflash", DSPARK, samples=True, cpu_note=FEWER)),
+    "mtp": Entry("mtp:MtpProposer", "head",
+                 Vllm("mtp", "the target's own layer", 2, samples=True)),
     "ngram": Entry("ngram:NgramProposer", "",
                    Vllm("ngram", "with windows of 2 to 4 tokens", more=NGRAM), is_served=True),
     "suffix": Entry("suffix:SuffixProposer", "",

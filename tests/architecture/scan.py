@@ -27,6 +27,7 @@ MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 60
 # Names of proposers that mean something else there.
 HEADS = {
+    "mtp",
     "dflash",
     "eagle",
     "eagle3",

@@ -28,6 +28,7 @@ from outrider.model.tokenizer import Tokenizer, check_drafter_vocabulary, load_t
 from outrider.policy.controller import AdaptivePolicy
 from outrider.registry import (
     WITH_MODEL,
+    WITH_MTP,
     WITHOUT_MODEL,
     build_proposer,
     check_names,
@@ -110,7 +111,7 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
     spec = target.spec
     _check(config, target)
     draft_model = config.draft_model or default_drafter(config.model)
-    name = config.proposer or _default_proposer(draft_model)
+    name = config.proposer or _drafter_proposer(config.model, draft_model) or WITHOUT_MODEL
     make_kv = _kv_maker(config, spec)
     kv = make_kv(target)
     proposers = _make_proposers(config, target, kv, make_kv, tokenizer, draft_model)
@@ -218,7 +219,7 @@ def _make_proposers(
         target_kv=kv,
         tokenizer=tokenizer,
         drafter=draft_model,
-        drafter_proposer=None if draft_model is None else _default_proposer(draft_model),
+        drafter_proposer=_drafter_proposer(config.model, draft_model),
         load_drafter=load_drafter,
         load_model=load,
         make_kv=make_kv,
@@ -236,7 +237,10 @@ def _identity(config: EngineConfig, draft_model: str | None) -> dict[str, object
     }
 
 
-def _default_proposer(draft_model: str | None) -> str:
-    if draft_model is None:
-        return WITHOUT_MODEL
-    return head_kind(find_folder(draft_model)) or WITH_MODEL
+def _drafter_proposer(model: str, draft_model: str | None) -> str | None:
+    """The proposer of the draft model or heads, or of the target's own layer for drafting."""
+    if draft_model is not None:
+        return head_kind(find_folder(draft_model)) or WITH_MODEL
+    from outrider.model.mtp_layer import holds_mtp
+
+    return WITH_MTP if holds_mtp(find_folder(model)) else None

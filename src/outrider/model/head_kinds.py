@@ -12,12 +12,14 @@ from outrider.errors import ModelError
 from outrider.model.gguf.files import is_gguf
 from outrider.model.weights import read_json
 
+MTP = "mtp"
 SPECULATORS = {  # of a speculators_model_type
     "eagle3": "eagle3",
     "peagle": "p-eagle",
     "dflash": "dflash",
     "dspark": "dflash",
     "eagle": "eagle",
+    "mtp": MTP,
 }
 _KINDS = {  # of an architecture
     "LlamaForCausalLMEagle3": "eagle3",
@@ -36,6 +38,7 @@ _KINDS = {  # of an architecture
     "Qwen3DSparkModel": "dflash",
 }
 _TYPES = {"eagle": "eagle", "medusa": "medusa", "mlp_speculator": "mlp"}  # of a model_type
+_MTP_ENDS = ("NextN", "MTP", "MTPModel")  # of the names that SGLang and vLLM give to MTP layers
 _WORDS = ("eagle", "medusa", "dflash", "dspark", "domino", "hydra", "speculator", "draft")
 
 
@@ -53,6 +56,8 @@ def head_kind(folder: Path) -> str | None:
             raise _unsupported(folder, f"a {published} speculator")
         return SPECULATORS[published]
     name = str((config.get("architectures") or [""])[0])
+    if name.endswith(_MTP_ENDS):
+        return MTP
     kind = _KINDS.get(name) or _TYPES.get(config.get("model_type", ""))
     if kind == "eagle3" and "mask_hidden" in _names(folder):
         return "p-eagle"
@@ -68,11 +73,21 @@ def _kind_by_names(folder: Path, config: dict[str, Any], name: str) -> str | Non
     if "medusa_num_heads" in config:
         return "medusa"
     names = _names(folder)
+    if _is_mtp_apart(names):
+        return MTP
     if names & {"fc.weight", "eagle_linear.weight"}:
         return "eagle3" if "midlayer.hidden_norm.weight" in names else "eagle"
     if not (name or (folder / "tokenizer.json").exists()):
         raise _unsupported(folder, "no architecture")
     return None
+
+
+def _is_mtp_apart(names: frozenset[str]) -> bool:
+    """Whether there is an MTP layer without the target that it belongs to."""
+    from outrider.model.dialects.mtp import find_mtp
+
+    whole = {name if name.startswith("mtp") else f"model.{name}" for name in names}
+    return "norm.weight" not in names and find_mtp(whole | names) is not None
 
 
 def _unsupported(folder: Path, what: str) -> ModelError:

@@ -46,13 +46,12 @@ from outrider.model.native_description import (
     parts_of,
 )
 from outrider.model.native_model import SOURCE_TYPES, WEIGHT_TYPES, NativeModel
-from outrider.model.tensors import Weights
-from outrider.model.weights import Checkpoint, count_tokens, read_config, read_eos_ids
+from outrider.model.tensors import Source, Weights
+from outrider.model.weights import count_tokens, read_config, read_eos_ids
 from outrider.sampling import RowParams
 
 if TYPE_CHECKING:
     from outrider.model.borrowed import Borrowed
-    from outrider.model.gguf.checkpoint import GgufCheckpoint
     from outrider.model.heads import FastHead, Head
 
 log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ def available(config: DecoderConfig, device: str) -> bool:
 _MATRICES = tuple(name for name in LAYER_TENSORS if name.endswith("_proj.weight"))
 
 
-def _matrix_kinds(checkpoint: Checkpoint | GgufCheckpoint, config: DecoderConfig) -> list[int]:
+def _matrix_kinds(checkpoint: Source, config: DecoderConfig) -> list[int]:
     """The types to keep all matrices in, in the order of `OutriderConfig.types`."""
     embedding = checkpoint.kind_of(_EMBEDDING)
     if not config.tied:
@@ -145,13 +144,26 @@ class NativeDecoder(NativeModel):
         "float32" rounds nothing, "int8" and "int4" quantise. `threads` None follows
         `native.set_threads`. Raises `ModelError` for a folder that cannot be loaded.
         """
-        started = time.perf_counter()
         folder = Path(folder)
         raw = read_config(folder)
         config = read_decoder_config(raw)
+        spec = _spec(folder, raw, config)
+        return cls.read(open_checkpoint(folder), config, spec, dtype=dtype, threads=threads)
+
+    @classmethod
+    def read(
+        cls,
+        checkpoint: Source,
+        config: DecoderConfig,
+        spec: ModelSpec,
+        *,
+        dtype: str = "auto",
+        threads: int | None = None,
+    ) -> NativeDecoder:
+        """Builds the decoder from any source of tensors."""
+        started = time.perf_counter()
         if dtype != "auto" and dtype not in WEIGHT_TYPES:
             raise UnknownName("dtype", dtype, ["auto", *WEIGHT_TYPES])
-        checkpoint = open_checkpoint(folder)
         kinds = _matrix_kinds(checkpoint, config)
         has_blocks = max(kinds) >= native.PACKED
         if dtype == "auto":
@@ -159,7 +171,7 @@ class NativeDecoder(NativeModel):
             dtype = _PACKED if packed else _LOSSLESS.get(config.dtype, "float32")
         # As stored where that makes the same bits from less memory.
         keeps = dtype == _PACKED or (dtype == "float32" and not has_blocks)
-        model = cls(config, _spec(folder, raw, config), dtype, kinds if keeps else None, threads)
+        model = cls(config, spec, dtype, kinds if keeps else None, threads)
         model._read(checkpoint)
         model.load_s = time.perf_counter() - started
         log.info(
@@ -172,7 +184,7 @@ class NativeDecoder(NativeModel):
         )
         return model
 
-    def _read(self, checkpoint: Checkpoint | GgufCheckpoint) -> None:
+    def _read(self, checkpoint: Source) -> None:
         config, weights = self.config, Weights(checkpoint, self.config)
         hidden = config.hidden_size
         if not self._set_blocks(checkpoint, 0, 0, _EMBEDDING, (config.vocab_size, hidden)):
@@ -236,7 +248,7 @@ class NativeDecoder(NativeModel):
 
     def _set_blocks(
         self,
-        checkpoint: Checkpoint | GgufCheckpoint,
+        checkpoint: Source,
         kind: int,
         layer: int,
         name: str,

@@ -8,8 +8,11 @@ one rope only: scores do not change if queries and keys are permuted alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from outrider.model.families.description import DecoderConfig, layer_shapes
@@ -19,6 +22,22 @@ class Tensors(Protocol):
     """A source of weights: `Checkpoint`, or any other object with tensors by name."""
 
     def tensor(self, name: str, shape: Sequence[int]) -> torch.Tensor: ...
+
+
+class Source(Tensors, Protocol):
+    """A checkpoint, whatever holds it: it also says what it has, and gives blocks as they are."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def kind_of(self, name: str) -> int:
+        """The type to keep a matrix in, as outrider.h numbers it."""
+        ...
+
+    def blocks(
+        self, name: str, shape: Sequence[int]
+    ) -> AbstractContextManager[tuple[npt.NDArray[np.uint8], bool]]:
+        """The blocks of a tensor that is packed, and whether rotary pairs are neighbours."""
+        ...
 
 
 class Weights:
@@ -33,6 +52,14 @@ class Weights:
         self._trunk = self._first(layout.trunks, f"{layout.embedding}.weight")
         self._head = self._first(layout.heads, ".weight")
         self._fused: dict[str, torch.Tensor] = {}
+
+    def prefix_of(self, layer: int) -> str:
+        """What the names of a layer's tensors begin with."""
+        return f"{self._trunk}{self.config.layout.layers}{layer}."
+
+    @property
+    def final_norm_name(self) -> str:
+        return f"{self._trunk}{self.config.layout.final_norm}"
 
     def _first(self, prefixes: tuple[str, ...], rest: str) -> str:
         """The first prefix under which the checkpoint has a tensor."""
@@ -71,7 +98,7 @@ class Weights:
 
     def final_norm(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight and bias."""
-        at = f"{self._trunk}{self.config.layout.final_norm}"
+        at = self.final_norm_name
         return self._norm(f"{at}.weight"), self._bias(f"{at}.bias")
 
     def norm(self, layer: int, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -23,6 +23,7 @@ int32_t Drafting::begin(const std::vector<int32_t>& extra, int* length) {
   s.taps = &tap_layer;
   s.tap_out = &tap_out;
   s.start_layer = 0;
+  s.begun = nullptr;
   s.num_rows = 0;
   bool filters = false;
   for (int i = 0; i < s.num_seqs; ++i) {

@@ -151,7 +151,7 @@ typedef struct {
   float* const* tap_out;   // [num_taps] -> [num_tokens][hidden]
   float* logits;           // [num_rows][vocab]
   const float* features;   // [num_tokens][feature_width]; null for decoders
-  const float* begun;      // [num_tokens][hidden]: the states after `start_layer` layers
+  const float* begun;      // [num_tokens][hidden]: the states after `start_layer` layers; null: tokens are embedded
   int32_t num_tokens, num_seqs, table_width, num_rows, has_parents, num_taps;
   int32_t exit_layer;      // -1: all layers
   int32_t start_layer;     // 0, or the number of layers that have run; their keys and values are stored

@@ -33,7 +33,7 @@ class Worker {
   void run() {
     if (m_.is(OUTRIDER_MEDUSA)) return guess_ahead();
     if (s_.keys_only) return keys_of_features();
-    if (s_.start_layer > 0) {
+    if (s_.begun) {
       my_rows(s_.num_tokens, [&](int r) {
         memcpy(b_.x + r * b_.ldx, s_.begun + size_t(r) * c_.hidden, size_t(c_.hidden) * 4);
       });
@@ -779,7 +779,7 @@ int32_t run_step(OutriderModel& m, const StepArgs& s) {
   const bool medusa = m.is(OUTRIDER_MEDUSA);
   if (!s.features != !m.config.kind) return set_error("features are for heads"), OUTRIDER_INVALID;
   const int exit = s.exit_layer < 0 ? m.config.layers : s.exit_layer;
-  if (s.start_layer != 0 && (m.config.kind || !s.begun || s.start_layer < 0 || s.start_layer >= exit))
+  if ((s.begun ? m.config.kind || s.start_layer < 0 || s.start_layer >= exit : s.start_layer != 0))
     return set_error("a pass continues from states, below its last layer"), OUTRIDER_INVALID;
   if (medusa) {
     if (s.num_tokens < 1 || s.num_rows < 1 || s.num_rows % s.num_tokens ||

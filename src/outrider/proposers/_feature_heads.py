@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +37,17 @@ class _Text:
     is_unobserved: bool = False  # steps of a plan have not all been observed
 
 
-class NativeRows:
-    """State of a head on the native engine or the GPU, by sequence: rows in its own paged cache
-    and features not read yet.
+class ReadsFeatures(Protocol):
+    def use(self, features_nF: torch.Tensor) -> None:
+        """The next call reads these features, one row for each token of its batch."""
+        ...
+
+
+HeadT = TypeVar("HeadT", bound=ReadsFeatures)
+
+
+class NativeRows(Generic[HeadT]):
+    """State of a head with a paged cache, by sequence: rows in the cache and features not read yet.
 
     Drafts are written after a sequence's rows and dropped. The head reads accepted tokens again,
     with the target's features.
@@ -46,7 +55,7 @@ class NativeRows:
 
     def __init__(
         self,
-        head: FastHead,
+        head: HeadT,
         kv: KVCache,
         taps: Seq[int],
         prepare: Callable[[torch.Tensor], torch.Tensor] | None = None,
@@ -184,7 +193,9 @@ class FeatureHeadProposer(ABC):
 class FastHeadProposer(FeatureHeadProposer):
     """Chooses between the fast head, if there is one, and the torch module, by view."""
 
-    def __init__(self, taps: Seq[int], num_layers: int, native: NativeRows | None) -> None:
+    def __init__(
+        self, taps: Seq[int], num_layers: int, native: NativeRows[FastHead] | None
+    ) -> None:
         super().__init__(taps, num_layers)
         self._native = native
 

@@ -20,6 +20,7 @@ from outrider.model.head_kinds import head_kind
 from outrider.model.heads import (
     DFlashHead,
     Eagle3Head,
+    FastHead,
     Head,
     MedusaHeads,
     MlpHead,
@@ -120,7 +121,7 @@ def native_rows(
     context: ProposerContext,
     weights: str | None,
     prepare: Callable[[Tensor], Tensor] | None = None,
-) -> NativeRows | None:
+) -> NativeRows[FastHead] | None:
     """The head with a cache of its own where the target can run it; None: its torch module does.
 
     `prepare` makes what the fast head reads of the taps side by side; None: it reads them as is.

@@ -29,6 +29,7 @@ from outrider.contracts import (
 from outrider.errors import ConfigError
 from outrider.model.dflash_head import DFlashHead, Mix
 from outrider.model.head_layers import KeyValue
+from outrider.model.heads import FastHead
 from outrider.proposers._autoregressive import Chains
 from outrider.proposers._feature_heads import FastHeadProposer, NativeRows
 from outrider.proposers._heads import Loaded, load_fitting_head, native_rows
@@ -60,7 +61,7 @@ class DFlashProposer(FastHeadProposer):
         self,
         loaded: Loaded[DFlashHead],
         config: DFlashConfig | None = None,
-        native: NativeRows | None = None,
+        native: NativeRows[FastHead] | None = None,
     ) -> None:
         super().__init__(loaded.head.taps, loaded.head.config.num_hidden_layers, native)
         self.config = config or DFlashConfig()

@@ -29,7 +29,7 @@ from outrider.contracts import (
 from outrider.draft_plans import Chain, DraftPlan, Propose
 from outrider.errors import ConfigError
 from outrider.model.capabilities import DraftsInOneCall, TreeLimits
-from outrider.model.heads import Eagle3Head
+from outrider.model.heads import Eagle3Head, FastHead
 from outrider.proposers._autoregressive import Chains, draft_key
 from outrider.proposers._eagle_rows import Draft, EagleRows
 from outrider.proposers._feature_heads import FastHeadProposer, NativeRows
@@ -80,7 +80,7 @@ class Eagle3Proposer(FastHeadProposer):
         self,
         loaded: Loaded[Eagle3Head],
         config: Eagle3Config | None = None,
-        native: NativeRows | None = None,
+        native: NativeRows[FastHead] | None = None,
     ) -> None:
         super().__init__(loaded.head.taps, loaded.head.config.num_hidden_layers, native)
         self.config = config or Eagle3Config()

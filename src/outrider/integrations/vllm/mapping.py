@@ -18,6 +18,7 @@ from outrider.config import EngineConfig, NumDraftTokens, ServerConfig, VllmConf
 from outrider.errors import ConfigError, UnknownName
 from outrider.model.bundled import find_folder
 from outrider.model.head_kinds import head_kind
+from outrider.model.mtp_layer import holds_mtp
 from outrider.model.named import default_drafter
 from outrider.model.weights import read_config, read_json
 from outrider.parameters import params
@@ -25,6 +26,7 @@ from outrider.registry import (
     ACROSS_VOCABULARIES,
     OURS,
     WITH_MODEL,
+    WITH_MTP,
     WITHOUT_MODEL,
     Vllm,
     own_entries,
@@ -99,7 +101,7 @@ def speculative_config(wish: Wish) -> dict[str, Any] | None:
     if drafter is None and wish.proposer in (None, WITH_MODEL):
         drafter = default_drafter(wish.model)
     folder = None if drafter is None else find_folder(drafter)
-    name = wish.proposer or _default_proposer(folder)
+    name = wish.proposer or _default_proposer(target, folder)
     if name not in own_entries():
         raise UnknownName("proposer", name, own_entries())
     theirs = own_entries()[name].vllm
@@ -196,9 +198,9 @@ def _range(text: str) -> tuple[int, int, int]:
     return int(first), int(last) if last else MAX_BATCH, int(k)
 
 
-def _default_proposer(folder: Path | None) -> str:
+def _default_proposer(target: Path, folder: Path | None) -> str:
     if folder is None:
-        return WITHOUT_MODEL
+        return WITH_MTP if holds_mtp(target) else WITHOUT_MODEL
     return head_kind(folder) or WITH_MODEL
 
 
@@ -208,6 +210,8 @@ def _look_up(name: str, theirs: Vllm) -> dict[str, Any]:
 
 
 def _drafter(name: str, theirs: Vllm, target: Path, folder: Path | None) -> dict[str, Any]:
+    if folder is None and name == WITH_MTP and holds_mtp(target):
+        return {"method": theirs.method}
     if folder is None:
         raise ConfigError(f"--proposer {name} needs --draft-model")
     kind = head_kind(folder)

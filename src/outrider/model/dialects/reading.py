@@ -15,7 +15,7 @@ from outrider.model.dialects.folder import Fields, Tensors
 from outrider.model.dialects.medusa import read_medusa
 from outrider.model.dialects.mlp import read_mlp
 from outrider.model.head_base import Head
-from outrider.model.head_kinds import head_kind
+from outrider.model.head_kinds import MTP, head_kind
 from outrider.model.weights import read_json
 
 
@@ -29,6 +29,8 @@ def read_head(folder: Path, num_layers: int | None = None) -> Head:
     kind = head_kind(folder)
     if kind is None:
         raise ModelError(f"{folder} holds no drafting head, but a language model")
+    if kind == MTP:
+        raise ModelError(f"{folder} holds an MTP layer, which only its target can load")
     fields = Fields(read_json(folder / "config.json"), folder)
     tensors = Tensors(folder)
     tensors.drop_leftovers()

@@ -7,7 +7,7 @@ its default is what Llama does. A path that cannot run a deviation refuses it by
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -204,6 +204,20 @@ class DecoderConfig:
     @property
     def score_scale(self) -> float:
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+
+def last_layer(config: DecoderConfig, *, dense: bool = False) -> DecoderConfig:
+    """A decoder of one layer, which is like the last one of `config`; `dense`: without experts."""
+    experts = config.experts
+    if experts is not None:
+        experts = replace(experts, layers=(experts.layers[-1] and not dense,))
+    return replace(
+        config,
+        num_layers=1,
+        windows=config.windows[-1:],
+        layer_ropes=config.layer_ropes[-1:],
+        experts=experts if experts is not None and experts.layers[0] else None,
+    )
 
 
 def layer_shapes(config: DecoderConfig, layer: int) -> dict[str, tuple[int, ...]]:

@@ -62,6 +62,7 @@ def qwen_windows(read: Reader) -> tuple[int | None, ...]:
     return read.windows(types)
 
 
+@family("mimo", "MiMoForCausalLM", **_QWEN)
 @family("qwen2", "Qwen2ForCausalLM", **_QWEN)
 def qwen2(read: Reader) -> DecoderConfig:
     windows = qwen_windows(read)
