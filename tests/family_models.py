@@ -195,5 +195,19 @@ FAMILY_CONFIGS: dict[str, Any] = {
     "deepseek_v3 halves": t.DeepseekV3Config(
         **_LATENT, **_GROUPS, num_experts_per_tok=3, rope_interleave=False
     ),
+    "lfm2": t.Lfm2Config(
+        **SMALL | {"num_hidden_layers": 4},
+        layer_types=["conv", "full_attention", "conv", "conv"],
+        block_multiple_of=8,
+        rope_theta=500.0,
+    ),
+    "lfm2 biased": t.Lfm2Config(
+        **SMALL,
+        layer_types=["full_attention", "conv", "conv"],
+        conv_bias=True,
+        conv_L_cache=4,
+        block_auto_adjust_ff_dim=False,
+        tie_word_embeddings=False,
+    ),
     "opt": t.OPTConfig(**SMALL, ffn_dim=48, word_embed_proj_dim=32),
 }

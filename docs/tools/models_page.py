@@ -37,8 +37,11 @@ without drafts; the tokens are the same.
 Of models that also see images, the text part of Gemma 3 and Mistral 3 runs on the first two
 paths.
 
-Refused are models with a recurrent state (Mamba, RWKV, linear attention and hybrids), because the
-state cannot be rolled back when drafts are refused, and models whose class in transformers
+Types with the part `mixer` have recurrent layers; `mixing` says in which layers. They draft with
+every proposer, chains and trees; `quantized` needs the native step.
+[Recurrent state](../explanation/recurrent-state.md) explains how it stays exact.
+
+Refused are models with a recurrent state that are not below, and models whose class in transformers
 ignores the attention setting (Falcon, BLOOM, MPT and others) and that are not below.
 
 A rope of type `longrope` changes all keys past its original length, and one of type `dynamic`

@@ -32,6 +32,7 @@ SAMPLE: tuple[str, ...] = (
     "phi3",
 )
 SAMPLE += ("mixtral", "qwen2_moe", "gpt_oss", "glm4_moe", "phimoe")
+NOT_NATIVE = ("deepseek", "lfm2")
 PARAMS = (
     SamplingParams(max_tokens=40),
     SamplingParams(temperature=1.0, top_p=0.95, seed=3, max_tokens=40),
@@ -41,11 +42,11 @@ PROMPTS = [random_tokens(4, 64, seed) * repeats for seed, repeats in ((1, 2), (2
 
 def cases() -> list[object]:
     """Family and decoder. Latent attention is no part of the native step."""
-    on_torch = ["deepseek_v3", "gemma2", "gpt_neox", "gpt2", "qwen2_moe"]
+    on_torch = ["lfm2", "deepseek_v3", "gemma2", "gpt_neox", "gpt2", "qwen2_moe"]
     on_native = list(SAMPLE)
     if os.environ.get("OUTRIDER_ZOO"):
         on_torch = list(FAMILY_CONFIGS)
-        on_native = [name for name in FAMILY_CONFIGS if not name.startswith("deepseek")]
+        on_native = [name for name in FAMILY_CONFIGS if not name.startswith(NOT_NATIVE)]
     return [
         *((name, "torch") for name in on_torch),
         *(pytest.param(name, "native", marks=needs_native) for name in on_native),

@@ -21,7 +21,7 @@ from outrider.executors import executors_for
 from outrider.kv.cache import KVCache
 from outrider.model import load_model
 from outrider.model.bundled import find_folder
-from outrider.model.capabilities import PrefersThinPasses
+from outrider.model.capabilities import KeepsStates, PrefersThinPasses
 from outrider.model.head_kinds import head_kind
 from outrider.model.named import default_drafter
 from outrider.model.tokenizer import Tokenizer, check_drafter_vocabulary, load_tokenizer
@@ -187,7 +187,8 @@ def _kv_maker(config: EngineConfig, spec: ModelSpec) -> Callable[[OwnsKV], KVCac
     def make_kv(owner: OwnsKV) -> KVCache:
         num_blocks = -(-kv_tokens // config.block_size)
         owner.allocate(num_blocks, config.block_size)
-        return KVCache(num_blocks, config.block_size, config.prefix_caching)
+        has_state = owner.has_state if isinstance(owner, KeepsStates) else None
+        return KVCache(num_blocks, config.block_size, config.prefix_caching, has_state)
 
     return make_kv
 

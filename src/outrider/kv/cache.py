@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -54,7 +55,14 @@ class KVCache:
     sequence and the pool, never another sequence's table.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        prefix_caching: bool = True,
+        has_state: Callable[[int], bool] | None = None,
+    ) -> None:
+        """`has_state`: whether a model with recurrent layers has the state after a slot's token."""
         if num_blocks < 1 or block_size < 1:
             raise ConfigError(
                 f"a KV cache needs at least one block of one slot, not {num_blocks} of {block_size}"
@@ -62,6 +70,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
+        self._has_state = has_state
         self._prefixes = PrefixIndex()
         self._pool = BlockPool(num_blocks, on_evict=self._prefixes.forget)
         self._sequences: dict[int, _Sequence] = {}
@@ -95,19 +104,29 @@ class KVCache:
         blocks: list[int] = []
         digest = None
         if self.prefix_caching:
-            size = self.block_size
-            digest = root_digest(salt)
-            for start in range(0, (len(tokens) - 1) // size * size, size):
-                longer = next_digest(digest, tokens[start : start + size])
-                block = self._prefixes.get(longer)
-                if block is None:
-                    break
+            digest, blocks = self._longest_prefix(tokens, salt)
+            for block in blocks:
                 self._pool.share(block)
-                blocks.append(block)
-                digest = longer
         sequence = _Sequence(digest, blocks, self.block_size)
         self._sequences[sequence_id] = sequence
         return sequence.sealed
+
+    def _longest_prefix(self, tokens: Seq[int], salt: str) -> tuple[bytes, list[int]]:
+        """Cached blocks that hold a prefix and whose end the model can continue from."""
+        size = self.block_size
+        digests, blocks = [root_digest(salt)], []
+        for start in range(0, (len(tokens) - 1) // size * size, size):
+            longer = next_digest(digests[-1], tokens[start : start + size])
+            block = self._prefixes.get(longer)
+            if block is None:
+                break
+            blocks.append(block)
+            digests.append(longer)
+        if self._has_state is not None:
+            while blocks and not self._has_state((blocks[-1] + 1) * size - 1):
+                blocks.pop()
+                digests.pop()
+        return digests[-1], blocks
 
     def reserve(self, sequence_id: int, num_slots: int) -> bool:
         """Makes the table reach `num_slots` slots in all (never shortens it).

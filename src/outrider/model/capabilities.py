@@ -121,6 +121,18 @@ class PrefersThinPasses(Protocol):
 
 
 @runtime_checkable
+class KeepsStates(Protocol):
+    """A model whose recurrent layers may keep states (`outrider.kv.states`)."""
+
+    def has_state(self, slot: int) -> bool:
+        """Whether a pass may start after the token in a physical slot without computing it again.
+
+        Always true without recurrent layers.
+        """
+        ...
+
+
+@runtime_checkable
 class Continues(Protocol):
     """A model whose passes may start above the first layers (`StepBatch.begun`), if `continues`."""
 

@@ -29,6 +29,7 @@ from outrider.cuda.ops import MAX_WIDTH, Pass, TorchOps
 from outrider.cuda.triton_ops import TritonOps
 from outrider.model.attention import Plan
 from outrider.model.int8 import RoundedLayer, Scales, round_layer, round_rows
+from outrider.model.states import StatePass
 from outrider.model.torch_decoder import TorchDecoder
 from outrider.model.torch_weights import Layer
 from outrider.noise import draw_keys
@@ -254,14 +255,14 @@ class CudaDecoder(TorchDecoder):
     def _layer(
         self,
         layer: Layer,
-        store_2SKD: torch.Tensor,
         x_TH: torch.Tensor,
         turns: dict[int, torch.Tensor],
         plan: Plan,
+        states: StatePass | None,
     ) -> None:
         if isinstance(layer, RoundedLayer):
             layer = layer.restored(self.dtype)
-        super()._layer(layer, store_2SKD, x_TH, turns, plan)
+        super()._layer(layer, x_TH, turns, plan, states)
 
     def _logits(self, x_RH: torch.Tensor) -> torch.Tensor:
         if self.head_scale_V is None:

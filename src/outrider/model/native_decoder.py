@@ -201,7 +201,7 @@ class NativeDecoder(NativeModel):
             if head is not None:
                 self.set_tensor(2, 0, head)
         for layer in range(config.num_layers):
-            for name in norm_names(config):
+            for name in norm_names(config, layer):
                 self._set(*NORMS[name], layer, weights.norm(layer, name))
             for name, shape in layer_shapes(config, layer).items():
                 kind, place = LAYER_TENSORS.get(name, -1), f"model.layers.{layer}.{name}"

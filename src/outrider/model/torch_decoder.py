@@ -28,6 +28,7 @@ from outrider.model.families import DecoderConfig, read_decoder_config
 from outrider.model.families.description import NO_ROPE
 from outrider.model.gguf.files import model_name
 from outrider.model.mlp import ACTIVATIONS
+from outrider.model.states import StatePass, States
 from outrider.model.tensors import Tensors
 from outrider.model.torch_weights import Layer, Loader
 from outrider.model.weights import count_tokens, read_config, read_eos_ids
@@ -37,7 +38,7 @@ class TorchDecoder:
     """`contracts.Model` for the families of `outrider.model.families`."""
 
     spec: ModelSpec
-    continues = True
+    continues: bool
     rounds_drafts = False  # draft models beside it are fastest in int8
 
     def __init__(
@@ -76,7 +77,9 @@ class TorchDecoder:
         self._frequencies = self._ropes[0][1]
         self._used_ropes = {layer.rope for layer in layers} - {NO_ROPE}
         self._min_window = min((w for w in config.windows if w is not None), default=None)
+        self.continues = config.mixer is None  # states of a pass are those of all layers
         self.store: torch.Tensor | None = None
+        self.states: States | None = None
         self._block_size = 0
 
     @classmethod
@@ -128,11 +131,7 @@ class TorchDecoder:
             num_layers=config.num_layers,
             hidden_size=config.hidden_size,
             max_positions=config.max_positions,
-            kv_bytes_per_token=2
-            * config.num_layers
-            * config.num_kv_heads
-            * config.head_dim
-            * dtype.itemsize,
+            kv_bytes_per_token=_kv_bytes(config, dtype),
             num_parameters=loader.num_parameters,
             eos_ids=eos_ids,
             draft_dtype="int8" if cls.rounds_drafts and device.type == "cuda" else None,
@@ -153,14 +152,28 @@ class TorchDecoder:
         """Replaces the KV store by an empty one of `num_blocks * block_size` slots."""
         config = self.config
         num_slots = num_blocks * block_size
-        shape = (config.num_layers, 2, num_slots, config.num_kv_heads, config.head_dim)
+        shape = (config.num_attentions, 2, num_slots, config.num_kv_heads, config.head_dim)
         self.store = None  # frees the old store before the new one is allocated
         self.store = torch.zeros(shape, dtype=self.dtype, device=self.device)
         self._block_size = block_size
+        if config.mixer is not None:
+            self.states = States(
+                config.mixer,
+                config.num_states,
+                num_blocks,
+                block_size,
+                self.spec.kv_bytes_per_token,
+                self.device,
+            )
+
+    def has_state(self, slot: int) -> bool:
+        """See `KeepsStates`."""
+        return self.states is None or self.states.has_state(slot)
 
     @torch.no_grad()
     def forward(self, batch: StepBatch) -> StepOutput:
         assert self.store is not None, "allocate first"
+        states = None if self.states is None else self.states.begin(batch, self.forward)
         plan = Plan(
             batch,
             block_size=self._block_size,
@@ -186,7 +199,7 @@ class TorchDecoder:
         for i in range(first, depth):
             if i in batch.taps:
                 taps[i] = x_TH.clone()
-            self._layer(self.layers[i], self.store[i], x_TH, turns, plan)
+            self._layer(self.layers[i], x_TH, turns, plan, states)
         if depth in batch.taps:
             taps[depth] = x_TH
         rows = torch.from_numpy(batch.logit_rows_R).to(self.device)
@@ -199,6 +212,8 @@ class TorchDecoder:
         assert self.store is not None, "allocate first"
         from_, to = (torch.from_numpy(a).to(self.device, torch.int64) for a in (source, target))
         self.store.index_copy_(2, to, self.store.index_select(2, from_))
+        if self.states is not None:
+            self.states.copy_slots(source, target)
 
     def _embed(self, tokens_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
         x_TH = self.embedding_VH[tokens_T.to(self.device)]
@@ -211,16 +226,24 @@ class TorchDecoder:
     def _layer(
         self,
         layer: Layer,
-        store_2SKD: torch.Tensor,
         x_TH: torch.Tensor,
         turns: dict[int, torch.Tensor],
         plan: Plan,
+        states: StatePass | None,
     ) -> None:
-        """Runs one layer: adds to `x_TH` in place and stores the new tokens' keys and values."""
+        """Runs one layer: adds to `x_TH` in place and stores keys, values and states."""
         h = self._norm(x_TH, layer.attention_norm_H, layer.attention_norm_bias_H)
         beside = self._mlp_input(layer, x_TH, h) if self.config.parallel else None
-        attended = self._attend(layer, store_2SKD, h, turns, plan)
-        self._add_product(x_TH, attended, layer.o, layer.o_bias, layer.attention_out_norm_H)
+        if layer.mixer is not None:
+            assert states is not None
+            mixed = layer.mixer(h, states, layer.state)
+            self._add_product(x_TH, mixed, layer.mixer.out, layer.mixer.out_bias)
+        if layer.kv >= 0:
+            assert self.store is not None
+            attended = self._attend(layer, self.store[layer.kv], h, turns, plan)
+            self._add_product(x_TH, attended, layer.o, layer.o_bias, layer.attention_out_norm_H)
+        if not layer.has_mlp:
+            return
         h = self._mlp_input(layer, x_TH, h) if beside is None else beside
         if layer.experts is not None:
             self._add_experts(layer, layer.experts, x_TH, h)
@@ -357,6 +380,12 @@ class TorchDecoder:
         if self.config.layer_norm:
             return F.layer_norm(x, weight.shape, weight, bias, self.config.norm_eps)
         return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
+
+
+def _kv_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """Of a token: its K/V, and its id where a state may have to be computed again."""
+    width = 2 * config.num_kv_heads * config.head_dim
+    return config.num_attentions * width * dtype.itemsize + 4 * (config.mixer is not None)
 
 
 def _rotate(x_THD: torch.Tensor, turns: torch.Tensor) -> None:

@@ -6,13 +6,15 @@ key/value head, D head size, N heads of queries or keys.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from outrider.model.experts import ExpertLayer
-from outrider.model.families.description import DecoderConfig
+from outrider.model.families.description import DecoderConfig, norm_names
 from outrider.model.latent import LatentLayer, read_latent
+from outrider.model.recurrent import MixerLayer, read_mixer
 from outrider.model.tensors import Tensors, Weights
 
 
@@ -21,7 +23,7 @@ class Layer:
     """The weights of one layer, fused and permuted. None: the family has none."""
 
     attention_norm_H: torch.Tensor | None
-    qkv: torch.Tensor  # [(G + 2) * K * D, H]
+    qkv: torch.Tensor  # [(G + 2) * K * D, H]; [0] without attention
     qkv_bias: torch.Tensor | None
     q_norm_D: torch.Tensor | None  # [D], or [N * D] if heads have weights of their own
     k_norm_D: torch.Tensor | None
@@ -41,6 +43,13 @@ class Layer:
     sinks_GK: torch.Tensor | None = None
     experts: ExpertLayer | None = None
     latent: LatentLayer | None = None
+    mixer: MixerLayer | None = None
+    kv: int = -1  # how many layers before it have K/V; -1: it has none
+    state: int = -1  # how many layers before it have a state
+
+    @property
+    def has_mlp(self) -> bool:
+        return self.down.numel() > 0 or self.experts is not None
 
 
 class Loader:
@@ -122,9 +131,9 @@ class Loader:
         )
 
     def _norm(
-        self, index: int, name: str, present: bool
+        self, index: int, name: str, present: Sequence[str]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        if not present:
+        if name not in present:
             return None, None
         weight, bias = self.weights.norm(index, name)
         return self._place(weight), self._maybe(bias)
@@ -145,37 +154,41 @@ class Loader:
 
     def layer(self, index: int) -> Layer:
         config = self.config
-        before, after = config.norm_before, config.norm_after
-        attention_norm, attention_norm_bias = self._norm(index, "input_layernorm", before)
-        mlp_norm, mlp_norm_bias = self._norm(
-            index, "post_attention_layernorm", before and not config.one_norm
-        )
-        has_mlp = config.inner_size(index) > 0
+        names = norm_names(config, index)
+        attention_norm, attention_norm_bias = self._norm(index, "input_layernorm", names)
+        mlp_norm, mlp_norm_bias = self._norm(index, "post_attention_layernorm", names)
+        has_mlp, attends = config.inner_size(index) > 0, config.has_attention(index)
         latent = read_latent(self.weights, index, self._place) if config.latent else None
-        o = self.weights.layer(index, "self_attn.o_proj.weight")
-        if latent is None:
+        o = torch.empty(0, 0)
+        if attends:
+            o = self.weights.layer(index, "self_attn.o_proj.weight")
+        if attends and latent is None:
             o = self._heads(o.t(), rope=False, query=True).t()
+        has_qkv = attends and latent is None
         return Layer(
             attention_norm_H=attention_norm,
             attention_norm_bias_H=attention_norm_bias,
             latent=latent,
-            qkv=self._qkv(index, "weight") if latent is None else torch.empty(0),
-            qkv_bias=self._qkv(index, "bias") if config.qkv_bias else None,
-            q_norm_D=self._head_norm(index, "q"),
-            k_norm_D=self._head_norm(index, "k"),
-            sinks_GK=self._sinks(index),
+            mixer=read_mixer(self.weights, index, self._place),
+            qkv=self._qkv(index, "weight") if has_qkv else torch.empty(0),
+            qkv_bias=self._qkv(index, "bias") if config.qkv_bias and attends else None,
+            q_norm_D=self._head_norm(index, "q") if attends else None,
+            k_norm_D=self._head_norm(index, "k") if attends else None,
+            sinks_GK=self._sinks(index) if attends else None,
             o=self._place(o).t(),
             o_bias=self._bias(index, "self_attn.o_proj"),
-            attention_out_norm_H=self._norm(index, "attention_out_norm", after)[0],
+            attention_out_norm_H=self._norm(index, "attention_out_norm", names)[0],
             mlp_norm_H=mlp_norm,
             mlp_norm_bias_H=mlp_norm_bias,
             gate_up=self._gate_up(index, "weight") if has_mlp else torch.empty(0),
             gate_up_bias=self._gate_up(index, "bias") if has_mlp and config.mlp_bias else None,
             down=self._down(index) if has_mlp else torch.empty(0),
             down_bias=self._bias(index, "mlp.down_proj"),
-            mlp_out_norm_H=self._norm(index, "mlp_out_norm", after)[0],
+            mlp_out_norm_H=self._norm(index, "mlp_out_norm", names)[0],
             window=config.windows[index],
             rope=config.rope_of(index),
+            kv=sum(map(config.has_attention, range(index))) if attends else -1,
+            state=sum(map(config.has_state, range(index))),
             experts=self._experts(index) if config.has_experts(index) else None,
         )
 

@@ -225,9 +225,7 @@ class AdaptivePolicy:
             return tried, False, PROBE_STEPS  # wide passes, which early stops avoid
         return tried, True, PROBE_STEPS
 
-    def _probe(
-        self, step: StepModel, own: Seq[ControlledView], most: list[int]
-    ) -> list[int]:
+    def _probe(self, step: StepModel, own: Seq[ControlledView], most: list[int]) -> list[int]:
         """Lets one sequence or all draft a little, whichever loses less, if balances cover it."""
         nothing = [0] * len(most)
         everyone = [min(PROBE_TOKENS, limit) for limit in most]

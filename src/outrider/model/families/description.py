@@ -11,12 +11,15 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
+from outrider.model.families.mixers import Mixer
 from outrider.model.rope import RopeConfig
 
 ROUTERS = ("softmax", "softmax_of_chosen", "sigmoid", "sparsemixer")
 SPANS = ("head", "heads", "row")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 NO_ROPE = -1
+# What mixes the tokens in a layer.
+ATTENTION, STATE, BOTH, NOTHING = "attention", "state", "both", "nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,12 +165,40 @@ class DecoderConfig:
     head_bias: bool = False
     experts: Experts | None = None
     latent: Latent | None = None
+    mixer: Mixer | None = None  # the recurrent part of layers that have one
+    mixing: tuple[str, ...] = ()  # per layer ATTENTION, STATE, BOTH or NOTHING
+    mlps: tuple[bool, ...] = ()  # whether a layer has an MLP; (): all have
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
 
+    def has_attention(self, layer: int) -> bool:
+        return not self.mixing or self.mixing[layer] in (ATTENTION, BOTH)
+
+    def has_state(self, layer: int) -> bool:
+        return bool(self.mixing) and self.mixing[layer] in (STATE, BOTH)
+
+    def mixes(self, layer: int) -> bool:
+        return self.has_attention(layer) or self.has_state(layer)
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether the layer has an MLP or experts."""
+        return not self.mlps or self.mlps[layer]
+
+    @property
+    def num_attentions(self) -> int:
+        """Layers with K/V."""
+        return sum(self.has_attention(i) for i in range(self.num_layers))
+
+    @property
+    def num_states(self) -> int:
+        """Layers with a recurrent state."""
+        return sum(self.has_state(i) for i in range(self.num_layers))
+
     def inner_size(self, layer: int) -> int:
         """The intermediate size of a layer's MLP, or of the one beside its experts; 0: none."""
+        if not self.has_mlp(layer):
+            return 0
         if self.experts is None or not self.experts.layers[layer]:
             return self.intermediate_size
         return self.experts.shared
@@ -235,22 +266,26 @@ def layer_shapes(config: DecoderConfig, layer: int) -> dict[str, tuple[int, ...]
         if bias:
             shapes[f"{name}.bias"] = (outputs,)
 
-    for name in norm_names(config):
+    for name in norm_names(config, layer):
         if config.norm_weight:
             shapes[f"{name}.weight"] = (hidden,)
         if config.norm_bias:
             shapes[f"{name}.bias"] = (hidden,)
-    if config.latent is not None:
+    if config.mixer is not None and config.has_state(layer):
+        shapes |= config.mixer.shapes(hidden)
+    if not config.has_attention(layer):
+        pass
+    elif config.latent is not None:
         shapes |= _latent_shapes(config, config.latent)
     else:
         linear("self_attn.q_proj", num_q, hidden, config.qkv_bias)
         linear("self_attn.k_proj", num_kv, hidden, config.qkv_bias)
         linear("self_attn.v_proj", num_kv, hidden, config.qkv_bias)
         linear("self_attn.o_proj", hidden, num_q, config.o_bias)
-    if config.qk_norm:
+    if config.qk_norm and config.has_attention(layer):
         for which, width in (("q", num_q), ("k", num_kv)):
             shapes[f"self_attn.{which}_norm.weight"] = (dim if config.qk_span == "head" else width,)
-    if config.sinks:
+    if config.sinks and config.has_attention(layer):
         shapes["self_attn.sinks"] = (config.num_heads,)
     if not inner:
         return shapes
@@ -279,12 +314,13 @@ def _latent_shapes(config: DecoderConfig, latent: Latent) -> dict[str, tuple[int
     }
 
 
-def norm_names(config: DecoderConfig) -> list[str]:
+def norm_names(config: DecoderConfig, layer: int) -> list[str]:
     """The norms of a layer over the hidden size."""
     names = []
     if config.norm_before:
-        names.append("input_layernorm")
-        if not config.one_norm:
+        if config.mixes(layer):
+            names.append("input_layernorm")
+        if config.has_mlp(layer) and not config.one_norm:
             names.append("post_attention_layernorm")
     if config.norm_after:
         names += ["attention_out_norm", "mlp_out_norm"]
