@@ -29,6 +29,18 @@ _GPT = {
 }
 
 
+_FALCON = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+_BLOOM = {"vocab_size": 64, "hidden_size": 48, "n_layer": 3, "bos_token_id": 0, "eos_token_id": 0}
+_MPT = {"vocab_size": 64, "d_model": 32, "n_layers": 3, "max_seq_len": 128}
+
+
 _GROUPS = {
     "n_routed_experts": 6,
     "n_shared_experts": 2,
@@ -209,5 +221,42 @@ FAMILY_CONFIGS: dict[str, Any] = {
         block_auto_adjust_ff_dim=False,
         tie_word_embeddings=False,
     ),
+    "llama4": t.Llama4TextConfig(
+        **SMALL | {"num_hidden_layers": 4},
+        head_dim=8,
+        intermediate_size_mlp=40,
+        interleave_moe_layer_step=2,
+        num_local_experts=5,
+        no_rope_layers=[1, 1, 0, 1],
+        attention_chunk_size=9,
+        floor_scale=5,
+        attn_scale=0.4,
+    ),
+    "llama4 plain": t.Llama4TextConfig(
+        **SMALL,
+        head_dim=8,
+        intermediate_size_mlp=40,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        use_qk_norm=False,
+        attn_temperature_tuning=False,
+    ),
+    "ministral3": t.Ministral3Config(
+        **SMALL,
+        head_dim=8,
+        rope_parameters=_ROPES["full_attention"]
+        | {"llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 16},
+    ),
+    "gptj": t.GPTJConfig(**_GPT, rotary_dim=4),
+    "codegen": t.CodeGenConfig(**_GPT | {"n_head": 8}, rotary_dim=4),
+    "falcon": t.FalconConfig(**_FALCON),
+    "falcon heads": t.FalconConfig(**_FALCON, multi_query=False, parallel_attn=False, bias=True),
+    "falcon groups": t.FalconConfig(**_FALCON, new_decoder_architecture=True, num_kv_heads=2),
+    "falcon groups, one norm": t.FalconConfig(
+        **_FALCON, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
+    ),
+    "bloom": t.BloomConfig(**_BLOOM, n_head=6),
+    "mpt": t.MptConfig(**_MPT, n_heads=4),
+    "mpt odd": t.MptConfig(**_MPT | {"d_model": 48}, n_heads=6),
     "opt": t.OPTConfig(**SMALL, ffn_dim=48, word_embed_proj_dim=32),
 }

@@ -8,9 +8,9 @@ from outrider.model.native_decoder import RUNS
 
 # Sizes that fit the defaults of every family.
 _SIZES = {
-    **dict.fromkeys(("hidden_size", "n_embd"), 4096),
-    **dict.fromkeys(("num_attention_heads", "n_head"), 64),
-    **dict.fromkeys(("num_hidden_layers", "n_layer"), 8),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 4096),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), 64),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers"), 8),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "moe_intermediate_size"), 256),
     "vocab_size": 128,
     "num_key_value_heads": 8,
@@ -34,15 +34,15 @@ The tests compare every model type below with transformers on tiny random models
 texts, of pieces over a paged KV store and of trees of drafts. A sample is decoded with and
 without drafts; the tokens are the same.
 
-Of models that also see images, the text part of Gemma 3 and Mistral 3 runs on the first two
-paths.
+Of models that also see images, the text part of Gemma 3, Llama 4 and Mistral 3 runs on the
+first two paths.
 
 Types with the part `mixer` have recurrent layers; `mixing` says in which layers. They draft with
 every proposer, chains and trees; `quantized` needs the native step.
 [Recurrent state](../explanation/recurrent-state.md) explains how it stays exact.
 
 Refused are models with a recurrent state that are not below, and models whose class in transformers
-ignores the attention setting (Falcon, BLOOM, MPT and others) and that are not below.
+ignores the attention setting (XGLM, BioGPT and others) and that are not below.
 
 A rope of type `longrope` changes all keys past its original length, and one of type `dynamic`
 past the configured one: the context ends there.

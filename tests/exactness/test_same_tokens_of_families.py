@@ -31,7 +31,7 @@ SAMPLE: tuple[str, ...] = (
     "smollm3",
     "phi3",
 )
-SAMPLE += ("mixtral", "qwen2_moe", "gpt_oss", "glm4_moe", "phimoe")
+SAMPLE += ("mixtral", "qwen2_moe", "gpt_oss", "glm4_moe", "phimoe", "llama4", "bloom")
 NOT_NATIVE = ("deepseek", "lfm2")
 PARAMS = (
     SamplingParams(max_tokens=40),

@@ -28,6 +28,18 @@ MAX_FOLDED_ROWS = 256  # beyond this (prefill) the mask is shared by the group i
 _MAX_GATHER_CPU = 1 << 15  # numbers per sequence: gathering more costs more than a separate call
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How a layer scores keys."""
+
+    scale: float
+    window: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+    sinks_GK: torch.Tensor | None = None
+    slopes_GK: torch.Tensor | None = None  # what a score loses with each position of distance
+
+
 @dataclass(slots=True)
 class Group:
     """The sequences of one attention call."""
@@ -41,7 +53,8 @@ class Group:
     num_keys: int
     visible_sNL: BoolArray | None  # None: everything
     distance_sNL: IntArray | None  # positions between query and key; None: below every window
-    masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
+    positions_sN: IntArray  # of the queries
+    masks: dict[tuple[int | None, int | None], torch.Tensor | None] = field(default_factory=dict)
 
 
 class Plan:
@@ -58,8 +71,8 @@ class Plan:
         dtype: torch.dtype,
         min_window: int | None = None,
     ) -> None:
-        """`kv_width`: numbers in one token's keys, K * D. `min_window`: the narrowest sliding
-        window of the model, None if it has none."""
+        """`kv_width`: numbers in one token's keys, K * D. `min_window`: the narrowest window or
+        chunk of the model, None if it has none; 0 if scores depend on distances."""
         self.device = device
         self.dtype = dtype
         self.group_size = group_size
@@ -72,6 +85,7 @@ class Plan:
         num_seqs = len(self._context)
         self._slots = [self._slots_of(s) for s in range(num_seqs)]
         self.new_slots = self._new_slots()
+        self.positions_T = torch.from_numpy(batch.positions_T).to(device)
         self.groups = [self._group(members) for members in self._partition(num_seqs)]
 
     def _num_new(self, s: int) -> int:
@@ -132,7 +146,15 @@ class Plan:
             num_keys=num_keys,
             visible_sNL=visible,
             distance_sNL=distance,
+            positions_sN=self._positions(members, num_new),
         )
+
+    def _positions(self, members: list[int], num_new: int) -> IntArray:
+        positions = np.zeros((len(members), num_new), dtype=np.int32)
+        for i, s in enumerate(members):
+            own = self._batch.positions_T[self._starts[s] : self._starts[s + 1]]
+            positions[i, : len(own)] = own
+        return positions
 
     def _rows(self, members: list[int], num_new: int) -> tuple[Index, torch.Tensor | None, Index]:
         first, last = members[0], members[-1]
@@ -190,24 +212,28 @@ class Plan:
                 seen[row] |= seen[parent]
         return seen
 
-    def mask(self, group: Group, window: int | None) -> torch.Tensor | None:
+    def mask(
+        self, group: Group, window: int | None, chunk: int | None = None
+    ) -> torch.Tensor | None:
         """The additive mask of a group: [s, 1, R, L] if folded, else [1, 1, N, L]."""
-        if window is not None and group.distance_sNL is None:
-            window = None
-        if window in group.masks:
-            return group.masks[window]
+        if group.distance_sNL is None:
+            window = chunk = None
+        if (window, chunk) in group.masks:
+            return group.masks[window, chunk]
         mask: torch.Tensor | None = None
         if group.visible_sNL is not None:
             visible = group.visible_sNL
             if window is not None and group.distance_sNL is not None:
                 visible = visible & (group.distance_sNL < window)
+            if chunk is not None and group.distance_sNL is not None:
+                visible = visible & (group.distance_sNL <= group.positions_sN[..., None] % chunk)
             if not visible.all():
                 hidden = torch.from_numpy(~visible).to(self.device)
                 if self._folds(group):
                     hidden = hidden.repeat_interleave(self.group_size, dim=1)
                 mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
                 mask = mask.masked_fill_(hidden, -torch.inf)[:, None]
-        group.masks[window] = mask
+        group.masks[window, chunk] = mask
         return mask
 
     def _folds(self, group: Group) -> bool:
@@ -221,11 +247,7 @@ class Plan:
         q_TGKD: torch.Tensor,
         keys_KD: torch.Tensor,
         values_KD: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks_GK: torch.Tensor | None = None,
+        terms: Terms,
     ) -> torch.Tensor:
         """Attention of all T new tokens over the keys and values of one layer, [slots, K, D] each.
 
@@ -233,9 +255,7 @@ class Plan:
         """
         result: torch.Tensor | None = None
         for group in self.groups:
-            out = self._attend_group(
-                q_TGKD, keys_KD, values_KD, group, scale, window, softcap, sinks_GK
-            )
+            out = self._attend_group(q_TGKD, keys_KD, values_KD, group, terms)
             if len(self.groups) == 1 and group.real is None:
                 return out
             if result is None:
@@ -250,10 +270,7 @@ class Plan:
         keys_KD: torch.Tensor,
         values_KD: torch.Tensor,
         group: Group,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks_GK: torch.Tensor | None,
+        terms: Terms,
     ) -> torch.Tensor:
         """[s * N, G, K, D]: the results of one group, padding rows included."""
         heads = q_TGKD.shape[1:]
@@ -264,25 +281,52 @@ class Plan:
             .transpose(1, 2)
             for store in (keys_KD, values_KD)
         )
-        mask = self.mask(group, window)
-        explicit = softcap is not None or sinks_GK is not None
+        mask = self.mask(group, terms.window, terms.chunk)
         if self._folds(group):
             q = q.reshape(group.num_seqs, group.num_new * heads[0], *heads[1:]).transpose(1, 2)
-            sinks = None if sinks_GK is None else sinks_GK.repeat(group.num_new, 1).t()
-            if explicit:
-                out = _explicit(q, k_sKLD, v_sKLD, mask, scale, softcap, sinks)
-            else:
-                out = F.scaled_dot_product_attention(q, k_sKLD, v_sKLD, mask, scale=scale)
+            sinks, slopes = (
+                None if of_GK is None else of_GK.repeat(group.num_new, 1).t()
+                for of_GK in (terms.sinks_GK, terms.slopes_GK)
+            )
+            mask = self._sloped(mask, slopes, group)
+            out = _softmax_attention(q, k_sKLD, v_sKLD, mask, terms, sinks)
             return out.transpose(1, 2).reshape(-1, *heads[:2], out.shape[-1])
         # A wide group has one sequence: the query heads of each key form the batch.
         q_GKND = q.permute(1, 2, 0, 3)
         k_GKLD, v_GKLD = (x.expand(heads[0], -1, -1, -1) for x in (k_sKLD, v_sKLD))
-        if explicit:
-            sinks = None if sinks_GK is None else sinks_GK[..., None]
-            out = _explicit(q_GKND, k_GKLD, v_GKLD, mask, scale, softcap, sinks)
-        else:
-            out = F.scaled_dot_product_attention(q_GKND, k_GKLD, v_GKLD, mask, scale=scale)
-        return out.permute(2, 0, 1, 3)
+        sinks, slopes = (
+            None if of_GK is None else of_GK[..., None]
+            for of_GK in (terms.sinks_GK, terms.slopes_GK)
+        )
+        mask = self._sloped(mask, slopes, group)
+        return _softmax_attention(q_GKND, k_GKLD, v_GKLD, mask, terms, sinks).permute(2, 0, 1, 3)
+
+    def _sloped(
+        self, mask: torch.Tensor | None, slopes: torch.Tensor | None, group: Group
+    ) -> torch.Tensor | None:
+        """The mask with what scores lose by distance; `slopes`: [..., K, R]."""
+        if slopes is None:
+            return mask
+        assert group.distance_sNL is not None
+        distance = torch.from_numpy(group.distance_sNL).to(self.device)[:, None]
+        if self._folds(group):
+            distance = distance.repeat_interleave(self.group_size, dim=2)
+        lost = (distance * slopes[..., None]).to(self.dtype)
+        return -lost if mask is None else mask - lost
+
+
+def _softmax_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    terms: Terms,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """`sinks`: [..., K, R]. Fused kernels know neither these nor soft caps."""
+    if terms.softcap is None and sinks is None:
+        return F.scaled_dot_product_attention(q, k, v, mask, scale=terms.scale)
+    return _explicit(q, k, v, mask, terms.scale, terms.softcap, sinks)
 
 
 def _explicit(

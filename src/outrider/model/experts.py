@@ -69,6 +69,9 @@ class ExpertLayer:
         if config.router == "softmax_of_chosen":
             best_TC, chosen_TC = scores_TE.topk(config.active, dim=-1)
             return best_TC.softmax(-1), chosen_TC
+        if config.router == "sigmoid_of_chosen":
+            best_TC, chosen_TC = scores_TE.topk(config.active, dim=-1)
+            return best_TC.sigmoid(), chosen_TC
         sigmoid = config.router == "sigmoid"
         weights_TE = scores_TE.sigmoid() if sigmoid else scores_TE.softmax(-1)
         choice_TE = weights_TE if self.choice_bias_E is None else weights_TE + self.choice_bias_E

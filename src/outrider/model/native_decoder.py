@@ -211,8 +211,17 @@ class NativeDecoder(NativeModel):
                     self.set_tensor(kind, layer, weights.layer(layer, name))
             if config.has_experts(layer):
                 self._read_experts(weights, layer)
-            window, rope = config.windows[layer] or 0, config.rope_of(layer)
-            native.check(self._lib.outrider_set_layer(self._handle, layer, window, 0, rope))
+            if config.qk_unit and config.norms_heads(layer):
+                for which in "qk":
+                    name = f"self_attn.{which}_norm.weight"
+                    self.set_tensor(LAYER_TENSORS[name], layer, weights.layer(layer, name))
+            window, chunk = config.windows[layer] or 0, config.chunk_of(layer) or 0
+            rope = config.rope_of(layer)
+            native.check(self._lib.outrider_set_layer(self._handle, layer, window, chunk, rope))
+        if config.embedding_norm:
+            self._set(51, 52, 0, weights.embedding_norm())
+        if config.slopes:
+            self.set_tensor(50, 0, torch.tensor(config.slopes))
         bias = weights.head_bias()
         if bias is not None:
             self.set_tensor(31, 0, bias)

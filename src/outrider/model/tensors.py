@@ -78,6 +78,11 @@ class Weights:
         name = f"{self._trunk}{config.layout.embedding}.weight"
         return self._read(name, (config.vocab_size, config.hidden_size))
 
+    def embedding_norm(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight and bias."""
+        at = f"{self._trunk}{self.config.layout.embedding_norm}"
+        return self._norm(f"{at}.weight"), self._bias(f"{at}.bias")
+
     def positions(self) -> torch.Tensor:
         """The table of learned positions."""
         config = self.config
@@ -167,11 +172,11 @@ class Weights:
         assert layout.fused_qkv is not None
         whole = self._whole(layer, layout.fused_qkv, kind, rows)
         rest = whole.shape[1:]
-        if layout.fused_by_head:
-            of_head = whole.view(num_q, 3, config.head_dim, *rest)
-            return of_head[:, "qkv".index(part)].reshape(-1, *rest)
-        sizes = [count * config.head_dim for count in (num_q, num_kv, num_kv)]
-        return torch.split(whole, sizes)["qkv".index(part)]
+        groups = layout.fused_groups
+        counts = {"q": num_q, "k": num_kv, "v": num_kv}
+        sizes = [counts[which] * config.head_dim // groups for which in layout.fused_order]
+        parts = torch.split(whole.view(groups, -1, *rest), sizes, dim=1)
+        return parts[layout.fused_order.index(part)].reshape(-1, *rest)
 
     def _from_gate_up(self, layer: int, part: str, kind: str) -> torch.Tensor:
         fused = self.config.layout.fused_gate_up
@@ -250,6 +255,8 @@ class Weights:
     def _head_norm(self, layer: int, name: str, which: str) -> torch.Tensor:
         """[D] or [heads * D], in the order of the rows of queries or keys."""
         config = self.config
+        if config.qk_unit:
+            return torch.ones(config.head_dim)
         shape, by_head = self._shapes[layer][name], config.layout.head_norms
         if by_head is not None:
             at = self._place(layer, by_head.replace("*", which))

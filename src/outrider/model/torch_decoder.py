@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 
 from outrider.contracts import IntArray, ModelSpec, StepBatch, StepOutput
-from outrider.model.attention import Plan
+from outrider.model.attention import Plan, Terms
 from outrider.model.checkpoints import open_checkpoint
 from outrider.model.experts import ExpertLayer
 from outrider.model.families import DecoderConfig, read_decoder_config
-from outrider.model.families.description import NO_ROPE
+from outrider.model.families.description import NO_ROPE, Growth
 from outrider.model.gguf.files import model_name
 from outrider.model.mlp import ACTIVATIONS
 from outrider.model.states import StatePass, States
@@ -53,8 +53,9 @@ class TorchDecoder:
         norm_bias_H: torch.Tensor | None = None,
         head_bias_V: torch.Tensor | None = None,
         positions_PH: torch.Tensor | None = None,
+        embedding_norm: tuple[torch.Tensor, torch.Tensor | None] | None = None,
     ) -> None:
-        """`positions_PH`: the table of learned positions."""
+        """`positions_PH`: the table of learned positions. `embedding_norm`: weight and bias."""
         self.config = config
         self.spec = spec
         self.device = embedding_VH.device
@@ -66,6 +67,9 @@ class TorchDecoder:
         self.norm_bias_H = norm_bias_H
         self.head_bias_V = head_bias_V
         self.positions_PH = positions_PH
+        self.embedding_norm = embedding_norm
+        slopes = torch.tensor(config.slopes, device=self.device)
+        self._slopes_GK = slopes.view(config.num_kv_heads, -1).t() if config.slopes else None
         self._activation = ACTIVATIONS[config.activation]
         self._ropes = [
             (
@@ -76,7 +80,8 @@ class TorchDecoder:
         ]
         self._frequencies = self._ropes[0][1]
         self._used_ropes = {layer.rope for layer in layers} - {NO_ROPE}
-        self._min_window = min((w for w in config.windows if w is not None), default=None)
+        limits = [size for size in (*config.windows, *config.chunks) if size is not None]
+        self._min_window = 0 if config.slopes else min(limits, default=None)
         self.continues = config.mixer is None  # states of a pass are those of all layers
         self.store: torch.Tensor | None = None
         self.states: States | None = None
@@ -123,7 +128,7 @@ class TorchDecoder:
         layers = [loader.layer(i) for i in range(config.num_layers)]
         embedding, positions, head = loader.embedding(), loader.positions(), loader.head()
         norm, norm_bias = loader.norm()
-        head_bias = loader.head_bias()
+        head_bias, embedding_norm = loader.head_bias(), loader.embedding_norm()
         spec = ModelSpec(
             name=name,
             vocab_size=config.vocab_size,
@@ -146,6 +151,7 @@ class TorchDecoder:
             norm_bias_H=norm_bias,
             head_bias_V=head_bias,
             positions_PH=positions,
+            embedding_norm=embedding_norm,
         )
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
@@ -221,6 +227,8 @@ class TorchDecoder:
             x_TH *= torch.tensor(self.config.embedding_scale, dtype=self.dtype, device=self.device)
         if self.positions_PH is not None:
             x_TH += self.positions_PH[positions_T + self.config.position_offset]
+        if self.embedding_norm is not None:
+            x_TH = self._norm(x_TH, *self.embedding_norm)
         return x_TH
 
     def _layer(
@@ -305,14 +313,21 @@ class TorchDecoder:
             store_2SKD[:, plan.new_slots] = new_2TKD
         else:
             store_2SKD.index_copy_(1, plan.new_slots, new_2TKD)
+        q_TND = qkv[:, :num_q]
+        if config.growth is not None and (config.growth.everywhere or layer.rope == NO_ROPE):
+            q_TND = q_TND * _grown(config.growth, plan.positions_T, self.dtype)
         attended = plan.attend(
-            qkv[:, :num_q].view(num_tokens, group, num_kv, dim),
+            q_TND.reshape(num_tokens, group, num_kv, dim),
             store_2SKD[0],
             store_2SKD[1],
-            scale=config.score_scale,
-            window=layer.window,
-            softcap=config.score_cap,
-            sinks_GK=layer.sinks_GK,
+            Terms(
+                scale=config.score_scale,
+                window=layer.window,
+                chunk=layer.chunk,
+                softcap=config.score_cap,
+                sinks_GK=layer.sinks_GK,
+                slopes_GK=self._slopes_GK,
+            ),
         )
         if config.latent is not None:
             attended = attended[..., : config.latent.value]
@@ -386,6 +401,12 @@ def _kv_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
     """Of a token: its K/V, and its id where a state may have to be computed again."""
     width = 2 * config.num_kv_heads * config.head_dim
     return config.num_attentions * width * dtype.itemsize + 4 * (config.mixer is not None)
+
+
+def _grown(growth: Growth, positions_T: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[T, 1, 1]: the factors of queries."""
+    steps = torch.floor((positions_T.float() + growth.first) / growth.every)
+    return (1 + growth.factor * torch.log1p(steps)).to(dtype)[:, None, None]
 
 
 def _rotate(x_THD: torch.Tensor, turns: torch.Tensor) -> None:

@@ -35,6 +35,7 @@ class Layer:
     down: torch.Tensor  # [I, H]: transposed view
     down_bias: torch.Tensor | None
     window: int | None
+    chunk: int | None = None
     rope: int = 0  # index in `DecoderConfig.ropes`, or NO_ROPE
     attention_norm_bias_H: torch.Tensor | None = None
     mlp_norm_bias_H: torch.Tensor | None = None
@@ -87,6 +88,12 @@ class Loader:
         weight, bias = self.weights.final_norm()
         return self._place(weight), self._maybe(bias)
 
+    def embedding_norm(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        if not self.config.embedding_norm:
+            return None
+        weight, bias = self.weights.embedding_norm()
+        return self._place(weight), self._maybe(bias)
+
     def head(self) -> torch.Tensor | None:
         """The output head; None if it is tied to the embedding."""
         return self._maybe(self.weights.head())
@@ -118,7 +125,7 @@ class Loader:
         return self._place(torch.cat(parts))
 
     def _head_norm(self, index: int, which: str) -> torch.Tensor | None:
-        if not self.config.qk_norm:
+        if not self.config.norms_heads(index):
             return None
         weight = self.weights.layer(index, f"self_attn.{which}_norm.weight")
         query = which == "q" and self.config.qk_span != "head"
@@ -186,6 +193,7 @@ class Loader:
             down_bias=self._bias(index, "mlp.down_proj"),
             mlp_out_norm_H=self._norm(index, "mlp_out_norm", names)[0],
             window=config.windows[index],
+            chunk=config.chunk_of(index),
             rope=config.rope_of(index),
             kv=sum(map(config.has_attention, range(index))) if attends else -1,
             state=sum(map(config.has_state, range(index))),

@@ -26,7 +26,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from outrider.contracts import IntArray, ModelSpec, StepBatch, StepOutput
 from outrider.errors import ModelError
 from outrider.model.architectures import check_architecture, max_positions
-from outrider.model.attention import Plan
+from outrider.model.attention import Plan, Terms
 from outrider.model.driver import one_token
 from outrider.model.selfcheck import self_check
 from outrider.model.weights import Checkpoint, count_tokens, read_config, read_eos_ids
@@ -179,10 +179,12 @@ class TransformersModel:
             q_ATD.view(num_kv, group, *q_ATD.shape[1:]).permute(2, 1, 0, 3),
             layer.keys,
             layer.values,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks_GK=None if sinks_A is None else sinks_A.view(num_kv, group).t(),
+            Terms(
+                scale=scale,
+                window=window,
+                softcap=softcap,
+                sinks_GK=None if sinks_A is None else sinks_A.view(num_kv, group).t(),
+            ),
         )
         return attended.transpose(1, 2).flatten(1, 2)
 

@@ -157,6 +157,11 @@ __attribute__((noinline)) float softmax(float* scores, int from, int to, const f
   return total;
 }
 
+// What scores lose with their distance from the last one.
+inline void slope(float* scores, int n, float by) {
+  for (int i = 0; i < n; ++i) scores[i] -= by * float(n - 1 - i);
+}
+
 // Prefetches the first keys of a task.
 inline void fetch_first_keys(const Attention& a, int num_tiles) {
   for (int i = 0; i < num_tiles && i < a.num_segments; ++i) {
@@ -194,6 +199,7 @@ void attend(const Attention& a) {
     float* s = scores + j * a.score_ld;
     if (path[j])
       for (int i = 0; i < length[j] - a.context; ++i) s[a.context + i] = s[a.context + path[j][i]];
+    if (a.slopes) slope(s + from[j], length[j] - from[j], a.slopes[(a.first + j) % a.group]);
     if (a.cap > 0) soft_cap(s + (from[j] & ~15), length[j] - (from[j] & ~15), a.cap);
     sum[j] = softmax(s, from[j], length[j], a.sinks ? a.sinks + (a.first + j) % a.group : nullptr);
   }

@@ -97,6 +97,7 @@ struct Attention {
   float scale;
   int window, chunk;      // 0: everything
   float cap;              // of scores; 0: none
+  const float* slopes;    // null, or [group]: what a score loses with each position of distance
   const float* sinks;     // null, or [group]: a score of each head that has no value
   int context;            // logical slots before the sequence's new tokens
   const int32_t* depth;   // [rows] or null: chain. Number of ancestors incl. itself

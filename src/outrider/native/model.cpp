@@ -248,8 +248,9 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
   if (!data) return set_error("null tensor");
   const bool of_heads = (kind >= OUTRIDER_FC && kind <= OUTRIDER_MARKOV_HEAD) || kind == OUTRIDER_FC_BIAS;
   const bool global = kind <= OUTRIDER_HEAD || of_heads ||
-                      (kind >= OUTRIDER_FINAL_NORM_BIAS && kind <= OUTRIDER_POSITIONS);
-  if (kind < 0 || kind > OUTRIDER_FC_BIAS || (of_heads && !c.kind) || (!global && (layer < 0 || layer >= c.layers)))
+                      (kind >= OUTRIDER_FINAL_NORM_BIAS && kind <= OUTRIDER_POSITIONS) ||
+                      (kind >= OUTRIDER_SLOPES && kind <= OUTRIDER_EMBEDDING_NORM_BIAS);
+  if (kind < 0 || kind > OUTRIDER_EMBEDDING_NORM_BIAS || (of_heads && !c.kind) || (!global && (layer < 0 || layer >= c.layers)))
     return set_error("no such tensor");
   auto shape = [&](int64_t r, int64_t k) {
     return (rows == r && columns == k) || fail_shape(kind, layer, rows, columns);
@@ -372,6 +373,9 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
         set_vector(m.positions, row, p + row * source_bytes(type), type, c.hidden);
       }
       break;
+    case OUTRIDER_SLOPES: good = vector(m.slopes, c.heads); break;
+    case OUTRIDER_EMBEDDING_NORM: good = vector(m.embedding_norm, c.hidden); break;
+    case OUTRIDER_EMBEDDING_NORM_BIAS: good = vector(m.embedding_norm_bias, c.hidden); break;
     case OUTRIDER_GATE: good = half_of_gate_up(0); break;
     case OUTRIDER_UP: good = half_of_gate_up(1); break;
     case OUTRIDER_DOWN: good = whole(l->down, c.hidden, l->inner); break;
@@ -536,7 +540,7 @@ bool experts_make_sense(const OutriderConfig& c) {
   auto in = [](int64_t v, int64_t lo, int64_t hi) { return v >= lo && v <= hi; };
   if (!e.count) return true;
   if (!in(e.count, 1, 4096) || !in(e.active, 1, e.count) || !in(e.inner, 1, 1 << 20) || !e.inner_of ||
-      !e.sparse || !in(e.router, OUTRIDER_SOFTMAX, OUTRIDER_SPARSEMIXER) || !in(e.groups, 1, e.count) ||
+      !e.sparse || !in(e.router, OUTRIDER_SOFTMAX, OUTRIDER_SIGMOID_OF_CHOSEN) || !in(e.groups, 1, e.count) ||
       e.count % e.groups || !in(e.open_groups, 1, e.groups) || e.group_best < 1 ||
       e.active > e.count / e.groups * e.open_groups || c.kind || c.parts.plain_mlp ||
       c.parts.parallel || (e.router == OUTRIDER_SPARSEMIXER && (e.active != 2 || e.count < 2)))
@@ -565,7 +569,7 @@ bool valid(const OutriderConfig& c) {
          in(c.parts.qk_span, OUTRIDER_HEAD_SPAN, OUTRIDER_ROW_SPAN) &&
          in(c.parts.activation, OUTRIDER_SILU, OUTRIDER_RELU2) &&
          in(c.parts.position_rows, 0, 1 << 24) && in(c.parts.position_offset, 0, 1 << 16) &&
-         c.parts.score_cap >= 0 && c.parts.logit_cap >= 0 && experts_make_sense(c) &&
+         c.parts.growth_every >= (c.parts.growth != 0) && c.parts.score_cap >= 0 && c.parts.logit_cap >= 0 && experts_make_sense(c) &&
          (c.kind != OUTRIDER_EAGLE3 || c.layers > 0) && in(c.variant, 0, c.kind ? 31 : 0) &&
          (!(c.variant & (OUTRIDER_PROJECTS | OUTRIDER_FUSED)) || c.feature_width == c.hidden) &&
          (c.kind != OUTRIDER_MEDUSA ||
@@ -703,7 +707,7 @@ int32_t outrider_ready(OutriderModel* m) {
     if (!parts.no_input_norms && !parts.one_norm) good = good && has(l.seen, {OUTRIDER_MLP_NORM});
     if (parts.out_norms)
       good = good && has(l.seen, {OUTRIDER_ATTENTION_OUT_NORM, OUTRIDER_MLP_OUT_NORM});
-    if (m->config.qk_norm) good = good && has(l.seen, {OUTRIDER_Q_NORM, OUTRIDER_K_NORM});
+    if (m->config.qk_norm && !(parts.qk_rotated && l.rope < 0)) good = good && has(l.seen, {OUTRIDER_Q_NORM, OUTRIDER_K_NORM});
   }
   if (!good) return set_error("the checkpoint lacks tensors"), OUTRIDER_INVALID;
   return OUTRIDER_OK;

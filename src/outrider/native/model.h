@@ -139,6 +139,7 @@ struct OutriderModel {
 
   std::vector<outrider::Layer> layers;
   std::vector<float> final_norm, hidden_norm, final_norm_bias, head_bias, positions, fc_bias;
+  std::vector<float> slopes, embedding_norm, embedding_norm_bias;
   outrider::Matrix head, fc, markov_head;
   std::vector<float> markov_embed;  // [vocab][markov_rank]
   std::vector<int32_t> ids;         // target id of each row of the head; empty: the row itself

@@ -57,6 +57,10 @@ enum {
   OUTRIDER_CHOICE_BIAS = 35,  // of the weights, for the choice only
   OUTRIDER_SHARED_GATE = 36,  // [hidden]: its sigmoid scales the MLP beside the experts
   OUTRIDER_FC_BIAS = 37,  // of heads only: EAGLE-1
+  // Of decoders again.
+  OUTRIDER_SLOPES = 50,  // [heads]: what a score loses with each position of distance
+  OUTRIDER_EMBEDDING_NORM = 51,
+  OUTRIDER_EMBEDDING_NORM_BIAS = 52,
 };
 
 // Types of tensor data: 0 float32, 1 bfloat16, 4 float16; 64 + the number that GGUF files give a type of
@@ -81,7 +85,8 @@ enum {
   OUTRIDER_EXPERT_GATE = 0, OUTRIDER_EXPERT_UP = 1, OUTRIDER_EXPERT_DOWN = 2,
   OUTRIDER_EXPERT_GATE_BIAS = 3, OUTRIDER_EXPERT_UP_BIAS = 4, OUTRIDER_EXPERT_DOWN_BIAS = 5,
 };
-enum { OUTRIDER_SOFTMAX = 0, OUTRIDER_SOFTMAX_OF_CHOSEN = 1, OUTRIDER_SIGMOID = 2, OUTRIDER_SPARSEMIXER = 3 };
+enum { OUTRIDER_SOFTMAX = 0, OUTRIDER_SOFTMAX_OF_CHOSEN = 1, OUTRIDER_SIGMOID = 2, OUTRIDER_SPARSEMIXER = 3,
+       OUTRIDER_SIGMOID_OF_CHOSEN = 4 };
 
 // The experts of a decoder; all zeros: none.
 typedef struct {
@@ -110,7 +115,12 @@ typedef struct {
   int32_t activation;
   int32_t plain_mlp;       // without a gate
   int32_t position_rows, position_offset;  // learned positions; row of position 0
+  int32_t qk_rotated;      // queries and keys are normalised in layers that rotate only
+  // Queries at position p are multiplied by 1 + growth * log(1 + floor((p + growth_first) / growth_every)).
+  int32_t growth_every, growth_first;
+  int32_t growth_everywhere;  // 0: only in layers that do not rotate
   float score_cap, embedding_scale, residual_scale, logit_scale, logit_cap;
+  float growth;
 } OutriderParts;
 // How heads of one kind differ.
 enum {

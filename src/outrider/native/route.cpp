@@ -81,6 +81,11 @@ void choose_experts(const OutriderExperts& e, float* scores, const float* choice
     sum += weights[place] = scores[chosen[place]];
   }
   if (e.router == OUTRIDER_SOFTMAX_OF_CHOSEN) return softmax(weights, e.active);
+  if (e.router == OUTRIDER_SIGMOID_OF_CHOSEN) {
+    for (int place = 0; place < e.active; ++place)
+      weights[place] = 1.0f / (1.0f + std::exp(-weights[place]));
+    return;
+  }
   const float by = e.normalised ? e.scale / std::max(sum, e.least_sum) : e.scale;
   for (int place = 0; place < e.active; ++place) weights[place] *= by;
 }

@@ -93,6 +93,8 @@ class Worker {
         const size_t row = size_t(s_.positions[r] + p_.position_offset) * size_t(c_.hidden);
         k_.add(x, m_.positions.data() + row, c_.hidden);
       }
+      if (!m_.embedding_norm.empty())
+        normalise(x, {m_.embedding_norm, m_.embedding_norm_bias}, c_.hidden, x);
     });
   }
 
@@ -422,6 +424,7 @@ class Worker {
       }
     };
     each(b_.q + row * b_.ldq, c_.heads, layer.q_norm);
+    grow(layer, b_.q + row * b_.ldq, c_.heads * dp, s_.positions[row]);
     float* keys = b_.k + row * b_.ldk;
     each(keys, c_.kv_heads, layer.k_norm);
     for (int h = 0; h < c_.kv_heads; ++h) store_key(l, h, row, keys + h * dp);
@@ -446,11 +449,13 @@ class Worker {
         memcpy(raw + ptrdiff_t(index) * dp, c, size_t(dp) * 4);
         return;
       }
-      if (c_.qk_norm && !p_.qk_late) norm_head(c, weight, index);
+      const bool norms = c_.qk_norm && !weight.empty();
+      if (norms && !p_.qk_late) norm_head(c, weight, index);
       rotate(layer, c, s_.positions[row]);
-      if (c_.qk_norm && p_.qk_late) norm_head(c, weight, index);
+      if (norms && p_.qk_late) norm_head(c, weight, index);
     }
     if (is_q) {
+      grow(layer, c, dim, s_.positions[row]);
       memcpy(b_.q + row * b_.ldq + ptrdiff_t(head) * dp, c, size_t(dp) * 4);
       return;
     }
@@ -459,6 +464,13 @@ class Worker {
     const int slot = m_.plan.slots[size_t(row)];
     const size_t tile = size_t(slot / kLanes) * m_.tile_stride;
     memcpy(m_.values(l, kv_head) + tile + size_t(slot % kLanes) * dp, c, size_t(dim) * 4);
+  }
+
+  // Scales queries by their position.
+  void grow(const Layer& layer, float* q, int n, int position) const {
+    if (p_.growth == 0 || (layer.rope >= 0 && !p_.growth_everywhere)) return;
+    const int steps = (position + p_.growth_first) / p_.growth_every;
+    scale(q, n, 1.0f + p_.growth * std::log1p(float(steps)));
   }
 
   void rotate(const Layer& layer, float* v, int position) const {
@@ -508,6 +520,7 @@ class Worker {
       a.segments = p.segments.data() + p.segment_starts[size_t(seq)];
       a.num_segments = p.segment_starts[size_t(seq) + 1] - p.segment_starts[size_t(seq)];
       a.sinks = layer.sinks.empty() ? nullptr : layer.sinks.data() + ptrdiff_t(head) * group;
+      a.slopes = m_.slopes.empty() ? nullptr : m_.slopes.data() + ptrdiff_t(head) * group;
       a.keys = m_.keys(l, head);
       a.values = m_.values(l, head);
       a.table = s_.tables + int64_t(seq) * s_.table_width;

@@ -24,6 +24,10 @@ class Parts(Structure):
                 "plain_mlp",
                 "position_rows",
                 "position_offset",
+                "qk_rotated",
+                "growth_every",
+                "growth_first",
+                "growth_everywhere",
             )
         ),
         *(
@@ -34,6 +38,7 @@ class Parts(Structure):
                 "residual_scale",
                 "logit_scale",
                 "logit_cap",
+                "growth",
             )
         ),
     ]

@@ -78,7 +78,15 @@ def test_defaults_are_those_of_transformers(model_type: str) -> None:
     kinds: dict[str, Any] = transformers.models.auto.configuration_auto.CONFIG_MAPPING
     full = kinds[model_type](**NO_DEFAULT.get(model_type, {})).to_dict()
     sizes = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "ffn_dim"}
-    sizes |= {"num_attention_heads", "n_embd", "n_head", "n_layer"}
+    sizes |= {
+        "num_attention_heads",
+        "n_embd",
+        "n_head",
+        "n_layer",
+        "d_model",
+        "n_heads",
+        "n_layers",
+    }
     short = {key: full[key] for key in sizes if key in full} | {"model_type": model_type}
     short |= NO_DEFAULT.get(model_type, {})
     short["dtype"] = full.get("dtype")

@@ -34,6 +34,33 @@ MODELS = {
             mm_tokens_per_image=4,
         ),
     ),
+    "llama4": (
+        t.Llama4ForConditionalGeneration,
+        t.Llama4Config(
+            text_config={
+                **SMALL,
+                "head_dim": 8,
+                "intermediate_size_mlp": 40,
+                "num_local_experts": 3,
+                "attention_chunk_size": 9,
+            },
+            vision_config={
+                **VISION,
+                "model_type": "llama4_vision_model",
+                "intermediate_size": 64,
+                "projector_input_dim": 16,
+                "projector_output_dim": 16,
+                "vision_output_dim": 16,
+            },
+        ),
+    ),
+    "ministral3": (
+        t.Mistral3ForConditionalGeneration,
+        t.Mistral3Config(
+            text_config={"model_type": "ministral3", **SMALL, "head_dim": 8},
+            vision_config={"model_type": "pixtral", **VISION},
+        ),
+    ),
     "mistral3": (
         t.Mistral3ForConditionalGeneration,
         t.Mistral3Config(

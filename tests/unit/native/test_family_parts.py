@@ -29,7 +29,7 @@ SAMPLE: tuple[str, ...] = (
     "opt",
     "glm4",
 )
-SAMPLE += ("qwen2_moe", "gpt_oss", "flex_olmo", "dots1")
+SAMPLE += ("llama4", "bloom", "qwen2_moe", "gpt_oss", "flex_olmo", "dots1")
 _ODD = {k: v for k, v in ODD.items() if k != "head_dim"}
 
 

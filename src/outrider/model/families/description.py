@@ -14,7 +14,7 @@ from typing import Any
 from outrider.model.families.mixers import Mixer
 from outrider.model.rope import RopeConfig
 
-ROUTERS = ("softmax", "softmax_of_chosen", "sigmoid", "sparsemixer")
+ROUTERS = ("softmax", "softmax_of_chosen", "sigmoid", "sparsemixer", "sigmoid_of_chosen")
 SPANS = ("head", "heads", "row")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 NO_ROPE = -1
@@ -34,6 +34,16 @@ class Latent:
     rope: int
     nope: int
     value: int  # dimensions of a value; the rest of its place in the cache is empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Queries at position p are multiplied by 1 + factor * log(1 + floor((p + first) / every))."""
+
+    factor: float
+    every: int
+    first: int = 0
+    everywhere: bool = True  # False: only in layers that do not rotate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +76,15 @@ class Layout:
     heads: tuple[str, ...] = ("lm_head",)
     layers: str = "layers."
     embedding: str = "embed_tokens"
+    embedding_norm: str = "embed_norm"
     positions: str = "embed_positions"
     final_norm: str = "norm"
     modules: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    # One tensor for queries, keys and values, by rows; or by heads: q, k, v of head 0, of head 1...
+    # One tensor for queries, keys and values. Its rows are groups of equally many heads; each group
+    # holds the rows of its queries, keys and values in this order.
     fused_qkv: str | None = None
-    fused_by_head: bool = False
+    fused_groups: int = 1
+    fused_order: str = "qkv"
     fused_gate_up: str | None = None
     experts: ExpertLayout = ExpertLayout()
     head_norms: str | None = None  # q and k norms, one module per head: with * for q or k
@@ -84,7 +97,8 @@ class Experts:
 
     softmax            weights are probabilities over all experts, the largest are chosen
     softmax_of_chosen  the largest scores are chosen, weights are probabilities among them
-    sigmoid            weights are sigmoids of the scores
+    sigmoid            weights are sigmoids of the scores, the largest are chosen
+    sigmoid_of_chosen  the largest scores are chosen, weights are their sigmoids
     sparsemixer        two experts, each weighed among those whose score is near the largest left
     """
 
@@ -147,11 +161,15 @@ class DecoderConfig:
     qk_layer_norm: bool = False
     qk_span: str = "head"  # a norm's weights: the same for each head, other for each, for the row
     qk_norm_late: bool = False  # after the rotation
+    qk_unit: bool = False  # norms without weights, in layers that rotate only
     rotary_dim: int | None = None  # the leading dimensions of a head that rotate; None: all
     rope_pairs: bool = False  # neighbours rotate together, not the halves of the head
     other_ropes: tuple[RopeConfig, ...] = ()
     layer_ropes: tuple[int, ...] = ()  # per layer: 0 `rope`, i `other_ropes[i - 1]`, NO_ROPE
+    chunks: tuple[int | None, ...] = ()  # per layer: a token sees its chunk of so many positions
     attention_scale: float | None = None  # None: head_dim ** -0.5
+    growth: Growth | None = None  # of queries, with their position
+    slopes: tuple[float, ...] = ()  # per head: what a score loses with each position of distance
     score_cap: float | None = None
     sinks: bool = False  # a learned score per head that takes part in the softmax only
     activation: str = "silu"
@@ -159,6 +177,7 @@ class DecoderConfig:
     position_rows: int = 0  # learned positions: rows of their table,
     position_offset: int = 0  # and the row of position 0
     embedding_scale: float = 1.0
+    embedding_norm: bool = False
     residual_scale: float = 1.0  # of what attention and MLP add
     logit_scale: float = 1.0
     logit_cap: float | None = None
@@ -227,6 +246,13 @@ class DecoderConfig:
         """The index in `ropes`, or NO_ROPE."""
         return self.layer_ropes[layer] if self.layer_ropes else 0
 
+    def chunk_of(self, layer: int) -> int | None:
+        return self.chunks[layer] if self.chunks else None
+
+    def norms_heads(self, layer: int) -> bool:
+        """Whether the queries and keys of a layer are normalised."""
+        return self.qk_norm and not (self.qk_unit and self.rope_of(layer) == NO_ROPE)
+
     @property
     def rotated(self) -> int:
         """The number of leading dimensions of a head that rotate."""
@@ -282,7 +308,7 @@ def layer_shapes(config: DecoderConfig, layer: int) -> dict[str, tuple[int, ...]
         linear("self_attn.k_proj", num_kv, hidden, config.qkv_bias)
         linear("self_attn.v_proj", num_kv, hidden, config.qkv_bias)
         linear("self_attn.o_proj", hidden, num_q, config.o_bias)
-    if config.qk_norm and config.has_attention(layer):
+    if config.qk_norm and not config.qk_unit and config.has_attention(layer):
         for which, width in (("q", num_q), ("k", num_kv)):
             shapes[f"self_attn.{which}_norm.weight"] = (dim if config.qk_span == "head" else width,)
     if config.sinks and config.has_attention(layer):
@@ -334,7 +360,8 @@ def count_parameters(config: DecoderConfig) -> int:
     for layer in range(config.num_layers):
         total += sum(_product(shape) for shape in layer_shapes(config, layer).values())
         total += _expert_parameters(config, layer)
-    total += hidden * (config.norm_weight + config.norm_bias)
+    norms = 1 + config.embedding_norm
+    total += norms * hidden * (config.norm_weight + config.norm_bias)
     total += config.vocab_size * (hidden * (1 if config.tied else 2) + config.head_bias)
     return total + config.position_rows * hidden
 

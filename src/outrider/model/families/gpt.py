@@ -1,8 +1,10 @@
-"""Decoders with learned positions instead of rope: GPT-2, GPT-BigCode and OPT."""
+"""GPT-2 and its relatives: learned positions, or GPT-J's rope beside a parallel MLP."""
 
 from __future__ import annotations
 
 from collections import ChainMap
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from outrider.model.families.description import NO_ROPE, DecoderConfig, Layout
 from outrider.model.families.reader import Reader, family
@@ -14,12 +16,18 @@ _NAMES = {
     "num_attention_heads": "n_head",
     "num_hidden_layers": "n_layer",
 }
+_GPTJ = {
+    "n_positions": 2048,
+    "layer_norm_epsilon": 1e-5,
+    "activation_function": "gelu_new",
+    "rotary_dim": 64,
+}
 _GPT2 = {"n_positions": 1024, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
 
 
-def _renamed(read: Reader) -> Reader:
+def renamed(read: Reader, names: Mapping[str, str] = MappingProxyType(_NAMES)) -> Reader:
     """The reader under the names that all other families use."""
-    ours = {new: read.config[old] for new, old in _NAMES.items() if old in read.config}
+    ours = {new: read.config[old] for new, old in names.items() if old in read.config}
     return Reader(read.model_type, ChainMap(ours, dict(read.config)), read.stated)
 
 
@@ -32,7 +40,7 @@ def _renamed(read: Reader) -> Reader:
     **_GPT2,
 )
 def gpt2(read: Reader) -> DecoderConfig:
-    read = _renamed(read)
+    read = renamed(read)
     if not read.flag("scale_attn_weights", True) or read.flag("scale_attn_by_inverse_layer_idx"):
         raise read.refuse("its attention scores are scaled in another way")
     if read.flag("add_cross_attention"):
@@ -67,8 +75,56 @@ def gpt2(read: Reader) -> DecoderConfig:
                 "mlp.down_proj": "mlp.c_proj",
             },
             fused_qkv="attn.c_attn",
-            fused_by_head=big and not many,
+            fused_groups=read.number("num_attention_heads") if big and not many else 1,
             transposed=not big,
+        ),
+    )
+
+
+@family("gptj", "GPTJForCausalLM", **_GPTJ)
+@family("codegen", "CodeGenForCausalLM", **_GPTJ)
+def gptj(read: Reader) -> DecoderConfig:
+    """Attention and MLP read the same norm. CodeGen fuses its heads in four groups."""
+    read = renamed(read)
+    rotated, head_dim = (
+        read.number("rotary_dim"),
+        read.number("hidden_size") // read.number("num_attention_heads"),
+    )
+    if rotated % 2 or rotated > head_dim:
+        raise read.refuse(f"{rotated} of {head_dim} dimensions of a head rotate")
+    fused = read.model_type == "codegen"
+    if fused and read.number("num_attention_heads") % 4:
+        raise read.refuse("its heads do not make four equal groups")
+    return read.llama(
+        intermediate_size=read.number("n_inner", 4 * read.number("hidden_size")),
+        num_kv_heads=read.number("num_attention_heads"),
+        activation=read.activation("activation_function"),
+        mlp_bias=True,
+        head_bias=True,
+        layer_norm=True,
+        norm_bias=True,
+        norm_eps=read.real("layer_norm_epsilon"),
+        parallel=True,
+        one_norm=True,
+        gated=False,
+        rope=RopeConfig(original_positions=read.number("max_position_embeddings")),
+        rotary_dim=None if rotated == head_dim else rotated,
+        rope_pairs=True,
+        layout=Layout(
+            trunks=("transformer.",),
+            layers="h.",
+            embedding="wte",
+            final_norm="ln_f",
+            modules={
+                "input_layernorm": "ln_1",
+                **{f"self_attn.{which}_proj": f"attn.{which}_proj" for which in "qkv"},
+                "self_attn.o_proj": "attn.out_proj",
+                "mlp.up_proj": "mlp.fc_in",
+                "mlp.down_proj": "mlp.fc_out",
+            },
+            fused_qkv="attn.qkv_proj" if fused else None,
+            fused_groups=4,
+            fused_order="qvk",
         ),
     )
 

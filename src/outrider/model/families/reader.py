@@ -78,8 +78,9 @@ def read_decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 # Classes with a vision part whose text part is one of our families, and where its tensors are.
 _WITH_VISION = {
-    "Gemma3ForConditionalGeneration": "gemma3_text",
-    "Mistral3ForConditionalGeneration": "mistral",
+    "Gemma3ForConditionalGeneration": ("gemma3_text",),
+    "Llama4ForConditionalGeneration": ("llama4_text",),
+    "Mistral3ForConditionalGeneration": ("mistral", "ministral3"),
 }
 
 
@@ -90,12 +91,11 @@ def _read_text_part(config: Mapping[str, Any]) -> DecoderConfig:
         raise UnsupportedByDecoder(
             f"the compact decoder does not know the text part of a {architecture}; use a text model"
         )
-    text = {**config["text_config"], "model_type": _WITH_VISION[architecture]}
+    text = {"model_type": _WITH_VISION[architecture][0], **config["text_config"]}
     text.pop("architectures", None)
-    if text.get("model_type") != config["text_config"].get("model_type", text["model_type"]):
+    if text["model_type"] not in _WITH_VISION[architecture]:
         raise UnsupportedByDecoder(
-            f"the text part of this {architecture} is a {config['text_config']['model_type']}; "
-            "use a text model"
+            f"the text part of this {architecture} is a {text['model_type']}; use a text model"
         )
     inherited = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
     text |= {key: config[key] for key in inherited if config.get(key) is not None}

@@ -96,7 +96,7 @@ def gpt_neox(read: Reader) -> DecoderConfig:
                 "mlp.down_proj": "mlp.dense_4h_to_h",
             },
             fused_qkv="attention.query_key_value",
-            fused_by_head=True,
+            fused_groups=read.number("num_attention_heads"),
         ),
     )
 
