@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Protocol
 
@@ -29,6 +29,7 @@ class Job:
     prompt: list[int]
     params: SamplingParams
     prediction: list[int] = field(default_factory=list)
+    ends: Seq[int] = ()  # ids that end an output before `max_tokens`, for other programs
 
 
 @dataclass(slots=True)
@@ -185,25 +186,34 @@ def make_jobs(
 ) -> list[Job]:
     """The jobs of a workload; a prompt that is too long loses its beginning.
 
+    The answer in a chat ends where the model ends it: what small models write after that repeats
+    itself. Other outputs have all their tokens.
     `context`: the number of tokens of every prompt; the next prompts lengthen a short one.
     """
     room = engine.scheduler.max_positions - max_tokens - 1
     if room < 1 or (context or 0) > room:
         raise ConfigError(f"{max_tokens} tokens more than the prompt do not fit the context")
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    encoded = [engine.tokenizer.encode(prompt.text) for prompt in prompts]
+    tokenizer = engine.tokenizer
+    encoded = [prompt.ids(tokenizer) for prompt in prompts]
     jobs = []
     for i, prompt in enumerate(prompts):
         tokens = encoded[i][-room:]
         if context is not None:
             tokens = [t for more in (*encoded[i:], *encoded[:i]) for t in more]
             tokens = (tokens * (1 + context // len(tokens)))[:context]
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=prompt.temperature,
+            seed=seed + i,
+            ignore_eos=not prompt.messages,
+        )
         guess = prompt.prediction
         jobs.append(
             Job(
                 tokens,
-                replace(params, temperature=prompt.temperature, seed=seed + i),
-                engine.tokenizer.encode(guess, special=False) if guess else [],
+                params,
+                tokenizer.encode(guess, special=False) if guess else [],
+                sorted(tokenizer.eos_ids) if prompt.messages else (),
             )
         )
     return jobs

@@ -40,6 +40,12 @@ class Work:
         "--workloads -w NAME,...",
         WORK,
     )
+    categories: str = param(
+        "chat,rewrite,summary,question,mathematics,retrieval,code-edit,json-records",
+        "Which of them.",
+        "--categories NAME,...",
+        WORK,
+    )
     workload: str = param("code", "One of them, or a file.", "--workload -w NAME", WORK)
     temperatures: str | None = param(
         None, "Every workload at these.", "--temperatures T,...", WORK, none="its own"
@@ -88,7 +94,16 @@ class Peers:
         "--llama-python FILE",
         PEERS,
     )
-    gguf: Path | None = param(None, "The target in llama.cpp's format.", "--gguf FILE", PEERS)
+    gguf: Path | None = param(
+        None, "The target in llama.cpp's format.", "--gguf FILE", PEERS, none="a GGUF target itself"
+    )
+    peer_dtype: str = param(
+        "float32",
+        "float32 or bfloat16, of transformers and vLLM.",
+        "--peer-dtype NAME",
+        PEERS,
+        choices=("float32", "bfloat16"),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`outrider bench`: decode, sweep, serve. Plain decoding always runs beside the rest."""
+"""`outrider bench`: decode, spec, sweep, serve. Plain decoding always runs beside the rest."""
 
 from __future__ import annotations
 
@@ -21,14 +21,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measure decoding, sweeps and servers.", no_args_is_help=True)
 
-EngineOptions = Annotated[
-    Options,
-    of(
-        EngineConfig,
-        *("model", "proposer_options", "draft_model", "verifier"),
-        *("device", "dtype", "backend", "threads"),
-    ),
-]
+FIELDS = (
+    *("model", "proposer_options", "draft_model", "verifier"),
+    *("device", "dtype", "backend", "threads"),
+)
+EngineOptions = Annotated[Options, of(EngineConfig, *FIELDS)]
 OutputOptions = Annotated[Options, of(Output)]
 USUAL = {
     "k": "0",  # the contenders are the places
@@ -70,6 +67,49 @@ def decode(
         _collect(found, (measure(core, contenders, [w], how, tell) for w in wanted), output)
         for peer in others:
             rows += peer.rows(core, wanted, how, tell)
+    _conclude(found, output, as_json)
+
+
+@app.command(epilog="Example: outrider bench spec smollm2 --proposers eagle3,hybrid -k auto,4")
+@expanded
+def spec(
+    *,
+    engine: Annotated[Options, of(EngineConfig, *FIELDS, model={"default": "smollm2"})],
+    work: Annotated[
+        Options,
+        of(
+            Work,
+            *("categories", "proposers", "counts", "temperatures"),
+            temperatures={"default": "0,0.8"},
+        ),
+    ],
+    settings: Annotated[
+        Options,
+        of(
+            Settings,
+            *("batch", "num_prompts", "max_tokens", "repeats"),
+            num_prompts={"default": 20},
+            repeats={"default": 3},
+        ),
+    ],
+    peers: Annotated[Options, of(Peers)],
+    output: OutputOptions,
+    as_json: Json = False,
+) -> None:
+    """Chats of eight categories, as Spec-Bench has them: any target, drafters, other programs."""
+    from outrider.bench import spec as bench
+    from outrider.bench.peers import find_peers
+
+    how, model = Settings(**settings), engine["model"]
+    core = _load(engine, how.batch)
+    contenders = _ours(core, work)
+    others = find_peers(model, engine.get("draft_model"), Peers(**peers))
+    temperatures = read_numbers(work["temperatures"], "--temperatures")
+    categories = read_names(work["categories"])
+    found = bench.result(model, output.get("title"), how)
+    with _telling() as tell:
+        rows = bench.spec(core, contenders, others, categories, temperatures, how, tell)
+        _collect(found, rows, output)
     _conclude(found, output, as_json)
 
 

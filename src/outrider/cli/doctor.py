@@ -31,7 +31,7 @@ Prompts = Annotated[
     Path | None,
     option(
         INPUT,
-        f"Your prompts: lines, or JSON objects with a 'prompt'; {MOST_PROMPTS} are read.",
+        f"Lines of text, or JSON objects with a 'prompt' or 'messages'; {MOST_PROMPTS} are read.",
         "--prompts",
         metavar="FILE",
         show_default="pieces of Python",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.bench.workloads import parse_prompts
+from outrider.bench.workloads import Prompt, parse_prompts
 from outrider.cli.checks import MARKS, records, show_checks, timed
 from outrider.cli.console import Json, busy, print_json, stderr, stdout
 from outrider.cli.demo import PROMPTS
@@ -34,7 +34,7 @@ Prompts = Annotated[
     Path | None,
     option(
         INPUT,
-        f"Prompts: lines of text, or JSON objects with a 'prompt'; {MOST_PROMPTS} are read.",
+        f"Lines of text, or JSON objects with a 'prompt' or 'messages'; {MOST_PROMPTS} are read.",
         "--prompts",
         metavar="FILE",
         show_default=f"{len(PROMPTS)} pieces of Python",
@@ -131,12 +131,16 @@ def prove(
     as_json: Json = False,
 ) -> None:
     """Prove on your own models that speculation changes nothing but the speed."""
-    texts = read_prompts(prompts)
+    work = read_prompts(prompts)
     if endpoint is not None:
         from outrider.cli.prove_endpoint import Sides, prove_endpoint
 
+        if any(prompt.messages for prompt in work):
+            raise ConfigError("--endpoint needs prompts as text: a server's template is its own")
         sides = Sides(endpoint, baseline, record_to, against, served_model)
-        prove_endpoint(sides, texts, max_tokens, sampled_tokens, as_json=as_json)
+        prove_endpoint(
+            sides, [prompt.text for prompt in work], max_tokens, sampled_tokens, as_json=as_json
+        )
         return
     if baseline or record_to or against or served_model:
         raise ConfigError("--baseline, --record, --against and --served-model need --endpoint")
@@ -149,12 +153,12 @@ def prove(
         llm = LLM(**engine)
     refuse_unused(llm)
     own = prompts is not None
-    _prove(llm, texts, max_tokens, injection, own=own, tools=tools, as_json=as_json)
+    _prove(llm, work, max_tokens, injection, own=own, tools=tools, as_json=as_json)
 
 
 def _prove(
     llm: LLM,
-    texts: list[str],
+    work: list[Prompt],
     max_tokens: int,
     injection: Injection | None,
     *,
@@ -165,7 +169,7 @@ def _prove(
     """Runs the checks and prints what they found; `own`: the prompts are the user's."""
     engine = llm.engine
     encoded = fit(
-        [engine.tokenizer.encode(text) for text in texts],
+        [prompt.ids(engine.tokenizer) for prompt in work],
         engine.scheduler.max_positions,
         max_tokens,
         own=own,
@@ -175,11 +179,12 @@ def _prove(
         from outrider.prove.tool_identity import check_tools
 
         most = max(max_tokens, LEAST_FOR_TOOLS)
+        texts = [prompt.text for prompt in work]
         results.append(timed("tool calls", lambda tell: check_tools(engine, texts, most, tell)))
     proven = all(check.passed is not False for check, _ in results)
     console = stderr() if as_json else stdout()
     show_checks(console, results)
-    console.print(conclusion(proven, engine, len(texts), injection))
+    console.print(conclusion(proven, engine, len(work), injection))
     if as_json:
         print_json(record(results, proven, llm, injection))
     if not proven:
@@ -217,12 +222,12 @@ def run_checks(
     yield timed("distribution", lambda tell: checks.check_output(rule, draw, pair, tell))
 
 
-def read_prompts(file: Path | None) -> list[str]:
-    """The user's prompts: lines, or JSON objects with a "prompt"; raises RequestError."""
+def read_prompts(file: Path | None) -> list[Prompt]:
+    """The user's prompts: lines, or JSON objects; raises RequestError."""
     text = read_text("prompts", None, file)
     if text is None:
-        return [prompt for _, prompt in PROMPTS]
-    return [prompt.text for prompt in parse_prompts(text, file)][:MOST_PROMPTS]
+        return [Prompt(prompt) for _, prompt in PROMPTS]
+    return parse_prompts(text, file)[:MOST_PROMPTS]
 
 
 def fit(prompts: list[list[int]], context: int, max_tokens: int, *, own: bool) -> list[list[int]]:

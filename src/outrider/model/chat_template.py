@@ -155,6 +155,12 @@ def load_template(tokenizer: Tokenizer, source: str | None) -> tuple[ChatTemplat
     return ChatTemplate(PLAIN if found is None else found, special), found is not None
 
 
+def chat_ids(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """The ids of a chat that asks for the next answer, through the model's own template."""
+    template, _ = load_template(tokenizer, None)
+    return tokenizer.encode(template.render(messages), special=False)
+
+
 def _own_template(tokenizer: Tokenizer) -> str | None:
     path = tokenizer.folder / "chat_template.jinja"
     if path.is_file():

@@ -62,7 +62,7 @@ def test_a_program_in_another_environment(engine: Engine, tmp_path: Path) -> Non
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     ways = [Way("plain", {"length": 5}), Way("fast", {"length": 9})]
-    rows = ProcessPeer("other", Path(sys.executable), script, ways).rows(
+    rows = ProcessPeer("other", Path(sys.executable), script, lambda: ways).rows(
         engine, WORK, SETTINGS, lambda what: None
     )
     rates = {row["contender"]: row["tokens_per_s"] for row in rows}
@@ -78,6 +78,6 @@ def test_what_cannot_run_is_refused(engine: Engine, pair: tuple[str, str], tmp_p
         find_peers(*pair, Peers(llama_python=Path("python")))
     broken = tmp_path / "broken.py"
     broken.write_text("raise SystemExit(1)")
-    peer = ProcessPeer("broken", Path(sys.executable), broken, [Way("plain")])
+    peer = ProcessPeer("broken", Path(sys.executable), broken, lambda: [Way("plain")])
     with pytest.raises(ConfigError, match="is it installed"):
         peer.rows(engine, WORK, SETTINGS, lambda what: None)

@@ -147,10 +147,14 @@ def test_refusals(command: Command, pair: list[str], tmp_path: Path) -> None:
 def test_prompts_from_a_file(command: Command, pair: list[str], tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "one\\ntwo", "id": 1}\n\nthree\n')
-    assert read_prompts(file) == ["one\ntwo", "three"]
+    assert [prompt.text for prompt in read_prompts(file)] == ["one\ntwo", "three"]
     ran = command("prove", *pair, *SHORT, "--prompts", str(file), "--json")
     assert ran.code == 0, ran
     assert ran.record["checks"][1]["num_outputs"] == 2
+    chat = {"messages": [{"role": "user", "content": "four"}]}
+    file.write_text(json.dumps(chat))
+    ran = command("prove", *pair, *SHORT, "--prompts", str(file), "--json")
+    assert ran.record["checks"][1]["num_outputs"] == 1
     file.write_text("\n".join(f"line {i}" for i in range(100)))
     assert len(read_prompts(file)) == MOST_PROMPTS
     for wrong in ('{"text": "x"}', '{"prompt": 3}', '{"prompt": ""}', "{"):

@@ -8,60 +8,59 @@ waits in a loop for work takes processor time from the next.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from outrider.bench.peers.base import Peer, Way
 from outrider.bench.peers.process import ProcessPeer
+from outrider.bench.peers.unpacked import NUM_DRAFTS, Unpacked
 from outrider.bench.settings import Peers
 from outrider.errors import ConfigError
 
 WORKERS = Path(__file__).parent / "workers"
-NUM_DRAFTS = 4
 LOOKUP = 10  # what prompt lookup copies at once
 
 
 def find_peers(model: str, draft_model: str | None, wanted: Peers) -> list[Peer]:
     """The chosen programs, not started yet; raises ConfigError for what cannot work."""
     from outrider.model.bundled import find_folder
+    from outrider.model.gguf.files import is_gguf
     from outrider.model.named import default_drafter
 
     drafter = draft_model or default_drafter(model)
-    target = str(find_folder(model))
-    draft = None if drafter is None else str(find_folder(drafter))
+    target = find_folder(model)
+    pair = Unpacked(target, None if drafter is None else find_folder(drafter))
     found: list[Peer] = []
     if wanted.transformers:
         from outrider.bench.peers.with_transformers import TransformersPeer
 
-        found.append(TransformersPeer(target, draft))
+        found.append(TransformersPeer(pair, wanted.peer_dtype))
     if wanted.vllm_python is not None:
-        ways = vllm_ways(target, draft)
+
+        def ways() -> list[Way]:
+            return vllm_ways(pair.target(), pair.vllm_drafter(), wanted.peer_dtype)
+
         found.append(ProcessPeer("vllm", wanted.vllm_python, WORKERS / "vllm_worker.py", ways))
     if wanted.llama_python is not None:
-        if wanted.gguf is None:
+        gguf = wanted.gguf or (target if is_gguf(target) else None)
+        if gguf is None:
             raise ConfigError("llama.cpp reads GGUF files: pass the target's with --gguf FILE")
-        worker, ways = WORKERS / "llama_worker.py", llama_ways(wanted.gguf)
-        found.append(ProcessPeer("llama.cpp", wanted.llama_python, worker, ways))
+        worker, own = WORKERS / "llama_worker.py", llama_ways(gguf)
+        found.append(ProcessPeer("llama.cpp", wanted.llama_python, worker, lambda: own))
     return found
 
 
-def vllm_ways(target: str, draft: str | None) -> list[Way]:
-    ways = [
-        Way("plain", {"model": target}),
-        Way(
-            "ngram",
-            {
-                "model": target,
-                "speculative_config": {
-                    "method": "ngram",
-                    "num_speculative_tokens": NUM_DRAFTS,
-                    "prompt_lookup_max": 4,
-                    "prompt_lookup_min": 2,
-                },
-            },
-        ),
-    ]
-    if draft is not None:
-        wish = {"method": "draft_model", "model": draft, "num_speculative_tokens": NUM_DRAFTS}
-        ways.append(Way("draft model", {"model": target, "speculative_config": wish}))
+def vllm_ways(target: str, drafter: dict[str, Any] | None, dtype: str) -> list[Way]:
+    plain = {"model": target, "dtype": dtype}
+    look_up = {
+        "method": "ngram",
+        "num_speculative_tokens": NUM_DRAFTS,
+        "prompt_lookup_max": 4,
+        "prompt_lookup_min": 2,
+    }
+    ways = [Way("plain", plain), Way("ngram", {**plain, "speculative_config": look_up})]
+    if drafter is not None:
+        name = str(drafter["method"]).replace("_", " ")
+        ways.append(Way(name, {**plain, "speculative_config": drafter}))
     return ways
 
 

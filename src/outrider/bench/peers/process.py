@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ MARK = "@@"  # our lines start with this; such programs print other lines, too
 
 
 class ProcessPeer:
-    def __init__(self, name: str, python: Path, script: Path, ways: Sequence[Way]) -> None:
+    def __init__(
+        self, name: str, python: Path, script: Path, ways: Callable[[], Sequence[Way]]
+    ) -> None:
         if not python.exists():
             raise ConfigError(f"{python}: no such interpreter for {name}")
         self.name = name
@@ -36,7 +38,7 @@ class ProcessPeer:
     ) -> list[Row]:
         work = jobs_by_workload(engine, workloads, settings)
         found = {}
-        for way in self._ways:
+        for way in self._ways():
             tell(f"{self.name}, {way.name}")
             with self._worker(way.options) as worker:
                 found[way.name] = time_way(worker.decode, work, settings)
@@ -79,6 +81,7 @@ class Worker:
             "max_tokens": job.params.max_tokens,
             "temperature": job.params.temperature,
             "seed": job.params.seed,
+            "ends": list(job.ends),
         }
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()

@@ -11,12 +11,12 @@ import torch
 from outrider.bench.contenders import Job, Run
 from outrider.bench.measure import Tell
 from outrider.bench.peers.base import jobs_by_workload, peer_rows, time_way
+from outrider.bench.peers.unpacked import NUM_DRAFTS, Unpacked
 from outrider.bench.report import Row
 from outrider.bench.settings import Settings
 from outrider.bench.workloads import Workload
 from outrider.engine.engine import Engine
 
-NUM_DRAFTS = 4
 LOOKUP = 10
 
 
@@ -41,22 +41,21 @@ class FirstToken:
 class TransformersPeer:
     name = "transformers"
 
-    def __init__(self, target: str, draft: str | None) -> None:
-        self._target = target
-        self._draft = draft
+    def __init__(self, pair: Unpacked, dtype: str) -> None:
+        self._pair, self._dtype = pair, getattr(torch, dtype)
 
     def rows(
         self, engine: Engine, workloads: Sequence[Workload], settings: Settings, tell: Tell
     ) -> list[Row]:
-        from transformers import AutoModelForCausalLM
+        from outrider.train.models import load_model
 
-        model = AutoModelForCausalLM.from_pretrained(self._target, dtype=torch.float32).eval()
+        model = load_model(self._pair.given, dtype=self._dtype).eval()
         ways: dict[str, dict[str, Any]] = {
             "plain": {},
             "prompt lookup": {"prompt_lookup_num_tokens": LOOKUP},
         }
-        if self._draft is not None:
-            helper = AutoModelForCausalLM.from_pretrained(self._draft, dtype=torch.float32).eval()
+        if self._pair.drafter is not None and self._pair.kind is None:  # it has no heads
+            helper = load_model(self._pair.drafter, dtype=self._dtype).eval()
             helper.generation_config.num_assistant_tokens = NUM_DRAFTS
             helper.generation_config.num_assistant_tokens_schedule = "constant"
             ways["assisted"] = {"assistant_model": helper}
@@ -83,7 +82,7 @@ class TransformersPeer:
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=job.params.max_tokens,
-                eos_token_id=None,
+                eos_token_id=list(job.ends) or None,
                 pad_token_id=0,
                 streamer=clock,
                 top_k=0,

@@ -41,7 +41,7 @@ def main() -> None:
         for token in stream:
             started = started or perf_counter()
             tokens.append(int(token))
-            if len(tokens) == order["max_tokens"]:
+            if len(tokens) == order["max_tokens"] or tokens[-1] in order["ends"]:
                 break
         answer = {"tokens": tokens, "seconds": perf_counter() - started}
         print("@@" + json.dumps(answer), flush=True)

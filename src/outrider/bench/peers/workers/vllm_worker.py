@@ -12,7 +12,6 @@ def main() -> None:
 
     options = json.loads(sys.argv[1])
     llm = LLM(
-        dtype="float32",
         enforce_eager=True,
         max_model_len=2048,
         max_num_seqs=8,
@@ -28,6 +27,7 @@ def main() -> None:
             max_tokens=order["max_tokens"],
             seed=order["seed"],
             ignore_eos=True,
+            stop_token_ids=order["ends"],
             detokenize=False,
         )
         prompt = {"prompt_token_ids": order["prompt"]}
