@@ -9,7 +9,7 @@ import typer
 
 from outrider.cli.console import Json, busy, print_json, stderr, stdout, telling
 from outrider.config import EngineConfig, SamplingParams
-from outrider.errors import VocabularyMismatch
+from outrider.errors import ConfigError, ModelError
 from outrider.options import Options, expanded, of, option, read_names
 from outrider.parameters import INPUT, OUTPUT, SPECULATION
 from outrider.registry import WITHOUT_MODEL
@@ -90,7 +90,7 @@ def doctor(
         from outrider.bench.contenders import make_jobs
         from outrider.doctor.advice import advise, conclusion
         from outrider.doctor.check import measure_advice
-        from outrider.doctor.checks import examine_passes
+        from outrider.doctor.checks import examine_costs, examine_passes
         from outrider.doctor.curves import SURVIVAL_TOKENS, measure_curves
 
         core, findings = _load(engine)
@@ -103,7 +103,7 @@ def doctor(
         curves = measure_curves(core, jobs, names, tell)
         advice = advise(curves)
         measured = measure_advice(core, jobs, advice, tell) if check else {}
-    findings += examine_passes(core, advice)
+    findings += [*examine_costs(curves, own), *examine_passes(core, advice)]
     console = stderr() if as_json else stdout()
     show(console, findings, curves, advice, measured)
     console.print(conclusion(advice))
@@ -126,7 +126,9 @@ def _load(options: Options) -> tuple[Engine, list[Finding]]:
 
     try:
         llm = LLM(**options, prefix_caching=False)
-    except VocabularyMismatch:  # a finding; look-ups can still be measured
+    except (ModelError, ConfigError):  # of the drafter: a finding; look-ups can still be measured
+        if options.get("draft_model") is None:
+            raise
         alone = options | {"draft_model": None, "proposer": WITHOUT_MODEL}
         llm = LLM(**alone, prefix_caching=False)
     drafter = options.get("draft_model") or default_drafter(options["model"])

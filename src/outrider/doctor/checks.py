@@ -12,11 +12,16 @@ import torch
 from outrider import native
 from outrider.contracts import Model
 from outrider.doctor.advice import Advice, buckets
+from outrider.doctor.curves import Curves
+from outrider.doctor.heads import describe_head
 from outrider.engine.engine import Engine
 from outrider.errors import OutriderError
 from outrider.model import load_model
+from outrider.model.bundled import find_folder
 from outrider.model.capabilities import PrefersThinPasses
+from outrider.model.head_kinds import head_kind
 from outrider.model.tokenizer import check_same_vocabulary, load_tokenizer
+from outrider.registry import uses_draft_model
 
 State = Literal["ok", "note", "problem"]
 
@@ -55,6 +60,15 @@ def examine_passes(engine: Engine, advice: Sequence[Advice] = ()) -> list[Findin
     return [Finding("passes", "ok", target.prepared() + hint)]
 
 
+def examine_costs(curves: Curves, proposer: str) -> list[Finding]:
+    """What a draft of the engine's own proposer costs, measured; look-ups cost next to nothing."""
+    if not uses_draft_model(proposer):
+        return []
+    share = curves.draft_s(proposer, 1, 4) / curves.plain_s(1)
+    text = f"4 tokens of {proposer} take {share:.0%} of a step without drafts"
+    return [Finding("drafting", "note" if share > 1 else "ok", text)]
+
+
 def _machine(target: Model, device: str) -> list[Finding]:
     kind = type(target).__name__
     cores = os.cpu_count() or 1
@@ -87,6 +101,10 @@ def _vocabulary(model: Model, who: str) -> list[Finding]:
 def _drafter(engine: Engine, name: str, device: str, dtype: str) -> list[Finding]:
     target = engine.target.spec
     try:
+        kind = head_kind(find_folder(name))
+        if kind is not None:
+            text, is_anothers = describe_head(name, kind, target)
+            return [Finding("drafter", "note" if is_anothers else "ok", text)]
         check_same_vocabulary(engine.tokenizer, load_tokenizer(name))
         model = load_model(name, device=device, dtype=dtype, backend="auto")
     except OutriderError as error:

@@ -23,6 +23,7 @@ class Head(nn.Module, ABC):
     target_size: int  # width of the target's hidden states
     vocab_size: int  # the target's; 0: any
     num_draft_tokens: int | None = None  # what the checkpoint recommends
+    made_for: str = ""  # the target's name, where the checkpoint has it
 
     @abstractmethod
     def config_json(self) -> dict[str, Any]:

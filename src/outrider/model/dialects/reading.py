@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,9 +42,18 @@ def read_head(folder: Path, num_layers: int | None = None) -> Head:
         raise ModelError(
             f"{folder} holds no drafting head that makes sense ({type(error).__name__}: {error})"
         ) from error
+    head.made_for = made_for(fields.values)
     fields.finish()
     _fill(head, tensors)
     return head
+
+
+def made_for(config: Mapping[str, Any]) -> str:
+    """The name of the target in a head's config.json; "": there is none."""
+    speculators = config.get("speculators_config")
+    verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
+    name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    return str(name or config.get("base_model_name_or_path") or "")
 
 
 def _read(kind: str, fields: Fields, tensors: Tensors, num_layers: int | None) -> Head:
