@@ -34,8 +34,8 @@ The tests compare every model type below with transformers on tiny random models
 texts, of pieces over a paged KV store and of trees of drafts. A sample is decoded with and
 without drafts; the tokens are the same.
 
-Of models that also see images, the text part of Gemma 3, Llama 4 and Mistral 3 runs on the
-first two paths.
+Of models that also see images, the text part of Gemma 3, Llama 4, Mistral 3 and Qwen 3.5 runs on
+the first two paths.
 
 Types with the part `mixer` have recurrent layers; `mixing` says in which layers. They draft with
 every proposer, chains and trees; `quantized` needs the native step.

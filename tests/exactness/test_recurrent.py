@@ -25,8 +25,10 @@ from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
 from tiny_models import write
 
-RECURRENT = ("lfm2",)
 ZOO = bool(os.environ.get("OUTRIDER_ZOO"))
+RECURRENT = ["lfm2", "granite4", "qwen3_5"]
+if ZOO:
+    RECURRENT += ["mamba2", "granite4 dense", "falcon_h1", "nemotron_h", "qwen3_next"]
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
 SEEDED = SamplingParams(temperature=1.0, top_p=0.95, seed=5, max_tokens=40, ignore_eos=True)
 PROMPTS = [random_tokens(21, 64, seed) * repeats for seed, repeats in ((1, 1), (2, 2), (3, 3))]
@@ -120,5 +122,5 @@ def test_long_texts(name: str, folders: dict[str, Path], tmp_path: Path) -> None
     plain, drafting = engine(longer, "ngram", 0), engine(longer, proposer, k, **options)
     for params in (GREEDY, SEEDED):
         many = replace(params, max_tokens=2000 if ZOO else 250)
-        expected = run(plain, PROMPTS[:2], many)
-        assert_same(drafting, run(drafting, PROMPTS[:2], many), expected, many, name)
+        expected = run(plain, PROMPTS[:1], many)
+        assert_same(drafting, run(drafting, PROMPTS[:1], many), expected, many, name)

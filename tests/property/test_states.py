@@ -17,7 +17,7 @@ from outrider.model.driver import Driver
 from outrider.model.torch_decoder import TorchDecoder
 from tiny_models import write
 
-FAMILIES = ("lfm2",)
+FAMILIES = ("lfm2", "granite4", "qwen3_next")
 TOKEN = st.integers(0, 63)
 MOST_TOKENS = 100
 

@@ -23,20 +23,19 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 ZEROS = 0  # the row of the empty text: never written
-_LEAST_RECENT = 8  # rows besides checkpoints
-_PASSES = 2  # whose rows are kept
 
 
 class StateRows:
     """Rows 1 to `num_rows` - 1 of a store, by slot. No torch here: the model owns the tensors."""
 
-    def __init__(self, num_rows: int, block_size: int) -> None:
+    def __init__(self, num_rows: int, block_size: int, least_recent: int = 8) -> None:
+        """`least_recent`: rows that the last passes may hold besides checkpoints, if not more."""
         self.num_rows = num_rows
         self._block_size = block_size
         self._free = list(range(num_rows - 1, ZEROS, -1))
         self._recent: OrderedDict[int, int] = OrderedDict()  # slot -> row, oldest use first
         self._checkpoints: OrderedDict[int, int] = OrderedDict()
-        self._most_recent = _LEAST_RECENT
+        self._most_recent = least_recent
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._recent or slot in self._checkpoints
@@ -46,7 +45,7 @@ class StateRows:
 
     def num_missing(self, num_starts: int, num_kept: int) -> int:
         """Rows to add before a pass that starts from and keeps so many."""
-        self._most_recent = max(self._most_recent, _PASSES * (num_starts + num_kept))
+        self._most_recent = max(self._most_recent, num_starts + num_kept)
         return max(0, self._most_recent + num_starts + num_kept + 1 - self.num_rows)
 
     def add(self, num_rows: int) -> None:

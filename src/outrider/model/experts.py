@@ -21,10 +21,11 @@ class ExpertLayer:
 
     config: Experts
     activation: str
+    gated: bool
     router_EH: torch.Tensor
     router_bias_E: torch.Tensor | None
     choice_bias_E: torch.Tensor | None
-    gate_up: list[torch.Tensor]  # [2 * I, H] each
+    gate_up: list[torch.Tensor]  # [2 * I, H] each, or [I, H] without a gate
     gate_up_bias: list[torch.Tensor] | None
     down: list[torch.Tensor]  # [H, I] each
     down_bias: list[torch.Tensor] | None
@@ -50,8 +51,11 @@ class ExpertLayer:
 
     def _expert(self, index: int, x_nH: torch.Tensor) -> torch.Tensor:
         bias = None if self.gate_up_bias is None else self.gate_up_bias[index]
-        gate, up = F.linear(x_nH, self.gate_up[index], bias).chunk(2, dim=-1)
+        inner = F.linear(x_nH, self.gate_up[index], bias)
         limit = self.config.clamp
+        if not self.gated:
+            return F.linear(ACTIVATIONS[self.activation](inner), self.down[index])
+        gate, up = inner.chunk(2, dim=-1)
         if limit:
             gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
             inner = (up + 1) * gate * torch.sigmoid(gate * self.config.alpha)

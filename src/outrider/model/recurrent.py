@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from outrider.model.families.mixers import ShortConvolution
+from outrider.model.families.mixers import GatedDelta, SelectiveScan, ShortConvolution
 from outrider.model.states import StatePass
 from outrider.model.tensors import Weights
 
@@ -56,6 +56,20 @@ class _Tensors:
         bias = self.wide("conv.bias") if has_bias else None
         return self.wide("conv.weight")[:, 0].contiguous(), bias
 
+    def delta_inputs(self, mixer: GatedDelta) -> torch.Tensor:
+        """The products of `GatedDelta`, in the order of its `sizes`, as one."""
+        names = ("qkvz", "ba") if mixer.fused else ("qkv", "z", "b", "a")
+        parts = [self._weights.layer(self._layer, f"mixer.in_proj_{n}.weight") for n in names]
+        h = parts[0].shape[1]
+        if mixer.fused:  # q, k, v, z of key head 0, of key head 1, ...
+            per = [size // mixer.key_heads for size in mixer.sizes]
+            parts = [
+                piece.flatten(0, 1)
+                for whole, sizes in zip(parts, (per[:4], per[4:]), strict=True)
+                for piece in torch.split(whole.view(mixer.key_heads, -1, h), sizes, dim=1)
+            ]
+        return self._place(torch.cat(parts))
+
 
 class ConvolutionLayer:
     """`ShortConvolution`: C * convolution(B * x)."""
@@ -71,6 +85,106 @@ class ConvolutionLayer:
         return c * convolved.to(c.dtype)
 
 
+class ScanLayer:
+    """`SelectiveScan`. N heads of P dimensions, with states of S numbers for each."""
+
+    def __init__(self, get: _Tensors, mixer: SelectiveScan, eps: float) -> None:
+        self._mixer, self._eps = mixer, eps
+        self.inputs, self.input_bias = get("in_proj.weight"), get.maybe("in_proj.bias")
+        scale = torch.cat(
+            [torch.full((n,), s) for n, s in zip(mixer.sizes, mixer.scales, strict=True)]
+        ).to(self.inputs)
+        if any(s != 1.0 for s in mixer.scales):
+            self.inputs = self.inputs * scale[:, None]
+            self.input_bias = None if self.input_bias is None else self.input_bias * scale
+        self.conv_CW, self.conv_bias_C = get.convolution()
+        self.step_bias_N, self.skip_N = get.wide("dt_bias"), get.wide("D")
+        self.rate_N = -get.wide("A_log").exp()
+        self.norm_I = get.wide("norm.weight") if mixer.norm else None
+        self.out, self.out_bias = get("out_proj.weight").t(), get.maybe("out_proj.bias")
+
+    def __call__(self, h_TH: torch.Tensor, states: StatePass, at: int) -> torch.Tensor:
+        mixer, num_tokens = self._mixer, len(h_TH)
+        shared = (num_tokens, mixer.groups, mixer.state_size)
+        rows = F.linear(h_TH, self.inputs, self.input_bias)
+        z, xbc, steps = torch.split(rows, [mixer.inner, mixer.channels, mixer.heads], dim=-1)
+        xbc = F.silu(states.convolve(at, xbc, self.conv_CW, self.conv_bias_C))
+        x, b, c = torch.split(xbc, [*mixer.sizes[1:4]], dim=-1)
+        step_TN = F.softplus(steps.float() + self.step_bias_N)
+        step_TN = step_TN.clamp(mixer.least_step, mixer.most_step)
+        decay_TN11 = (step_TN * self.rate_N).exp()[..., None, None]
+        x_TNP = x.reshape(num_tokens, mixer.heads, mixer.head_dim)
+        added_TNP1 = (x_TNP * step_TN[..., None])[..., None]
+        repeats = mixer.heads // mixer.groups
+        b_TN1S, c_TN1S = (
+            y.reshape(shared).repeat_interleave(repeats, dim=1)[:, :, None] for y in (b, c)
+        )
+
+        def advance(state_nNPS: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+            state_nNPS.mul_(decay_TN11[tokens]).addcmul_(added_TNP1[tokens], b_TN1S[tokens])
+            out: torch.Tensor = (state_nNPS * c_TN1S[tokens]).sum(-1)
+            return out
+
+        y_TNP = states.recur(at, advance, torch.empty_like(x_TNP))
+        y_TI = y_TNP.addcmul_(x_TNP, self.skip_N[:, None]).flatten(1)
+        return self._gated(y_TI, F.silu(z.float())).to(h_TH.dtype)
+
+    def _gated(self, y_TI: torch.Tensor, gate_TI: torch.Tensor) -> torch.Tensor:
+        if self.norm_I is None:
+            return y_TI * gate_TI
+        parts = (len(y_TI), self._mixer.norm_groups, -1)
+        y = y_TI if self._mixer.norm_first else y_TI * gate_TI
+        y = y.view(parts)
+        y = F.rms_norm(y, y.shape[-1:], None, self._eps).flatten(1) * self.norm_I
+        return y * gate_TI if self._mixer.norm_first else y
+
+
+class DeltaLayer:
+    """`GatedDelta`. N value heads; keys have P dimensions, values V."""
+
+    def __init__(self, get: _Tensors, mixer: GatedDelta, eps: float) -> None:
+        self._mixer, self._eps = mixer, eps
+        self.inputs = get.delta_inputs(mixer)
+        self.conv_CW, self.conv_bias_C = get.convolution()
+        self.step_bias_N, self.rate_N = get.wide("dt_bias"), -get.wide("A_log").exp()
+        self.norm_V = get.wide("norm.weight")
+        self.out = get("out_proj.weight").t()
+        self.out_bias: torch.Tensor | None = None
+
+    def __call__(self, h_TH: torch.Tensor, states: StatePass, at: int) -> torch.Tensor:
+        mixer, num_tokens = self._mixer, len(h_TH)
+        heads = mixer.value_heads
+        rows = F.linear(h_TH, self.inputs)
+        qkv, z, b, a = torch.split(rows, [mixer.channels, mixer.inner, heads, heads], dim=-1)
+        qkv = F.silu(states.convolve(at, qkv, self.conv_CW, self.conv_bias_C))
+        q, k, v = torch.split(qkv, [*mixer.sizes[:3]], dim=-1)
+        q_TNP, k_TNP = (self._unit(x) for x in (q, k))
+        q_TNP = q_TNP * mixer.key_dim**-0.5
+        v_TNV = v.reshape(num_tokens, heads, mixer.value_dim)
+        strength_TN1 = b.float().sigmoid()[..., None]
+        decay_TN11 = (F.softplus(a.float() + self.step_bias_N) * self.rate_N).exp()[..., None, None]
+
+        def advance(state_nNPV: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+            k_nNP1 = k_TNP[tokens][..., None]
+            state_nNPV.mul_(decay_TN11[tokens])
+            known_nNV = (state_nNPV * k_nNP1).sum(-2)
+            change_nNV = (v_TNV[tokens] - known_nNV) * strength_TN1[tokens]
+            state_nNPV.addcmul_(k_nNP1, change_nNV[:, :, None])
+            out: torch.Tensor = (state_nNPV * q_TNP[tokens][..., None]).sum(-2)
+            return out
+
+        y_TNV = states.recur(at, advance, torch.empty_like(v_TNV))
+        y_TNV = F.rms_norm(y_TNV, (mixer.value_dim,), self.norm_V, self._eps)
+        return (y_TNV.flatten(1) * F.silu(z.float())).to(h_TH.dtype)
+
+    def _unit(self, x_TK: torch.Tensor) -> torch.Tensor:
+        """[T, N, P]: keys of length 1, repeated for the value heads that share them."""
+        mixer = self._mixer
+        x = x_TK.reshape(len(x_TK), mixer.key_heads, mixer.key_dim)
+        x = x * (x.pow(2).sum(-1, keepdim=True) + 1e-6).rsqrt()
+        return x.repeat_interleave(mixer.value_heads // mixer.key_heads, dim=1)
+
+
 def read_mixer(weights: Weights, layer: int, place: Place) -> MixerLayer | None:
     """None: the layer has no state."""
     mixer = weights.config.mixer
@@ -79,4 +193,6 @@ def read_mixer(weights: Weights, layer: int, place: Place) -> MixerLayer | None:
     get = _Tensors(weights, layer, place)
     if isinstance(mixer, ShortConvolution):
         return ConvolutionLayer(get)
-    raise AssertionError(mixer)
+    if isinstance(mixer, SelectiveScan):
+        return ScanLayer(get, mixer, weights.config.norm_eps)
+    return DeltaLayer(get, mixer, weights.config.norm_eps)

@@ -24,7 +24,8 @@ from outrider.kv.states import ZEROS, StateRows
 from outrider.model.families.mixers import Mixer
 
 MOST_KEPT = 64  # states of one sequence's pass: those of its last tokens with logits
-_FEWEST_ROWS = 64
+_LEAST_BYTES = 1 << 28  # of checkpoints
+_RECENT_BYTES = 1 << 26  # of the last passes, if these are not more
 _REPLAYED = 512  # tokens of one pass that computes lost states again
 
 Advance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -148,9 +149,12 @@ class States:
         self._num_layers, self._device, self._block_size = num_layers, device, block_size
         numbers = mixer.channels * (mixer.width - 1) + int(np.prod(self._matrix or (0,)))
         self.bytes_per_state = 4 * num_layers * numbers
+        room = max(kv_bytes * num_blocks * block_size, _LEAST_BYTES)
+        num_checkpoints = 2 + min(num_blocks, room // self.bytes_per_state)
         # Only every so many-th block end of a text is a checkpoint, and the last one.
-        self._stride = max(1, -(-self.bytes_per_state // max(1, kv_bytes * block_size)))
-        self.rows = StateRows(_FEWEST_ROWS + num_blocks // self._stride, block_size)
+        self._stride = -(-num_blocks // num_checkpoints)
+        least = min(64, 2 + _RECENT_BYTES // self.bytes_per_state)
+        self.rows = StateRows(num_checkpoints + least, block_size, least)
         self.tails, self.matrices = self._empty(self.rows.num_rows)
         self.tails[:, ZEROS] = 0
         self.matrices[:, ZEROS] = 0

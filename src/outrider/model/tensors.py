@@ -127,7 +127,6 @@ class Weights:
         layout = self.config.layout
         if module.startswith("mlp.") and self.config.has_experts(layer):
             module = f"{layout.experts.shared}.{module.removeprefix('mlp.')}"
-            return f"{self._trunk}{layout.layers}{layer}.{module}"
         return f"{self._trunk}{layout.layers}{layer}.{layout.modules.get(module, module)}"
 
     def has(self, layer: int, name: str) -> bool:
@@ -140,7 +139,9 @@ class Weights:
         part = module.removeprefix("self_attn.").removesuffix("_proj")
         if part in ("q_norm", "k_norm"):
             return self._head_norm(layer, name, part[0])
-        if part in ("q", "k", "v") and self.config.layout.fused_qkv:
+        if part in ("q", "q_gate") and self.config.attention_gate:
+            tensor = self._from_gated_q(layer, part, kind)
+        elif part in ("q", "k", "v") and self.config.layout.fused_qkv:
             tensor = self._from_qkv(layer, part, kind)
         elif part in ("mlp.gate", "mlp.up") and self.config.layout.fused_gate_up:
             tensor = self._from_gate_up(layer, part, kind)
@@ -148,6 +149,8 @@ class Weights:
             place = self._place(layer, module if kind in ("weight", "bias") else name)
             place = f"{place}.{kind}" if kind in ("weight", "bias") else place
             tensor = self._matrix(place, self._shapes[layer][name])
+        scale = self.config.layout.scales.get(name, 1.0)
+        tensor = tensor if scale == 1.0 else tensor.float() * scale
         paired = part in ("q", "k") and self.config.latent is None
         return self._paired(tensor) if paired else tensor
 
@@ -160,10 +163,23 @@ class Weights:
         """A fused tensor, read once for all of its parts."""
         name = f"{self._place(layer, module)}.{kind}"
         if name not in self._fused:
-            self._fused.clear()
+            self._keep_fused_of(name)
             shape = (rows, self.config.hidden_size) if kind == "weight" else (rows,)
             self._fused[name] = self._matrix(name, shape)
         return self._fused[name]
+
+    def _keep_fused_of(self, name: str) -> None:
+        """Forgets fused tensors of other modules."""
+        module = name.rpartition(".")[0]
+        self._fused = {k: v for k, v in self._fused.items() if k.rpartition(".")[0] == module}
+
+    def _from_gated_q(self, layer: int, part: str, kind: str) -> torch.Tensor:
+        """Queries, or what gates the attention: one product, by heads."""
+        rows = 2 * self.config.num_heads * self.config.head_dim
+        whole = self._whole(layer, "self_attn.q_proj", kind, rows)
+        rest = whole.shape[1:]
+        heads = whole.view(self.config.num_heads, 2, self.config.head_dim, *rest)
+        return heads[:, int(part == "q_gate")].reshape(-1, *rest)
 
     def _from_qkv(self, layer: int, part: str, kind: str) -> torch.Tensor:
         config, layout = self.config, self.config.layout
@@ -239,11 +255,7 @@ class Weights:
     def _of_all(self, name: str, index: int, shape: tuple[int, ...]) -> torch.Tensor:
         """One expert's part of a tensor of all experts, which is read once."""
         if name not in self._fused:
-            self._fused = {
-                k: v
-                for k, v in self._fused.items()
-                if k.rpartition(".")[0] == name.rpartition(".")[0]
-            }
+            self._keep_fused_of(name)
             assert self.config.experts is not None
             self._fused[name] = self._read(name, (self.config.experts.count, *shape))
         return self._fused[name][index]

@@ -331,7 +331,10 @@ class TorchDecoder:
         )
         if config.latent is not None:
             attended = attended[..., : config.latent.value]
-        return attended.reshape(num_tokens, -1)
+        attended = attended.reshape(num_tokens, -1)
+        if layer.q_gate is not None:
+            attended = attended * torch.sigmoid(F.linear(h_TH, layer.q_gate, layer.q_gate_bias))
+        return attended
 
     def _norm_heads(self, layer: Layer, qkv_TND: torch.Tensor) -> None:
         """Normalises the queries and keys among `qkv_TND` in place."""

@@ -27,6 +27,8 @@ class Layer:
     qkv_bias: torch.Tensor | None
     q_norm_D: torch.Tensor | None  # [D], or [N * D] if heads have weights of their own
     k_norm_D: torch.Tensor | None
+    q_gate: torch.Tensor | None  # [G * K * D, H]
+    q_gate_bias: torch.Tensor | None
     o: torch.Tensor  # [G * K * D, H]: transposed view
     o_bias: torch.Tensor | None
     mlp_norm_H: torch.Tensor | None
@@ -124,6 +126,12 @@ class Loader:
             parts.append(rows.to(self.dtype))
         return self._place(torch.cat(parts))
 
+    def _q_gate(self, index: int, kind: str) -> torch.Tensor | None:
+        name = f"self_attn.q_gate.{kind}"
+        if not self.weights.has(index, name):
+            return None
+        return self._place(self._heads(self.weights.layer(index, name), rope=False, query=True))
+
     def _head_norm(self, index: int, which: str) -> torch.Tensor | None:
         if not self.config.norms_heads(index):
             return None
@@ -179,6 +187,8 @@ class Loader:
             mixer=read_mixer(self.weights, index, self._place),
             qkv=self._qkv(index, "weight") if has_qkv else torch.empty(0),
             qkv_bias=self._qkv(index, "bias") if config.qkv_bias and attends else None,
+            q_gate=self._q_gate(index, "weight") if attends else None,
+            q_gate_bias=self._q_gate(index, "bias") if attends else None,
             q_norm_D=self._head_norm(index, "q") if attends else None,
             k_norm_D=self._head_norm(index, "k") if attends else None,
             sinks_GK=self._sinks(index) if attends else None,
@@ -205,12 +215,17 @@ class Loader:
         assert experts is not None
         router, router_bias = self.weights.router(index)
         choice_bias, shared_gate = self.weights.choice_bias(index), self.weights.shared_gate(index)
+        names = ("gate", "up", "down") if self.config.gated else ("up", "down")
         parts = {
             part: [self.weights.expert(index, expert, part) for expert in range(experts.count)]
-            for part in ("gate", "up", "down")
+            for part in names
         }
         gate_up, gate_up_bias = [], []
-        for (gate, gate_bias), (up, up_bias) in zip(parts["gate"], parts["up"], strict=True):
+        if not self.config.gated:
+            gate_up = [self._place(up) for up, _ in parts["up"]]
+        for (gate, gate_bias), (up, up_bias) in zip(
+            parts.get("gate", ()), parts["up"], strict=False
+        ):
             gate_up.append(self._place(torch.cat([gate, up])))
             if gate_bias is not None and up_bias is not None:
                 gate_up_bias.append(self._place(torch.cat([gate_bias, up_bias])))
@@ -221,6 +236,7 @@ class Loader:
         return ExpertLayer(
             config=experts,
             activation=self.config.activation,
+            gated=self.config.gated,
             router_EH=router.to(self.device, torch.float32),
             router_bias_E=wide(router_bias),
             choice_bias_E=wide(choice_bias),

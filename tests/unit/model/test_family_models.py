@@ -27,19 +27,25 @@ from tiny_models import CONFIGS, logits, reference, worst, write
 TOKENS = random_tokens(48, 64)
 
 
-def check(model: Model, expected: torch.Tensor) -> None:
+# The largest difference of logits. Tiny models with the delta rule enlarge rounding errors:
+# transformers' own passes in float32 and float64 differ by 2e-4 there.
+TOLERANCE = 2e-4
+TOLERANCE_OF = dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), 1e-3)
+
+
+def check(model: Model, expected: torch.Tensor, most: float = TOLERANCE) -> None:
     """One pass, and the same text in pieces, the KV read back from shuffled blocks.
 
     The native step gives the same bits both ways.
     """
     driver = Driver(model, seed=1)
     whole = driver.forward({"a": TOKENS}).logits["a"].clone()
-    assert worst(whole, expected) < 2e-4
+    assert worst(whole, expected) < most
     got = []
     for piece in (TOKENS[:19], TOKENS[19:20], TOKENS[20:25], TOKENS[25:]):
         got.append(driver.forward({"b": piece}).logits["b"])
         driver.keep("b", range(len(piece)))
-    assert worst(torch.cat(got), expected) < 2e-4
+    assert worst(torch.cat(got), expected) < most
     assert torch.equal(torch.cat(got), whole) or not isinstance(model, NativeDecoder)
 
 
@@ -50,12 +56,12 @@ def test_agrees_with_transformers(name: str, tmp_path: Path) -> None:
     theirs = reference(folder)
     expected = logits(theirs, TOKENS)
     model = TorchDecoder.load(folder)
-    check(model, expected)
+    check(model, expected, TOLERANCE_OF.get(name, TOLERANCE))
     config = model.config
     parameters = {k: p for k, p in theirs.named_parameters() if "correction_bias" not in k}
     assert model.spec.num_parameters == sum(p.numel() for p in parameters.values())
     assert model.spec.num_parameters == count_parameters(config)
-    assert unlike(config, RUNS) in ("", "latent", "mixer")
+    assert unlike(config, RUNS) in ("", "latent", "mixer", "attention_gate")
     if native.available() and not unlike(config, RUNS):
         native_model = load_model(folder, backend="native")
         check(native_model, expected)

@@ -17,8 +17,10 @@ from outrider.model.families import (
     lfm,
     llama,
     llama4,
+    mamba,
     olmo,
     phi,
+    qwen_next,
     stablelm,
 )
 from outrider.model.families.description import DecoderConfig, Layout
@@ -51,8 +53,10 @@ __all__ = [
     "lfm",
     "llama",
     "llama4",
+    "mamba",
     "olmo",
     "phi",
+    "qwen_next",
     "read_decoder_config",
     "stablelm",
     "stored_dtype",

@@ -87,6 +87,7 @@ class Layout:
     fused_order: str = "qkv"
     fused_gate_up: str | None = None
     experts: ExpertLayout = ExpertLayout()
+    scales: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))  # of tensors
     head_norms: str | None = None  # q and k norms, one module per head: with * for q or k
     transposed: bool = False  # matrices of layers are [inputs, outputs]
 
@@ -171,6 +172,7 @@ class DecoderConfig:
     growth: Growth | None = None  # of queries, with their position
     slopes: tuple[float, ...] = ()  # per head: what a score loses with each position of distance
     score_cap: float | None = None
+    attention_gate: bool = False  # attention is multiplied by the sigmoid of a product
     sinks: bool = False  # a learned score per head that takes part in the softmax only
     activation: str = "silu"
     gated: bool = True  # the MLP multiplies the activation by a second product
@@ -305,6 +307,8 @@ def layer_shapes(config: DecoderConfig, layer: int) -> dict[str, tuple[int, ...]
         shapes |= _latent_shapes(config, config.latent)
     else:
         linear("self_attn.q_proj", num_q, hidden, config.qkv_bias)
+        if config.attention_gate:
+            linear("self_attn.q_gate", num_q, hidden, config.qkv_bias)
         linear("self_attn.k_proj", num_kv, hidden, config.qkv_bias)
         linear("self_attn.v_proj", num_kv, hidden, config.qkv_bias)
         linear("self_attn.o_proj", hidden, num_q, config.o_bias)
@@ -372,7 +376,7 @@ def _expert_parameters(config: DecoderConfig, layer: int) -> int:
     if experts is None or not experts.layers[layer]:
         return 0
     hidden, inner = config.hidden_size, experts.inner
-    one = 3 * hidden * inner + (2 * inner + hidden) * experts.bias
+    one = (2 + config.gated) * hidden * inner + (2 * inner + hidden) * experts.bias
     return experts.count * (hidden + one + experts.router_bias) + hidden * experts.shared_gate
 
 

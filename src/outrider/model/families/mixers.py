@@ -36,4 +36,114 @@ class ShortConvolution:
         return found
 
 
-Mixer = ShortConvolution
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectiveScan:
+    """Mamba-2: products of the residual give a gate z, x, B, C and a step d; x, B and C go through
+    the convolution and silu. Per head: state = exp(d A) state + d x B', output = state C + D x.
+    """
+
+    heads: int
+    head_dim: int
+    state_size: int
+    groups: int  # of heads that share B and C
+    width: int
+    bias: bool = False
+    conv_bias: bool = True
+    out_bias: bool = False
+    norm: bool = True  # the output is normalised,
+    norm_groups: int = 1  # in so many parts,
+    norm_first: bool = False  # before it is multiplied by silu(z), not after
+    least_step: float = 0.0
+    most_step: float = float("inf")
+    scales: tuple[float, ...] = (1.0,) * 5  # of z, x, B, C and the steps
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The rows of z, x, B, C and the steps in the product."""
+        shared = self.groups * self.state_size
+        return self.inner, self.inner, shared, shared, self.heads
+
+    @property
+    def channels(self) -> int:
+        return self.inner + 2 * self.groups * self.state_size
+
+    @property
+    def matrix(self) -> tuple[int, ...]:
+        return self.heads, self.head_dim, self.state_size
+
+    def shapes(self, hidden: int) -> Shapes:
+        found: Shapes = {
+            "mixer.in_proj.weight": (sum(self.sizes), hidden),
+            "mixer.conv.weight": (self.channels, 1, self.width),
+            "mixer.dt_bias": (self.heads,),
+            "mixer.A_log": (self.heads,),
+            "mixer.D": (self.heads,),
+            "mixer.out_proj.weight": (hidden, self.inner),
+        }
+        if self.bias:
+            found["mixer.in_proj.bias"] = (sum(self.sizes),)
+        if self.conv_bias:
+            found["mixer.conv.bias"] = (self.channels,)
+        if self.out_bias:
+            found["mixer.out_proj.bias"] = (hidden,)
+        if self.norm:
+            found["mixer.norm.weight"] = (self.inner,)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDelta:
+    """Gated delta rule: queries, keys and values go through the convolution and silu; queries and
+    keys get length 1. Per value head, with decay g and strength b of the token:
+    state = g state, state += k (b (v - state' k))', output = state' q. The output is normalised by
+    head and multiplied by silu(z).
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    width: int
+    fused: bool  # one product for q, k, v, z, by key heads, and one for strengths and decays
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def inner(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The rows of q, k, v, z, strengths and decays in the products, in this order."""
+        return self.keys, self.keys, self.inner, self.inner, self.value_heads, self.value_heads
+
+    @property
+    def channels(self) -> int:
+        return 2 * self.keys + self.inner
+
+    @property
+    def matrix(self) -> tuple[int, ...]:
+        return self.value_heads, self.key_dim, self.value_dim
+
+    def shapes(self, hidden: int) -> Shapes:
+        heads = self.value_heads
+        products = {"qkv": self.channels, "z": self.inner, "b": heads, "a": heads}
+        if self.fused:
+            products = {"qkvz": self.channels + self.inner, "ba": 2 * heads}
+        return {
+            **{f"mixer.in_proj_{name}.weight": (n, hidden) for name, n in products.items()},
+            "mixer.conv.weight": (self.channels, 1, self.width),
+            "mixer.dt_bias": (heads,),
+            "mixer.A_log": (heads,),
+            "mixer.norm.weight": (self.value_dim,),
+            "mixer.out_proj.weight": (hidden, self.inner),
+        }
+
+
+Mixer = ShortConvolution | SelectiveScan | GatedDelta

@@ -81,6 +81,8 @@ _WITH_VISION = {
     "Gemma3ForConditionalGeneration": ("gemma3_text",),
     "Llama4ForConditionalGeneration": ("llama4_text",),
     "Mistral3ForConditionalGeneration": ("mistral", "ministral3"),
+    "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),
+    "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text",),
 }
 
 
