@@ -176,7 +176,7 @@ def main() -> None:
     options = parser.parse_args()
     corpus = json.loads(options.corpus.read_text())
     samples = HERE / "samples.md"
-    hashes = {}
+    hashes = json.loads((HERE / "hashes.json").read_text())
     for name in RECIPES:
         text = samples.read_text() if name == "target" and samples.exists() else ""
         hashes[name] = write_card(name, options.models, corpus, text)

@@ -1,0 +1,187 @@
+"""A chat model writes the text that its drafter is trained on: `python family/smollm2/text.py`.
+
+1. The model continues the beginning of a user's turn, so it writes the questions itself. It also
+   writes passages and code.
+2. It answers these questions, and tasks of `prompts.py` on its passages and its code, at
+   temperatures 0, 0.8 and 1. Some answers get a second turn.
+
+Writes tokens [R, L], the length of each prompt and the end of each answer to one file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import prompts
+import torch
+from target import load_target, load_tokenizer
+from torch import Tensor
+
+from outrider.train.sampler import _StaticDecoder
+
+SYSTEM = (
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    "<|im_end|>\n"
+)
+USER, END, ANSWER = "<|im_start|>user\n", "<|im_end|>\n", "<|im_start|>assistant\n"
+ANSWERS = {1.0: 0.25, 0.8: 0.35, 0.0: 0.4}  # share of each temperature
+LEAST_ANSWER = 160  # tokens of room for one
+
+
+def chat(turns: Sequence[str]) -> str:
+    parts = [(USER, ANSWER)[number % 2] + turn + END for number, turn in enumerate(turns)]
+    return SYSTEM + "".join(parts) + ANSWER
+
+
+class Rows:
+    """Written rows: tokens [R, L], the prompt's length and the answer's end of each, [R]."""
+
+    def __init__(self, tokens_RL: Tensor, prompt_R: Tensor, ends: Sequence[int]) -> None:
+        self.tokens, self.prompt = tokens_RL, prompt_R
+        length = tokens_RL.shape[1]
+        place_L = torch.arange(length)
+        is_end_RL = torch.zeros_like(tokens_RL, dtype=torch.bool)
+        for token in ends:
+            is_end_RL |= tokens_RL == token
+        is_end_RL &= place_L >= prompt_R[:, None]
+        first_R = is_end_RL.int().argmax(1) + 1
+        self.is_finished = is_end_RL.any(1)
+        self.end = torch.where(self.is_finished, first_R, length)
+
+    def joined(self, other: Rows) -> dict[str, Tensor]:
+        pairs = [(self.tokens, other.tokens), (self.prompt, other.prompt), (self.end, other.end)]
+        tokens, prompt, end = (torch.cat(pair) for pair in pairs)
+        return {"tokens": tokens, "prompt": prompt, "end": end}
+
+
+class Writer:
+    def __init__(self, model: Any, tokenizer: Any, random: Random, batch: int) -> None:
+        self.model, self.tokenizer, self.random, self.batch = model, tokenizer, random, batch
+        self.ends = [tokenizer.token_to_id(name) for name in ("<|im_end|>", "<|endoftext|>")]
+        self.seed = 0
+
+    def ids(self, text: str) -> list[int]:
+        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return found
+
+    def write(self, given: list[list[int]], length: int, shares: dict[float, float]) -> Rows:
+        """Continues every prompt to `length` tokens, past the end of its answer."""
+        parts, sizes = [], []
+        for start in range(0, len(given), self.batch):
+            chosen = given[start : start + self.batch]
+            size_B = torch.tensor([len(ids) for ids in chosen])
+            prompts_BP = torch.zeros(len(chosen), int(size_B.max()), dtype=torch.long)
+            for row_P, ids in zip(prompts_BP, chosen, strict=True):
+                row_P[: len(ids)] = torch.tensor(ids)
+            warmth = self.random.choices(list(shares), list(shares.values()), k=len(chosen))
+            decoder = _StaticDecoder(self.model, prompts_BP, length, torch.tensor(warmth))
+            decoder.num_prompt = size_B.to(self.model.device)
+            began = time.monotonic()
+            self.seed += 1
+            parts.append(decoder.run(self.seed).cpu().int())
+            sizes.append(size_B)
+            seconds = time.monotonic() - began
+            print(f"{len(chosen)} rows of {length} tokens in {seconds:.1f} s", flush=True)
+        return Rows(torch.cat(parts), torch.cat(sizes), self.ends)
+
+    def texts(self, rows: Rows) -> list[str]:
+        """The finished answers."""
+        found = []
+        for index in rows.is_finished.nonzero()[:, 0].tolist():
+            ids = rows.tokens[index, rows.prompt[index] : rows.end[index] - 1].tolist()
+            found.append(self.tokenizer.decode(ids).strip())
+        return [text for text in found if text]
+
+
+def write_all(writer: Writer, scale: float, length: int) -> dict[str, Tensor]:
+    random = writer.random
+
+    def size(number: int) -> int:
+        return max(4, int(number * scale))
+
+    def answers(ask: Callable[[Random], str], number: int, least: int) -> list[str]:
+        given = [writer.ids(chat([ask(random)])) for _ in range(size(number))]
+        rows = writer.write(given, 320, {1.0: 0.4, 0.8: 0.6})
+        return [text for text in writer.texts(rows) if len(text) > least]
+
+    head = writer.ids(SYSTEM + USER)
+    rows = writer.write([head] * size(16384), len(head) + 96, {1.0: 0.7, 0.9: 0.3})
+    asked = [text for text in writer.texts(rows) if 8 < len(text) < 600]
+    passages = answers(prompts.paragraph, 6144, 120)
+    code = [_code(text) for text in answers(prompts.program, 3072, 40)]
+    code = [text for text in code if 40 < len(text) < 1500]
+    print(f"{len(asked)} questions, {len(passages)} passages, {len(code)} programs", flush=True)
+    todo: list[list[int]] = []
+    while len(todo) < size(40960):
+        ids = writer.ids(chat(_conversation(random, asked, passages, code)))
+        if len(ids) < length - LEAST_ANSWER:
+            todo.append(ids)
+    first = writer.write(todo, length, ANSWERS)
+    again = []
+    for index in first.is_finished.nonzero()[:, 0].tolist():
+        ids = first.tokens[index, : first.end[index]].tolist()
+        if len(ids) < length - LEAST_ANSWER - 100 and random.random() < 0.6:
+            turn = "\n" + USER + prompts.follow_up(random) + END + ANSWER
+            again.append(ids + writer.ids(turn))
+    return first.joined(writer.write(again[: size(12288)], length, ANSWERS))
+
+
+def _code(answer: str) -> str:
+    """The first block of code of an answer, or all of it."""
+    parts = answer.split("```")
+    return parts[1].removeprefix("python").strip() if len(parts) > 2 else answer
+
+
+def _conversation(
+    random: Random, asked: list[str], passages: list[str], code: list[str]
+) -> list[str]:
+    def several() -> list[str]:
+        turn = random.choice(asked) if random.random() < 0.5 else prompts.question(random)
+        return [turn, random.choice(passages), prompts.follow_up(random)]
+
+    def documents() -> str:
+        chosen = random.sample(passages, min(3, len(passages)))
+        return prompts.retrieval(random, [text[:600] for text in chosen])
+
+    text = random.choice(passages)
+    kinds: dict[Callable[[], str | list[str]], float] = {
+        lambda: random.choice(asked): 0.34,
+        lambda: prompts.question(random): 0.14,
+        several: 0.08,
+        lambda: prompts.summary(random, text): 0.08,
+        lambda: prompts.question_about(random, text): 0.07,
+        lambda: prompts.rewrite(random, text): 0.08,
+        documents: 0.05,
+        lambda: prompts.sum_of_words(random): 0.06,
+        lambda: prompts.edit(random, random.choice(code)): 0.05,
+        lambda: prompts.records(random, text): 0.05,
+    }
+    (kind,) = random.choices(list(kinds), list(kinds.values()))
+    turns = kind()
+    return turns if isinstance(turns, list) else [turns]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", type=Path, required=True, help="the model's GGUF file")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--scale", type=float, default=1.0, help="1: 53,000 rows")
+    parser.add_argument("--length", type=int, default=768)
+    parser.add_argument("--batch", type=int, default=4096)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    model, tokenizer = load_target(given.target), load_tokenizer(given.target)
+    writer = Writer(model, tokenizer, Random(given.seed), given.batch)
+    rows = write_all(writer, given.scale, given.length)
+    torch.save(rows, given.out)
+    written = int((rows["end"] - rows["prompt"]).sum())
+    print(f"{len(rows['tokens'])} rows with {written} tokens of answers")
+
+
+if __name__ == "__main__":
+    main()
