@@ -33,7 +33,6 @@ class Source:
         self.name = name
         self.confident: set[Kind] = set()  # requests for which it stops by itself
         self.balance_s: dict[int, float] = {}
-        self.read_s: float | None = None  # seconds in which it reads a token, once measured
         self._priors: dict[int, Prior] = {}
         self._levels: dict[int, Levels] = {}
 

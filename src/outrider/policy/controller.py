@@ -27,9 +27,8 @@ from outrider.events import StepTiming
 from outrider.policy import MAX_AUTO_DRAFT_TOKENS
 from outrider.policy.allocation import Source, StepModel, Track
 from outrider.policy.base import Choice, Decision
-from outrider.policy.costs import Costs, batch_bucket
+from outrider.policy.costs import CATCH_UP, Costs, batch_bucket
 from outrider.policy.learning import (
-    CATCH_UP,
     FIRST_BALANCE,
     Lesson,
     Outcomes,
@@ -184,7 +183,9 @@ class AdaptivePolicy:
             for i, (view, track) in enumerate(zip(own, step.tracks, strict=True))
             if chosen[i] and track.budget <= 0 and (num_unread := _num_unread(view, track))
         ]
-        price_s = sum([self._read_s(step.tracks[i].source, len(late)) * n for i, n in late])
+        price_s = sum(
+            [self.costs.reading_s(step.tracks[i].source.name, len(late)) * n for i, n in late]
+        )
         if not price_s:
             return
         num_left = [view.params.max_tokens - num_emitted(view) for view in own]
@@ -193,12 +194,6 @@ class AdaptivePolicy:
         if to_come * saved_s < price_s:
             for i, _ in late:
                 chosen[i] = 0
-
-    def _read_s(self, source: Source, num_readers: int) -> float:
-        """Seconds in which a drafter reads a token: as measured, or at most as to draft one."""
-        if source.read_s is not None:
-            return source.read_s
-        return self.costs.draft_s(source.name, batch_bucket(num_readers), 1) / num_readers
 
     def _try(
         self, step: StepModel, chosen: list[int], most: list[int]
@@ -232,9 +227,10 @@ class AdaptivePolicy:
         one, i = self._with_one_more(step, nothing, most)
         tried = min(one, everyone, key=step.loss_s)
         track = step.tracks[i]
-        read_s = self._read_s(track.source, 1) * _num_unread(own[i], track)
+        name = track.source.name
+        read_s = self.costs.reading_s(name) * _num_unread(own[i], track)
         price_s = PROBE_STEPS * max(step.loss_s(tried), CALL_SHARE * step.plain_s) + read_s
-        if not self.costs.draft(track.source.name).is_known:
+        if not self.costs.draft(name).is_known:
             price_s = min(price_s, FIRST_BALANCE * step.plain_s)  # the price may be wrong
         elif step.rate(everyone, acceptance=1.0) < step.rate(nothing):
             price_s = MAX_BALANCE * step.plain_s  # costs would have to change first
@@ -242,7 +238,7 @@ class AdaptivePolicy:
         if any(track.source.balance_s[step.batch] < price_s
                for track, k in zip(step.tracks, tried, strict=True) if k):  # fmt: skip
             return nothing
-        if track.source.read_s is not None:
+        if name in self.costs.read_s:
             track.source.balance_s[step.batch] -= read_s
         return tried
 

@@ -31,6 +31,8 @@ GUESS_PASS_S, GUESS_TOKEN, GUESS_DRAFT = (
     0.1,
 )  # a pass, each token, each draft: CPUs, GPUs
 
+CATCH_UP = 16  # tokens that a drafter reads in passing; more take time of their own
+
 USUAL_CONTEXT = 256  # tokens of each sequence to which the rows refer: most texts are short
 
 
@@ -235,6 +237,7 @@ class Costs:
     other_s: dict[int, float] = field(default_factory=dict)  # a step's rest, by batch bucket
     # By batch bucket: seconds of the latest plain steps over the table's uncorrected ones.
     plain_clock: dict[int, float] = field(default_factory=dict)
+    read_s: dict[str, float] = field(default_factory=dict)  # a drafter reads a token, at speed 1
 
     @classmethod
     def guess(cls) -> Costs:
@@ -259,6 +262,19 @@ class Costs:
     ) -> None:
         table = self.draft(proposer)
         table.learn(batch, num_drafts, seconds / self.verify.speed, num_steps, speed=False)
+
+    def reading_s(self, proposer: str, num_readers: int = 1) -> float:
+        """Seconds in which a drafter reads a token: as measured, or at most as to draft one."""
+        read_s = self.read_s.get(proposer)
+        if read_s is None:
+            return self.draft_s(proposer, batch_bucket(num_readers), 1) / num_readers
+        return self.verify.speed * read_s
+
+    def learn_reading(self, proposer: str, seconds: float, num_readers: int = 1) -> None:
+        """A drafter read a token in `seconds`."""
+        most_s = self.draft_s(proposer, batch_bucket(num_readers), 1) / num_readers
+        now = min(max(0.0, seconds), most_s) / self.verify.speed
+        self.read_s[proposer] = (now + self.read_s.get(proposer, now)) / 2
 
     def to_dict(self) -> dict[str, object]:
         drafts = {name: table.to_dict() for name, table in self.drafts.items()}

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from outrider.contracts import ControlledView, Proposal, StopRule, Verdict
 from outrider.events import StepTiming
-from outrider.policy.allocation import Source, StepModel, Track
-from outrider.policy.costs import Costs, batch_bucket
+from outrider.policy.allocation import StepModel, Track
+from outrider.policy.costs import CATCH_UP, Costs, batch_bucket
 
-CATCH_UP = 16  # tokens that a drafter reads in passing; more take time of their own
 NUM_SIZES = 2  # of pass widths, the most common ones, that costs are learnt from; and the largest
 FIRST_BALANCE = 3  # plain steps that a proposer may lose before it has won any
 ENOUGH_STEPS = 8  # of a call: fewer do not tell what a step costs outside the models
@@ -142,8 +141,7 @@ def _learn_drafts(
     if num_unread:
         num_rounds, first_s = took[0]
         more_s = first_s - costs.draft_s(name, batch, num_rounds)
-        most_s = costs.draft_s(name, batch, 1) / len(drafting)  # as to draft a token
-        _learn_reading(source, more_s / num_unread, most_s)
+        costs.learn_reading(name, more_s / num_unread, len(drafting))
     if 8 * sum([track.idle > 0 for _, track, _ in drafting]) > len(drafting):
         took = took[1:]  # the first draft after a pause includes catching up
     rounds: dict[int, list[float]] = {}
@@ -157,13 +155,6 @@ def _learn_drafts(
 def _unread_then(lesson: Lesson, outcomes: list[Outcomes], i: int, track: Track) -> int:
     emitted = sum([len(verdicts[i].path) + 1 for _, _, verdicts in outcomes])
     return len(lesson.views[i].tokens) - emitted - track.num_read
-
-
-def _learn_reading(source: Source, took_s: float, most_s: float) -> None:
-    """Seconds in which the drafter reads a token."""
-    read_s = min(max(0.0, took_s), most_s)
-    known_s = source.read_s
-    source.read_s = read_s if known_s is None else known_s + 0.3 * (read_s - known_s)
 
 
 def _judge(

@@ -18,7 +18,6 @@ from outrider.contracts import (
     Needs,
     Observation,
     Proposal,
-    Proposer,
     SequenceView,
     Verdict,
 )
@@ -27,8 +26,7 @@ from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError
-from outrider.proposers._economy import Choice
-from outrider.proposers._worth import OwnWorth, Worth, follow
+from outrider.policy.sources import Offer, Place, SourcePolicy, Track
 from outrider.proposers.hybrid import HybridConfig, HybridProposer
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_head, write_tiny_llama
@@ -222,7 +220,7 @@ def test_every_part_hears_of_what_concerns_it_and_of_every_release() -> None:
     for part in (*lookups, *drafters):
         assert part.released == [7, 99]
     hybrid.release(8)
-    assert not hybrid._tracks
+    assert not hybrid.policy.tracks
 
 
 def test_a_drafter_without_an_answer_leaves_the_lookups() -> None:
@@ -245,52 +243,13 @@ def test_laws_trees_and_taps_are_those_of_the_parts() -> None:
     assert hybrid.trees
     assert hybrid.needs.taps == (1, 3)
     coupled, sampled = (Part(law.value, truth, frozenset({law})) for law in both)
-    with pytest.raises(ConfigError, match="no law of drafts is common"):
+    with pytest.raises(ConfigError, match="no way to draw is common"):
         HybridProposer([], [coupled, sampled])
     with pytest.raises(ConfigError, match="at least one"):
         HybridProposer([], [])
     for names in ("suffix", ["hybrid"]):
         with pytest.raises(ConfigError, match="lists of other proposers"):
             HybridConfig(lookups=names)
-
-
-def test_a_draft_is_followed_until_the_text_leaves_it() -> None:
-    chain = Proposal([5, 6, 7])
-    assert follow(chain, [1, 5], 1) == (1, None)
-    assert follow(chain, [1, 5, 6, 7], 1) == (3, False)
-    assert follow(chain, [1, 5, 9], 1) == (1, True)
-    tree = Proposal([5, 6, 7, 8], [-1, -1, 0, 1])
-    assert follow(tree, [6], 0) == (1, None)
-    assert follow(tree, [6, 8, 3], 0) == (2, False)
-    assert follow(tree, [6, 7], 0) == (1, True)
-
-
-def test_worth_leans_on_others_and_on_smaller_sizes_until_it_knows() -> None:
-    shared = Worth()
-    for _ in range(200):
-        OwnWorth(shared).learn(4, 0, True)
-    own = OwnWorth(shared)
-    assert shared.rates(2)[2] == (0.7, 0.7)
-    for size in (4, 9):
-        assert own.rates(9)[size][0] < 0.1
-        assert own.rates(9)[size][1] == 0.7  # nothing was ever seen of it
-    for accepted in [9] * 60 + [1]:
-        own.learn(9, accepted, accepted < 9)
-    assert min(own.rates(9)[9]) > 0.9
-    assert OwnWorth(shared).rates(9)[4][0] < 0.1
-    assert min(OwnWorth(shared).rates(20)[20]) > 0.8
-
-
-def test_a_few_refusals_of_any_size_speak_against_all_of_this_text_alone() -> None:
-    shared = Worth()
-    for size in range(1, 9):
-        for _ in range(30):
-            shared.learn(size, size, False)
-    own = OwnWorth(shared)
-    for size in (1, 3, 5, 8):
-        own.learn(size, 0, True)
-    assert own.rates(8)[2][0] < 0.6
-    assert OwnWorth(shared).rates(8)[2][0] > 0.8
 
 
 def test_of_a_long_lookup_only_what_pays_is_taken() -> None:
@@ -322,13 +281,13 @@ def test_a_drafter_that_was_skipped_catches_up(
 ) -> None:
     steps = count()
 
-    def every_third(self: HybridProposer, *args: object) -> tuple[Proposer | None, list[int]]:
-        drafter, members = choose(self, *args)  # type: ignore[arg-type]
-        return (None, []) if next(steps) % 3 else (drafter, members)
+    def every_third(self: SourcePolicy, *args: Any) -> float:
+        gained = pays(self, *args)
+        return 0.0 if next(steps) % 3 else gained
 
-    choose = HybridProposer._choose
+    pays = SourcePolicy.pays
 
-    monkeypatch.setattr(HybridProposer, "_choose", every_third)
+    monkeypatch.setattr(SourcePolicy, "pays", every_third)
     prompt = [5, 9, 2, 5, 9, 2, 5, 9, 2, 5]
     params = SamplingParams(max_tokens=80, ignore_eos=True)
     ids = [engine.add(prompt[:n], params) for n in (10, 6, 3)]
@@ -367,9 +326,8 @@ def test_by_plan_too_it_is_asked_for_as_much_as_pays_there(
     engine = planning(tmp_path)
     asked = {(False, 2), (True, 5)}
 
-    def choice(self: HybridProposer, track: Any, place: tuple[str, bool], budget: int) -> Choice:
-        chosen = track.drafts[place] = Choice(5 if place[1] else 2, 99.0, 99.0)
-        return chosen
+    def offer(self: SourcePolicy, track: Track, place: Place, budget: int) -> Offer:
+        return Offer(5 if place[1] else 2, 99.0, 99.0)
 
     seen = set()
     observe = HybridProposer.observe
@@ -382,7 +340,7 @@ def test_by_plan_too_it_is_asked_for_as_much_as_pays_there(
                 seen.add((bool(drafted.found.tokens), len(one.proposal.tokens)))
         observe(self, views, observed)
 
-    monkeypatch.setattr(HybridProposer, "_draft_choice", choice)
+    monkeypatch.setattr(SourcePolicy, "of_drafter", offer)
     monkeypatch.setattr(HybridProposer, "observe", noting)
     params = SamplingParams(max_tokens=200, temperature=0.4, seed=3, ignore_eos=True)
     drafted = engine.add([5, 9, 2, 7], params)
@@ -400,10 +358,10 @@ def test_without_a_lookup_nothing_is_asked_for_where_one_would_have_found_someth
 ) -> None:
     engine = planning(tmp_path, lookups=[])
 
-    def choice(self: HybridProposer, track: Any, place: tuple[str, bool], budget: int) -> Choice:
-        return Choice(5, 9.0, 9.0) if place[1] else Choice(1, -9.0, -9.0)
+    def offer(self: SourcePolicy, track: Track, place: Place, budget: int) -> Offer:
+        return Offer(5, 9.0, 9.0) if place[1] else Offer(1, -9.0, -9.0)
 
-    monkeypatch.setattr(HybridProposer, "_draft_choice", choice)
+    monkeypatch.setattr(SourcePolicy, "of_drafter", offer)
     request = engine.add([5, 9, 2, 7], SamplingParams(max_tokens=40, ignore_eos=True))
     reports = list(engine.run([request]))
     assert not any(event.draft_tokens for report in reports for event in report.events)
@@ -415,13 +373,13 @@ def test_what_an_unread_drafter_would_gain_is_counted_by_plan_too(
 ) -> None:
     """Else nobody would ever read a long text again, once it did not pay."""
     engine = planning(tmp_path)
-    monkeypatch.setattr(HybridProposer, "_reads", lambda *_: False)
+    monkeypatch.setattr(SourcePolicy, "reads", lambda *_: False)
     params = SamplingParams(max_tokens=200, temperature=0.9, seed=3, ignore_eos=True)
     request = engine.add(list(range(2, 42)), params)
     hybrid = cast(HybridProposer, engine.proposers["hybrid"])
     most = 0.0
     for _ in engine.run([request]):
-        for track in hybrid._tracks.values():
+        for track in hybrid.policy.tracks.values():
             most = max(most, track.missed.get("draft-model", 0.0))
     assert most > 20.0
 
@@ -469,7 +427,7 @@ def test_a_long_text_is_read_where_that_pays_before_the_end() -> None:
     first = [view_of(list(range(200)))]
     for _ in range(20):
         step(hybrid, first)
-    assert hybrid._economy.reading("model", 100) > 0.1  # known from the first time it read
+    assert hybrid.policy.costs.reading_s("model") > 0.1  # known from the first time it read
     reader.num_read = 0
     short = [view_of(list(range(2000)), 1)]
     short[0].params = SamplingParams(max_tokens=60)
@@ -484,11 +442,11 @@ def test_a_first_batch_of_another_size_says_nothing_about_the_machine_s_speed() 
     hybrid = HybridProposer([Part("lookup", nothing)], [])
     for _ in range(40):
         step(hybrid, [view_of([0])])
-    speed = hybrid._economy.speed
+    speed = hybrid.policy.costs.verify.speed
     views = [view_of([0], number) for number in range(1, 5)]
     for _ in range(40):
         step(hybrid, views, pass_s=30.0)
-    assert hybrid._economy.speed == pytest.approx(speed)
+    assert hybrid.policy.costs.verify.speed == pytest.approx(speed, rel=0.1)
 
 
 def test_in_the_pass_over_the_prompt_lookups_alone_are_asked() -> None:
