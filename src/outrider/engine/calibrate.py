@@ -1,11 +1,14 @@
 """Measures what a pass and a draft cost on this machine: under two seconds, once.
 
-A target that prepares its steps prepares some now, and clocks those. Any other
-runs over sequences that exist only as reserved KV slots (what lies in them does not
-matter to the clock), the proposer drafts for made-up texts, and between two drafts the target has
-a pass, as in a real step: it leaves nothing of the drafter in the processor's caches. Where steps
-are computed several at once, they are here, too. A proposer that cannot draft without a real step
-behind it is left to what the first steps will show.
+A target that prepares its steps prepares some now and clocks those. Any other target runs over
+sequences that exist only as reserved KV slots: their contents do not change the time. The proposer
+drafts for synthetic texts. Between two drafts the target runs a pass, as in a real step, so that
+the processor's caches hold nothing of the drafter. Where an executor runs several steps in one
+call, the measurement does the same. The costs of a proposer that needs a real step first are
+learnt from the first steps.
+
+The tokens of a pass all differ, as those of a text do: a mixture of experts reads each expert that
+its tokens touch, so a pass over one repeated token would be too cheap.
 """
 
 from __future__ import annotations
@@ -44,21 +47,22 @@ if TYPE_CHECKING:
     from outrider.engine.engine import Engine
     from outrider.executors.planned import Decoding, PlannedExecutor
 
-VERIFY_S, DRAFT_S = 1.1, 0.7  # time limits; what is not reached is interpolated
-# The most telling first; kernels have cliffs behind multiples of eight, where batches draft alike.
+VERIFY_S, DRAFT_S = 1.1, 0.7  # time limits; counts that are not reached are interpolated
+# The most informative first. Kernels have cliffs after multiples of eight.
 WIDTHS = (1, 5, 2, 9, 3, 17, 33, 65, 12, 13, 4, 6, 8, 16, 24, 25, 32, 64)
 FEW_WIDTHS = (1, 9)  # of the longer contexts
 CONTEXTS = (64, 1024, 4096)
-WIDE = ((16, 1), (16, 2))  # sequences and the width of each: what a sequence adds by itself ...
-WIDE_CONTEXT = USUAL_CONTEXT  # ... where most of the first bucket are
+WIDE = ((16, 1), (16, 2))  # sequences and the width of each: the cost of one more sequence, ...
+WIDE_CONTEXT = USUAL_CONTEXT  # ... at the context that the rows refer to
 BATCHES = (1, 4, 16)
 DRAFTS = (1, 4, 8, 12)
 FEW_BUCKETS = ((1, 0), (1, 8))  # of the longer contexts, and always of the shortest
 USUAL_DRAFTS = 8
 NUM_ROUNDS = 10
 NUM_CYCLES = 3  # in one call, where they are computed so
-DISTURBED = 1.25  # the median of a kind's runs over its fastest: figures not worth keeping
-PROMPT = [1, 2, 3, 4, 5, 6, 7, 2] * 6  # repeats itself: look-up finds something
+DISTURBED = 1.25  # the median of a kind's runs over its fastest: the figures are not saved
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 2] * 6  # repeats itself, so that look-ups find something
+STRIDE = 7919  # between the ids of a pass: a prime, so that they differ in every vocabulary
 
 Kind = TypeVar("Kind")
 Bucket = tuple[int, int]  # (sequences, drafts of each): steps that a target prepares as a whole
@@ -71,12 +75,12 @@ logger = logging.getLogger(__name__)
 class Calibration:
     """Fills cost tables from the cache or by measuring. Call it between two passes of the target.
 
-    `identity` says what else the figures depend on: models, device, types.
+    `identity`: models, device and types, on which the figures depend as well.
     """
 
     engine: Engine
     identity: Mapping[str, object] = field(default_factory=dict)
-    buckets: Seq[Bucket] | None = None  # steps that a target is to prepare; None: the usual
+    buckets: Seq[Bucket] | None = None  # steps that a target prepares; None: the usual ones
     _disturbances: list[float] = field(default_factory=list)
     _scratch: list[int] = field(init=False)  # of sequences whose slots are read and written
 
@@ -107,7 +111,7 @@ class Calibration:
         costs.drafts |= known.drafts
 
     def _prepare(self, target: PrefersThinPasses, costs: Costs, name: str) -> None:
-        """Of steps as they will be taken, by the device's clock; nothing of it can be cached."""
+        """Measures prepared steps by the device's clock; they cannot be cached."""
         proposer, longest = self.engine.proposers[name], self.engine.scheduler.max_positions
         drafter, fast = proposer.model if isinstance(proposer, HasModel) else None, self._fast
         assert fast is not None  # all targets that prepare passes have one
@@ -130,7 +134,7 @@ class Calibration:
             costs.drafts[name] = table
 
     def _verify(self) -> CostTable | None:
-        """None when the KV pool has no room to measure in."""
+        """None if the KV pool has no room for the measurement."""
         kv, longest = self.engine.kv, self.engine.scheduler.max_positions
         seconds: Clocked = defaultdict(list)
         batches: Clocked = defaultdict(list)
@@ -159,9 +163,9 @@ class Calibration:
         return verify_table(self._typical(seconds), self._typical(batches))
 
     def _typical(self, seconds: Clocked) -> dict[int, dict[int, float]]:
-        """The median of each kind's runs. The fastest would flatter wide passes: they are bound by
-        arithmetic and vary more than narrow ones, which wait for memory. How far it is from the
-        median tells of a busy machine.
+        """The median of each kind's runs. The fastest would make wide passes look cheap: they are
+        bound by arithmetic and vary more than narrow ones, which wait for memory. The ratio of
+        median and fastest shows a busy machine.
         """
         points: dict[int, dict[int, float]] = {}
         for (first, second), took in seconds.items():
@@ -174,23 +178,32 @@ class Calibration:
         return bool(self._disturbances) and median(self._disturbances) > DISTURBED
 
     def _pass_s(self, context: int, batch: int, width: int) -> float:
-        """A pass over `batch` sequences with `width` tokens each, in slots of their own: what it
-        reads there is most of what a sequence adds."""
+        """A pass over `batch` sequences with `width` tokens each, in slots of their own: reading
+        them is most of the cost of one more sequence."""
         tables = [self.engine.kv.table(self._scratch[i]) for i in range(batch)]
         from outrider.draft_plans import Script
 
-        fast = self._fast
-        if fast is not None:  # as most steps will be clocked
-            script = Script("", [[0] * (width - 1)] * batch, [range(width - 1, 0, -1)] * batch,
+        fast, num_tokens = self._fast, self.engine.target.spec.num_tokens
+        texts = [
+            [STRIDE * (i * width + j) % num_tokens for j in range(width)] for i in range(batch)
+        ]
+        if fast is not None:  # as most steps will run
+            script = Script("", [ids[1:] for ids in texts], [range(width - 1, 0, -1)] * batch,
                             [width - 1] * batch)  # fmt: skip
-            decoding = self._decoding(context, tables, width, script if width > 1 else None)
+            decoding = self._decoding(
+                context, tables, width, script if width > 1 else None, [ids[0] for ids in texts]
+            )
             steps = fast.decode(decoding, 1, 1.0)
             if steps:
                 return steps[0].pass_s
-        draft = Proposal([0] * (width - 1))
-        packed = pack([Slice([0], context, table, draft) for table in tables])
+        packed = pack(
+            [
+                Slice(ids[:1], context, table, Proposal(ids[1:]))
+                for ids, table in zip(texts, tables, strict=True)
+            ]
+        )
         started = perf_counter()
-        # Reading a number waits for devices that work on their own.
+        # Reading a number waits for asynchronous devices.
         self.engine.target.forward(packed).logits_RV[0, 0].item()
         return perf_counter() - started
 
@@ -202,13 +215,18 @@ class Calibration:
         return fast[0] if fast and isinstance(fast[0], PlannedExecutor) else None
 
     def _decoding(
-        self, context: int, tables: list[IntArray], num_left: int, plan: DraftPlan | None
+        self,
+        context: int,
+        tables: list[IntArray],
+        num_left: int,
+        plan: DraftPlan | None,
+        last: list[int] | None = None,
     ) -> Decoding:
         from outrider.executors.planned import Decoding
 
         batch = len(tables)
         return Decoding(
-            last_S=[0] * batch,
+            last_S=last or [0] * batch,
             before_S=[0] * batch,
             context_S=[context] * batch,
             tables_SW=stack_tables(tables),
@@ -221,7 +239,7 @@ class Calibration:
         )
 
     def _draft(self, name: str) -> CostTable | None:
-        """None for a proposer that does not draft without a real step behind it."""
+        """None for a proposer that drafts after a real step only."""
         proposer, kv = self.engine.proposers[name], self.engine.kv
         if proposer.needs.taps:
             return None
@@ -235,11 +253,11 @@ class Calibration:
                     break
                 views += [self._view(name, i) for i in range(len(views), batch)]
                 for k in DRAFTS if is_prepared else DRAFTS[:2]:
-                    self._propose(name, views, k)  # reads the prompts, at the second at the latest
+                    self._propose(name, views, k)  # it has read the prompts after two of them
                 for k in _rounds(DRAFTS, DRAFT_S / len(BATCHES)):
                     took = self._draft_planned_s(name, views, k)
                     seconds[batch, k] += took or [self._draft_s(name, views, k)]
-        except Exception as error:  # drafts are optional, also for a measurement
+        except Exception as error:  # a proposer that fails here is measured by real steps
             logger.debug("%s is not measured beforehand: %s", name, error)
             return None
         finally:
@@ -249,7 +267,7 @@ class Calibration:
         return draft_table(self._typical(seconds), MAX_AUTO_DRAFT_TOKENS)
 
     def _draft_planned_s(self, name: str, views: list[Sequence], k: int) -> list[float]:
-        """As `_draft_s`, of steps in one call of an executor; none where it cannot run them."""
+        """The same in one call of an executor; no entries if it cannot run such steps."""
         from outrider.draft_plans import planner
         from outrider.executors.planned import chain_of
 
@@ -280,11 +298,11 @@ class Calibration:
             self._pass_s(CONTEXTS[0], 1, 1)
         seconds, drafted = self._propose(name, views, k)
         if not drafted:
-            raise LookupError("it drafts nothing for a text it has not seen grow")
+            raise LookupError("it returned no draft for a synthetic text")
         return seconds
 
     def _propose(self, name: str, views: list[Sequence], k: int) -> tuple[float, bool]:
-        """How long it took, and whether anything came of it for everybody."""
+        """Seconds, and whether every sequence got a draft."""
         proposer = self.engine.proposers[name]
         started = perf_counter()
         proposals = proposer.propose(views, [k] * len(views))
@@ -301,7 +319,7 @@ class Calibration:
         return seconds, all(proposal.tokens for proposal in proposals)
 
     def _view(self, proposer: str, index: int) -> Sequence:
-        """A text of its own tenant: nothing of it may turn up in anybody's drafts."""
+        """A text under a salt of its own: no request drafts from it."""
         num_tokens = self.engine.target.spec.num_tokens
         request = Request(
             id=f"calibration-{index}",
@@ -315,7 +333,7 @@ class Calibration:
 
 
 def usual_buckets(target: PrefersThinPasses, max_sequences: int) -> list[Bucket]:
-    """Every size of a batch, with as many drafts as `auto` mostly chooses from."""
+    """Every size of a batch, with the draft lengths from which `auto` mostly chooses."""
     sizes = [1 << e for e in range((max_sequences - 1).bit_length() + 1)]
     return [
         (size, k) for size in sizes for k in range(min(USUAL_DRAFTS, target.most_drafts(size)) + 1)
@@ -323,7 +341,7 @@ def usual_buckets(target: PrefersThinPasses, max_sequences: int) -> list[Bucket]
 
 
 def machine(target: Model) -> dict[str, object]:
-    """What makes one machine's figures useless on another, or for another build."""
+    """Properties of the machine and of the build that the figures depend on."""
     return {
         "version": __version__,
         "torch": torch.__version__,
@@ -337,15 +355,15 @@ def machine(target: Model) -> dict[str, object]:
 
 
 def _kernels() -> list[object]:
-    """Another build of the library has other costs."""
+    """Identifies the build of the native library."""
     built = os.stat(native.library()._name)
     return [native.isa(), built.st_size, built.st_mtime_ns]
 
 
 def _rounds(kinds: Seq[Kind], limit_s: float) -> Iterator[Kind]:
-    """Every kind in turn, again and again: a disturbance then hits no kind in all its runs.
+    """Every kind in turn, many times: a disturbance then hits no kind in all its runs.
 
-    The first two are always yielded; the rest as time allows.
+    The first two are always yielded, the rest as time allows.
     """
     deadline = perf_counter() + limit_s
     for number, kind in enumerate([*kinds] * NUM_ROUNDS):

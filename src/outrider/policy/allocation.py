@@ -20,6 +20,7 @@ from outrider.policy.acceptance import OWN_DECAY, RARE, Acceptance, Prior, tempe
 from outrider.policy.confidence import TOLL, Confidence, Levels, Outcome, floors
 from outrider.policy.costs import Costs, batch_bucket
 
+DEPTHS = [float(k) for k in range(MAX_AUTO_DRAFT_TOKENS + 1)]  # a round for each draft
 FADE_STEPS = 16  # idle steps after which a sequence trusts its own evidence less
 
 Kind = tuple[str, bool]  # of a request: how its tokens are drawn, and whether its logits are edited
@@ -159,26 +160,33 @@ class StepModel:
         """Expected tokens and seconds; `acceptance`: as if that share of all drafts held."""
         if not any(budgets):
             return float(self.num_sequences), self.plain_s
-        tokens, width, drafted_s = float(self.num_sequences), 0.0, 0.0
+        tokens, width, depths = self._expected(budgets)
+        if acceptance is not None:
+            tokens = self.num_sequences + acceptance * width
+        drafted_s = sum([self._sources[source].seconds(depth) for source, depth in depths.items()])
+        return tokens, self._pass_s(width) + drafted_s
+
+    def _expected(self, budgets: Seq[int]) -> tuple[float, float, dict[Source, float]]:
+        """Emitted tokens, verified drafts, and drafting rounds by source."""
+        tokens, width = float(self.num_sequences), 0.0
         depths = dict.fromkeys(self._sources, 0.0)
         for track, k in zip(self.tracks, budgets, strict=True):
             if k:
-                added, verified, rounds = self._expect(track, k)
-                tokens += added if acceptance is None else acceptance * verified
-                width += verified
-                depths[track.source] = max(depths[track.source], rounds)
-        for source, depth in depths.items():
-            drafted_s += self._sources[source].seconds(depth)
-        return tokens, self._pass_s(width) + drafted_s
+                accepted, verified, rounds = self._curves(track)
+                tokens += accepted[k]
+                width += verified[k]
+                depths[track.source] = max(depths[track.source], rounds[k])
+        return tokens, width, depths
 
-    def _expect(self, track: Track, k: int) -> tuple[float, float, float]:
-        """Accepted tokens, verified tokens and drafting rounds of a budget of k."""
+    def _curves(self, track: Track) -> tuple[Seq[float], Seq[float], Seq[float]]:
+        """[k]: accepted tokens, verified tokens and drafting rounds of a budget of k."""
         if track.is_confident:
             confidence = track.confidence
-            rounds = self._sources[track.source].rounds[k]
-            return confidence.accepted[k], confidence.verified[k], rounds
+            return confidence.accepted, confidence.verified, self._sources[track.source].rounds
         found = track.acceptance
-        return found.fill * found.totals[k], found.fill * k, float(k)
+        if found.fill == 1.0:
+            return found.totals, DEPTHS, DEPTHS
+        return [found.fill * n for n in found.totals], [found.fill * k for k in DEPTHS], DEPTHS
 
     def _pass_s(self, width: float) -> float:
         """A pass with so many drafted tokens."""
@@ -199,15 +207,29 @@ class StepModel:
 
     def _best_common(self, limits: Seq[int], members: Seq[int], others: list[int]) -> list[int]:
         """The best common K of some sequences, beside budgets of the others."""
-        best, best_rate = others, self.rate(others)
-        for k in range(1, max(limits[i] for i in members) + 1):
-            budgets = list(others)
-            for i in members:
-                budgets[i] = min(k, limits[i])
-            rate = self.rate(budgets)
-            if rate > best_rate:
-                best, best_rate = budgets, rate
-        return best
+        most = max(limits[i] for i in members)
+        tokens, width, depths = self._expected(others)
+        ks = range(most + 1)
+        rows: list[list[list[float]]] = [[], []]  # accepted, verified tokens of each member, by K
+        rounds: dict[Source, Seq[float]] = {}
+        for i in members:
+            track, limit = self.tracks[i], limits[i]
+            accepted, verified, rounds[track.source] = self._curves(track)
+            rows[0].append([accepted[min(k, limit)] for k in ks])
+            rows[1].append([verified[min(k, limit)] for k in ks])
+        added, wider = (list(map(sum, zip(*found, strict=True))) for found in rows)
+        best, best_rate = 0, self.rate(others)
+        for k in range(1, most + 1):
+            seconds = self._pass_s(width + wider[k])
+            for source, drafting in self._sources.items():
+                depth = max(depths[source], rounds[source][k] if source in rounds else 0.0)
+                seconds += drafting.seconds(depth)
+            if (rate := (tokens + added[k]) / seconds) > best_rate:
+                best, best_rate = k, rate
+        budgets = list(others)
+        for i in members:
+            budgets[i] = min(best, limits[i])
+        return budgets
 
     def _best_ranked(self, limits: Seq[int], chosen: list[int]) -> list[int]:
         """Adds drafts of the other sequences, the most valuable first."""
@@ -223,7 +245,7 @@ class StepModel:
         best, best_rate = 0, tokens / seconds
         if not any(chosen):
             seconds = self._pass0_s
-        width = sum([self._expect(t, k)[1] for t, k in zip(self.tracks, chosen, strict=True) if k])
+        width = sum([self._curves(t)[1][k] for t, k in zip(self.tracks, chosen, strict=True) if k])
         depths = dict.fromkeys(self._sources, 0)
         for count, (_, minus_depth, i) in enumerate(ranked[: self._most], 1):
             track, depth = self.tracks[i], -minus_depth

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from outrider.policy.costs import Costs
 
-FORMAT = 5
+FORMAT = 6
 MAX_AGE_S = 30 * 24 * 3600.0
 
 logger = logging.getLogger(__name__)

@@ -20,18 +20,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median_low
 
 from outrider.contracts import ControlledView, Proposal, StopRule, Verdict
 from outrider.events import StepTiming
 from outrider.policy import MAX_AUTO_DRAFT_TOKENS
-from outrider.policy.allocation import Source, StepModel, Track
+from outrider.policy.allocation import Group, Source, StepModel, Track
 from outrider.policy.base import Choice, Decision
 from outrider.policy.costs import CATCH_UP, Costs, batch_bucket
 from outrider.policy.learning import (
     FIRST_BALANCE,
+    PROBE_STEPS,
+    PROBE_TOKENS,
     Lesson,
-    Outcomes,
+    Member,
+    Part,
     learn,
     num_emitted,
 )
@@ -40,12 +44,11 @@ MARGIN = 0.01  # by which a change must win: the noise of the estimates
 VALID_STEPS = 16  # of a decision: one call of an executor, so that deciding costs little
 PROBE_SHARE = 0.005  # of all time goes to probes: half a percent for a drafter that is never right
 CALL_SHARE = 0.1  # of a plain step: what a short call costs each of its steps by its beginning
-PROBE_TOKENS, PROBE_STEPS = 2, 4  # of a probe: enough to see whether first drafts are accepted
 MAX_BALANCE = 16  # plain steps that drafts may lose before they are stopped, after having won them
 TRIAL_EVERY = 24  # decisions: trials of steps that are 10 % slower then cost 0.2 %
 
 HORIZON = 128  # tokens to come that count where a drafter has to read a long text first
-FEW = 4  # sequences: a larger batch that drafts nothing is not decided anew for each newcomer
+FEW = 4  # sequences: a larger batch is not decided anew for each newcomer
 
 
 @dataclass(slots=True)
@@ -54,13 +57,12 @@ class _Standing:
 
     ids: list[int] = field(default_factory=list)
     num_tokens: int = 0
-    members: list[tuple[int, Track, int]] = field(default_factory=list)  # (index, track, budget)
-    rules: dict[int, StopRule | None] = field(default_factory=dict)  # by index
+    members: list[Member] = field(default_factory=list)
+    rules: dict[int, StopRule | None] = field(default_factory=dict)  # by index of the view
     valid_steps: int = 0
     num_steps: int = 0  # for which it has stood
     lesson: Lesson | None = None  # None: its steps teach nothing
-    rests: bool = False  # no sequence drafts, and no probe is affordable
-    num_rested: int = 0  # steps since the last full decision, while it rests
+    saved_s: float = 0.0  # for each token, over plain decoding
 
 
 @dataclass(slots=True)
@@ -91,7 +93,6 @@ class AdaptivePolicy:
         self._sources: dict[str, Source] = {}
         self._tracks: dict[int, Track] = {}
         self._standing = _Standing()
-        self._outcomes: list[Outcomes] = []  # finished steps that were not learnt from yet
         self._trials: dict[int, _Trials] = {}  # by batch bucket
 
     def prepare(self, proposer: str) -> None:
@@ -106,11 +107,11 @@ class AdaptivePolicy:
     def decide(self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int) -> Decision:
         now, ids = self._standing, [view.id for view in views]
         if ids != now.ids or num_tokens != now.num_tokens or now.num_steps >= now.valid_steps:
-            self._learn()
-            now = self._rest(views, limits, num_tokens, ids) or self._choose(
-                views, limits, num_tokens, ids
-            )
-            self._standing = now
+            carried = self._carry(views, limits, num_tokens, ids)
+            if carried is None:
+                self._learn()
+                carried = self._choose(views, limits, num_tokens, ids)
+            now = self._standing = carried
         budgets = list(limits)
         for i, _, k in now.members:
             budgets[i] = min(k, limits[i])
@@ -146,15 +147,17 @@ class AdaptivePolicy:
                     chosen, with_floors, now.valid_steps = self._try(step, chosen, most)
             else:
                 chosen = self._probe(step, own, most)
-                now.rests = not any(chosen)
-                now.valid_steps = VALID_STEPS if now.rests else PROBE_STEPS
+                now.valid_steps = PROBE_STEPS if any(chosen) else VALID_STEPS
+                if len(views) > FEW and not any(chosen):
+                    now.valid_steps *= 3
         now.members = list(zip(mine, tracks, chosen, strict=True))
         if any(chosen):
             rules = step.stop_rules(chosen)
             if not with_floors:
                 rules = [rule and StopRule(rule.chances) for rule in rules]
             now.rules = dict(zip(mine, rules, strict=True))
-        now.lesson = Lesson(step, now.members, now.rules, list(views))
+            now.saved_s = step.plain_s / len(views) - 1.0 / step.rate(chosen)
+        now.lesson = Lesson(step, [Part.begin(views, now.members, now.rules)])
         return now
 
     def _best(self, step: StepModel, own: Seq[ControlledView], most: list[int]) -> list[int]:
@@ -188,8 +191,7 @@ class AdaptivePolicy:
         )
         if not price_s:
             return
-        num_left = [view.params.max_tokens - num_emitted(view) for view in own]
-        to_come = sum([min(HORIZON, n) for n in num_left])
+        to_come = sum(map(_to_come, own))
         saved_s = step.plain_s / step.num_sequences - 1.0 / step.rate(chosen)
         if to_come * saved_s < price_s:
             for i, _ in late:
@@ -252,30 +254,47 @@ class AdaptivePolicy:
         tried[i] = most[i] if step.tracks[i].is_confident else min(PROBE_TOKENS, most[i])
         return tried, i
 
-    def _rest(
+    def _carry(
         self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int, ids: list[int]
     ) -> _Standing | None:
-        """In a batch that rests, a newcomer is no reason to decide anew: it would change little."""
+        """The standing decision for a large batch in which a few sequences came or went.
+
+        A newcomer drafts as much as most others like it: that changes little, and a decision for
+        the whole batch takes as long as a part of a pass. None: decide anew.
+        """
         now, num = self._standing, len(ids)
-        num_rested = now.num_rested + now.num_steps
-        if not now.rests or num <= FEW or num_rested >= 4 * VALID_STEPS or now.lesson is None:
+        lesson, left = now.lesson, now.valid_steps - now.num_steps
+        if num <= FEW or left <= 0 or lesson is None or batch_bucket(num) != lesson.step.batch:
             return None
-        step = now.lesson.step
-        known = {track.group for _, track, _ in now.members}
-        members = [
-            (i, self._track(view), 0)
-            for i, view in enumerate(views)
-            if view.adaptive and limits[i] > 0
-        ]
-        if batch_bucket(num) != step.batch or any(t.group not in known for _, t, _ in members):
-            return None
-        for _, track, _ in members:
-            track.budget = 0
-        lesson = Lesson(step, members, {}, list(views))
-        return _Standing(
-            ids, num_tokens, members, valid_steps=VALID_STEPS, lesson=lesson, rests=True,
-            num_rested=num_rested,
-        )  # fmt: skip
+        budgets = {track: k for _, track, k in now.members}
+        rules = {track: now.rules.get(i) for i, track, _ in now.members}
+        usual: dict[Group, list[int]] = {}
+        for _, track, k in now.members:
+            usual.setdefault(track.group, []).append(k)
+        carried = _Standing(ids, num_tokens, valid_steps=left, lesson=lesson, saved_s=now.saved_s)
+        for i, view in enumerate(views):
+            if not view.adaptive or limits[i] <= 0:
+                continue
+            track = self._track(view)
+            if track not in budgets:
+                if track.group not in usual:
+                    return None
+                budgets[track] = median_low(usual[track.group])
+                if self._unread_s(view, track) > now.saved_s * _to_come(view):
+                    budgets[track] = 0
+                others = [rule for rule in now.rules.values() if rule is not None]
+                if budgets[track] and others:
+                    rules[track] = replace(others[0], chances=track.confidence.chances)
+            k = track.budget = budgets[track]
+            carried.members.append((i, track, k))
+            if k and rules.get(track) is not None:
+                carried.rules[i] = rules[track]
+        lesson.parts.append(Part.begin(views, carried.members, carried.rules))
+        return carried
+
+    def _unread_s(self, view: ControlledView, track: Track) -> float:
+        """Seconds in which the sequence's drafter reads what it has not read."""
+        return self.costs.reading_s(track.source.name) * _num_unread(view, track)
 
     def _track(self, view: ControlledView) -> Track:
         track = self._tracks.get(view.id)
@@ -305,17 +324,18 @@ class AdaptivePolicy:
         """Only notes the step: between two passes every line of code is slow."""
         self._standing.num_steps += 1
         if self._standing.lesson is not None:
-            self._outcomes.append((timing, proposals, verdicts))
+            self._standing.lesson.parts[-1].outcomes.append((timing, proposals, verdicts))
 
     def _learn(self) -> None:
-        lesson, outcomes = self._standing.lesson, self._outcomes
-        self._outcomes = []
-        if lesson is not None and outcomes:
-            total_s = learn(lesson, outcomes, self.costs)
-            plain_s, batch = lesson.step.plain_s, lesson.step.batch
-            for source in {track.source for _, track, _ in lesson.members}:
-                left_s = source.balance_s[batch] + PROBE_SHARE * total_s
-                source.balance_s[batch] = min(left_s, MAX_BALANCE * plain_s)
+        now, lesson = self._standing, self._standing.lesson
+        if lesson is None:
+            return
+        total_s = learn(lesson, self.costs)
+        plain_s, batch = lesson.step.plain_s, lesson.step.batch
+        for source in {track.source for part in lesson.parts for _, track, _ in part.members}:
+            left_s = source.balance_s[batch] + PROBE_SHARE * total_s
+            source.balance_s[batch] = min(left_s, MAX_BALANCE * plain_s)
+        lesson.parts = [Part.begin(lesson.parts[-1].views, now.members, now.rules)]
 
     # --- what the live page shows -------------------------------------------------------------
 
@@ -347,6 +367,11 @@ def _bearable_steps(step: StepModel, budgets: list[int]) -> int:
     if balance_s > FIRST_BALANCE * step.plain_s:
         return VALID_STEPS
     return max(PROBE_STEPS, int(min(balance_s / max(extra_s, 1e-9), VALID_STEPS)))
+
+
+def _to_come(view: ControlledView) -> int:
+    """Tokens of the sequence that a decision takes into account."""
+    return min(HORIZON, view.params.max_tokens - num_emitted(view))
 
 
 def _num_unread(view: ControlledView, track: Track) -> int:

@@ -74,9 +74,6 @@ class _Fit:
         self.factor = 1.0 + (a * (v * f - w * e) - u * (b * f - c * e) + c * (b * w - c * v)) / det
         self.slope = (a * (d * w - e * v) - b * (b * w - c * v) + u * (b * e - c * d)) / det
 
-    def seconds(self, shape: float, more: float) -> float:
-        return self.offset + self.factor * shape + self.slope * more
-
 
 class CostTable:
     """Seconds by batch bucket and count: `speed * row(batch, most)[count]`.
@@ -126,9 +123,9 @@ class CostTable:
             base, plain = self._base(batch, most), self._plain(batch)
             unit, fit = base[plain], self._nearest_fit(batch)
             if unit and fit is not None:
-                row = [
-                    unit * fit.seconds(cell / unit, n / plain - 1.0) for n, cell in enumerate(base)
-                ]
+                first, more = unit * (fit.offset - fit.slope), unit * fit.slope / plain
+                factor = fit.factor
+                row = [first + factor * cell + more * n for n, cell in enumerate(base)]
                 if base[0] == 0.0:
                     row[0] = 0.0  # no drafts
                 row = list(accumulate(row, max))

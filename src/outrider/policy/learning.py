@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outrider.contracts import ControlledView, Proposal, StopRule, Verdict
 from outrider.events import StepTiming
@@ -11,6 +11,7 @@ from outrider.policy.allocation import StepModel, Track
 from outrider.policy.costs import CATCH_UP, Costs, batch_bucket
 
 NUM_SIZES = 2  # of pass widths, the most common ones, that costs are learnt from; and the largest
+PROBE_TOKENS, PROBE_STEPS = 2, 4  # of a probe: enough to see whether first drafts are accepted
 FIRST_BALANCE = 3  # plain steps that a proposer may lose before it has won any
 ENOUGH_STEPS = 8  # of a call: fewer do not tell what a step costs outside the models
 
@@ -19,13 +20,36 @@ Member = tuple[int, Track, int]  # index of the view, track, budget
 
 
 @dataclass(slots=True)
+class Part:
+    """Steps of one decision with the same sequences."""
+
+    views: list[ControlledView]
+    members: list[Member]
+    rules: dict[int, StopRule | None]  # by index of the view
+    num_tokens: list[int]  # of each text before the first of these steps
+    outcomes: list[Outcomes] = field(default_factory=list)
+
+    @classmethod
+    def begin(
+        cls, views: Seq[ControlledView], members: list[Member], rules: dict[int, StopRule | None]
+    ) -> Part:
+        return cls(list(views), members, rules, [len(view.tokens) for view in views])
+
+    @property
+    def drafting(self) -> list[Member]:
+        return [member for member in self.members if member[2]]
+
+    def is_first(self, i: int) -> bool:
+        """Whether the first of these steps is over a prompt."""
+        return self.num_tokens[i] == self.views[i].num_prompt_tokens
+
+
+@dataclass(slots=True)
 class Lesson:
-    """What `learn` has to know of the decision."""
+    """What `learn` has to know of a decision."""
 
     step: StepModel  # as it was priced then
-    members: list[Member]
-    rules: dict[int, StopRule | None]
-    views: list[ControlledView]
+    parts: list[Part]  # a new one for every sequence that came or went meanwhile
 
 
 def undisturbed(seconds: Seq[float]) -> float:
@@ -37,20 +61,50 @@ def num_emitted(view: ControlledView) -> int:
     return len(view.tokens) - view.num_prompt_tokens
 
 
-def learn(lesson: Lesson, outcomes: list[Outcomes], costs: Costs) -> float:
+def learn(lesson: Lesson, costs: Costs) -> float:
     """Updates costs, acceptance and balances; returns the seconds of all steps."""
-    step, verify = lesson.step, costs.verify
-    drafting = [member for member in lesson.members if member[2]]
-    num_sequences = len(lesson.views)
-    emitted = sum([len(v.path) + 1 for _, _, verdicts in outcomes for v in verdicts])
-    num_read = sum([len(view.tokens) for view in lesson.views]) - emitted  # before these steps
-    other_s = _usual_other_s(step, outcomes, costs)
+    step, parts = lesson.step, [part for part in lesson.parts if part.outcomes]
+    if not parts:
+        return 0.0
+    other_s = _usual_other_s(step, [o for part in parts for o in part.outcomes], costs)
     pass_s: dict[int, list[float]] = {}
-    total_s, gained_s, num_clocked = 0.0, 0.0, 0
+    plain: list[float] = []
     took: list[float] = []
-    for timing, proposals, verdicts in outcomes:
-        step_s = timing.draft_s + timing.verify_s + timing.other_s
-        total_s += step_s
+    gained_s = 0.0
+    for part in parts:
+        gained_s += _clock(part, step, costs, other_s, pass_s, took)
+        if not part.drafting:
+            plain += pass_s.get(len(part.views), [])
+    if len(plain) >= PROBE_STEPS:
+        unit_s = costs.verify.base(step.batch, step.num_sequences)
+        costs.plain_clock[step.batch] = undisturbed(plain) / unit_s
+    for num_tokens, found in _telling(pass_s):
+        costs.verify.learn(step.batch, num_tokens, undisturbed(found), len(found))
+    _learn_drafts(lesson, [part for part in parts if part.drafting], costs)
+    drafting = [member for part in parts for member in part.drafting]
+    if drafting and took:
+        _settle(lesson, drafting, gained_s - len(took) * undisturbed(took))
+    _judge_all(parts)
+    return sum(
+        timing.draft_s + timing.verify_s + timing.other_s
+        for part in parts
+        for timing, _, _ in part.outcomes
+    )
+
+
+def _clock(
+    part: Part,
+    step: StepModel,
+    costs: Costs,
+    other_s: float,
+    pass_s: dict[int, list[float]],
+    took: list[float],
+) -> float:
+    """Adds the steps' passes by their width to `pass_s`, and what draft and pass took to `took`;
+    returns the seconds of plain steps that their tokens are worth."""
+    verify, drafting, num_sequences = costs.verify, part.drafting, len(part.views)
+    num_read, gained_s = sum(part.num_tokens), 0.0
+    for timing, proposals, verdicts in part.outcomes:
         num_tokens = num_out = num_sequences
         for i, _, _ in drafting:
             num_tokens += len(proposals[i].tokens)
@@ -62,38 +116,28 @@ def learn(lesson: Lesson, outcomes: list[Outcomes], costs: Costs) -> float:
                 + verify.pair_s * num_read * (num_tokens / num_sequences - 1.0)
             )
             pass_s.setdefault(num_tokens, []).append(max(own_s / 2, own_s - context_s))
-            took.append(timing.draft_s + timing.verify_s)
-            gained_s += num_out * step.plain_s / num_sequences - timing.other_s
-            num_clocked += 1
+            if drafting:
+                took.append(timing.draft_s + timing.verify_s)
+                gained_s += num_out * step.plain_s / num_sequences - timing.other_s
         num_read += num_out
-    plain = [] if drafting else pass_s.get(num_sequences, [])
-    if len(plain) >= ENOUGH_STEPS // 2:
-        costs.plain_clock[step.batch] = undisturbed(plain) / verify.base(step.batch, num_sequences)
-    for num_tokens, found in _telling(pass_s):
-        verify.learn(step.batch, num_tokens, undisturbed(found), len(found))
-    is_first = any(not num_emitted_before(lesson, outcomes, i) for i, _, _ in drafting)
-    if drafting and not is_first:
-        _learn_drafts(lesson, drafting, outcomes, costs)
-    if drafting and took:
-        gained_s -= num_clocked * undisturbed(took)
-        _settle(lesson, drafting, gained_s)
-    for i, track, k in drafting:
-        steps = [(proposals[i], verdicts[i].path) for _, proposals, verdicts in outcomes]
-        _judge(track, lesson.rules.get(i), k, steps)
-        if num_emitted_before(lesson, outcomes[-1:], i):
-            track.num_read = len(lesson.views[i].tokens)  # no drafter reads in the prompt's pass
-    for _, track, k in lesson.members:
-        if k:
+    return gained_s
+
+
+def _judge_all(parts: list[Part]) -> None:
+    """Updates the acceptance of all that drafted; evidence of the others fades."""
+    drafts: dict[Track, tuple[StopRule | None, int, list[tuple[Proposal, Seq[int]]]]] = {}
+    for part in parts:
+        for i, track, k in part.members:
+            if not k:
+                track.rest(len(part.outcomes))
+                continue
             track.idle = 0
-        else:
-            track.rest(len(outcomes))
-    return total_s
-
-
-def num_emitted_before(lesson: Lesson, outcomes: Seq[Outcomes], i: int) -> int:
-    """Tokens of the sequence before these last steps."""
-    in_steps = sum([len(verdicts[i].path) + 1 for _, _, verdicts in outcomes])
-    return num_emitted(lesson.views[i]) - in_steps
+            found = drafts.setdefault(track, (part.rules.get(i), k, []))[2]
+            found += [(proposals[i], verdicts[i].path) for _, proposals, verdicts in part.outcomes]
+            if len(part.outcomes) > 1 or not part.is_first(i):  # no drafter reads beside a prompt
+                track.num_read = len(part.views[i].tokens)
+    for track, (rule, k, steps) in drafts.items():
+        _judge(track, rule, k, steps)
 
 
 def _usual_other_s(step: StepModel, outcomes: list[Outcomes], costs: Costs) -> float:
@@ -118,43 +162,41 @@ def _settle(lesson: Lesson, drafting: list[Member], gained_s: float) -> None:
         source.balance_s[batch] = max(after_s, -first_s)
 
 
-def _learn_drafts(
-    lesson: Lesson, drafting: list[Member], outcomes: list[Outcomes], costs: Costs
-) -> None:
+def _learn_drafts(lesson: Lesson, parts: list[Part], costs: Costs) -> None:
     """The table is about one proposer's drafts, of about one length."""
-    sources = {track.source for _, track, _ in drafting}
-    longest = max([k for _, _, k in drafting])
-    confident = all(track.is_confident for _, track, _ in drafting)
-    even = 4 * sum([k for _, _, k in drafting]) >= 3 * longest * len(drafting)
-    if len(sources) > 1 or not (confident or even):
+    sources = {track.source for part in parts for _, track, _ in part.drafting}
+    if len(sources) != 1:
         return
     source = sources.pop()
-    name, batch = source.name, batch_bucket(len(drafting))
-    took = [(longest, timing.draft_s) for timing, _, _ in outcomes]
-    if confident:
-        took = []
-        for timing, proposals, _ in outcomes:
-            drawn = [len(proposals[i].levels or ()) for i, _, _ in drafting]
-            took.append((lesson.step.rounds_of(source, drawn), timing.draft_s))
-    unread = [_unread_then(lesson, outcomes, i, track) for i, track, _ in drafting]
-    num_unread = sum([n for n in unread if n > CATCH_UP])
-    if num_unread:
-        num_rounds, first_s = took[0]
-        more_s = first_s - costs.draft_s(name, batch, num_rounds)
-        costs.learn_reading(name, more_s / num_unread, len(drafting))
-    if 8 * sum([track.idle > 0 for _, track, _ in drafting]) > len(drafting):
-        took = took[1:]  # the first draft after a pause includes catching up
-    rounds: dict[int, list[float]] = {}
-    for num_rounds, seconds in took:
-        if num_rounds:
-            rounds.setdefault(num_rounds, []).append(seconds)
-    for num_rounds, found in _telling(rounds):
-        costs.learn_draft(name, batch, num_rounds, undisturbed(found), len(found))
-
-
-def _unread_then(lesson: Lesson, outcomes: list[Outcomes], i: int, track: Track) -> int:
-    emitted = sum([len(verdicts[i].path) + 1 for _, _, verdicts in outcomes])
-    return len(lesson.views[i].tokens) - emitted - track.num_read
+    rounds: dict[tuple[int, int], list[float]] = {}  # by batch bucket and number of rounds
+    for part in parts:
+        drafting = part.drafting
+        longest = max([k for _, _, k in drafting])
+        confident = all(track.is_confident for _, track, _ in drafting)
+        even = 4 * sum([k for _, _, k in drafting]) >= 3 * longest * len(drafting)
+        if not (confident or even) or any(part.is_first(i) for i, _, _ in drafting):
+            continue
+        took = [(longest, timing.draft_s) for timing, _, _ in part.outcomes]
+        if confident:
+            took = []
+            for timing, proposals, _ in part.outcomes:
+                drawn = [len(proposals[i].levels or ()) for i, _, _ in drafting]
+                took.append((lesson.step.rounds_of(source, drawn), timing.draft_s))
+        batch = batch_bucket(len(drafting))
+        unread = [part.num_tokens[i] - track.num_read for i, track, _ in drafting]
+        num_unread = sum([n for n in unread if n > CATCH_UP])
+        if num_unread:
+            num_rounds, first_s = took[0]
+            more_s = first_s - costs.draft_s(source.name, batch, num_rounds)
+            costs.learn_reading(source.name, more_s / num_unread, len(drafting))
+        if num_unread or 8 * sum([t.idle > 0 for _, t, _ in drafting]) > len(drafting):
+            took = took[1:]  # the first draft after a pause includes catching up
+        for num_rounds, seconds in took:
+            if num_rounds:
+                rounds.setdefault((batch, num_rounds), []).append(seconds)
+    for batch in {batch for batch, _ in rounds}:
+        for num_rounds, found in _telling({n: s for (b, n), s in rounds.items() if b == batch}):
+            costs.learn_draft(source.name, batch, num_rounds, undisturbed(found), len(found))
 
 
 def _judge(

@@ -127,10 +127,10 @@ class SourcePolicy:
     def track(self, view: SequenceView) -> Track:
         track = self.tracks.get(view.id)
         if track is None:
-            heat = view.params.temperature
-            bucket = temperature_bucket(heat)
+            temperature = view.params.temperature
+            bucket = temperature_bucket(temperature)
             for name in self._lookups:
-                self._lookup_priors.setdefault((name, bucket), LookupPrior(heat))
+                self._lookup_priors.setdefault((name, bucket), LookupPrior(temperature))
             places = [(name, beside) for name in self._drafters for beside in (False, True)]
             for place in places:
                 self._priors.setdefault((place, bucket), Prior())
@@ -173,13 +173,15 @@ class SourcePolicy:
         """The number of drafts with the largest value, if the k-th one adds `gains[k]` tokens."""
         rate, share = self._rate, self._rate / max(1, self.num_sequences)
         added_s = self._added_s(len(gains))
+        draft_s = [0.0] * (len(gains) + 1)
+        if drafter is not None:
+            draft_s = self._draft_row(drafter, self.num_sequences, len(gains))
         best = Offer(0, 0.0, 0.0)
         expected = value = net = 0.0
         for k, gain in enumerate(gains, 1):
             expected += gain
-            value = net = expected - rate * added_s[k]
-            if drafter is not None:
-                net -= share * self._draft_s(drafter, self.num_sequences, k)
+            value = expected - rate * added_s[k]
+            net = value - share * draft_s[k]
             if k == 1 or net > best.net:
                 best = Offer(k, value, net)
         if drafter is None and net > best.net - SHORTEN:
@@ -242,6 +244,11 @@ class SourcePolicy:
 
     def _draft_s(self, drafter: str, num_sequences: int, num_drafts: int) -> float:
         return self.costs.draft_s(drafter, batch_bucket(max(1, num_sequences)), num_drafts)
+
+    def _draft_row(self, drafter: str, num_sequences: int, most: int) -> list[float]:
+        table = self.costs.draft(drafter)
+        speed = self.costs.verify.speed * table.speed
+        return [speed * s for s in table.row(batch_bucket(max(1, num_sequences)), most)]
 
     def _added_s(self, most: int) -> list[float]:
         """Seconds that 0, 1, ... drafts of a sequence add to the pass."""

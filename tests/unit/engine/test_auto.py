@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.contracts import Proposal, SequenceView
+from outrider.contracts import Proposal, SequenceView, StepBatch, StepOutput
 from outrider.engine import calibrate
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine, Result
@@ -14,6 +14,7 @@ from outrider.engine.request import Speculation
 from outrider.errors import ConfigError, RequestError
 from outrider.policy import MAX_AUTO_DRAFT_TOKENS
 from outrider.policy.controller import AdaptivePolicy
+from outrider.policy.costs import Costs
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
 from scripted import Drafter
@@ -151,3 +152,21 @@ def test_anything_else_is_refused(pair: tuple[Path, Path], wrong: object) -> Non
     engine = make(pair, num_draft_tokens=0)
     with pytest.raises(RequestError, match="num_draft_tokens must be 'auto'"):
         engine.add(PROMPTS[0], speculation=Speculation(num_draft_tokens=wrong))  # type: ignore[arg-type]
+
+
+def test_the_tokens_of_a_measured_pass_differ(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a text do: one repeated token would touch few experts of a mixture."""
+    engine = make(pair, num_draft_tokens=0)
+    forward, passes = engine.target.forward, list[list[int]]()
+
+    def noting(batch: StepBatch) -> StepOutput:
+        passes.append(batch.tokens_T.tolist())
+        return forward(batch)
+
+    monkeypatch.setattr(engine.target, "forward", noting)
+    calibrate.Calibration(engine)(Costs.guess(), "draft-model")
+    wide = [tokens for tokens in passes if 4 < len(tokens) <= engine.target.spec.num_tokens]
+    assert wide
+    assert all(len(set(tokens)) == len(tokens) for tokens in wide)

@@ -21,6 +21,7 @@ from .simulator import (
     FREE_DRAFTS,
     GPU,
     LIBRARY,
+    MIXTURE,
     NATIVE,
     Acceptance,
     Machine,
@@ -157,6 +158,30 @@ def test_never_slower_than_plain_as_the_batch_grows(machine: Machine, alpha: flo
         trace = run(machine, constant(alpha), ctrl, **options)  # type: ignore[arg-type]
         print(f"batch {batch}: {trace.rate() / plain:.3f} of plain")
         assert trace.rate() >= 0.98 * plain
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.8])
+def test_a_mixture_of_experts_is_never_slower_than_plain(alpha: float) -> None:
+    """Its drafts are expensive in a small batch and nearly free in a large one."""
+    ctrl = controller(MIXTURE)
+    for batch in (1, 2, 4, 8, 16, 32):
+        options = {"num_steps": 300, "batch": lambda step, batch=batch: batch, "length": 300}
+        plain = fixed(MIXTURE, constant(alpha), 0, **options).rate()
+        trace = run(MIXTURE, constant(alpha), ctrl, **options)  # type: ignore[arg-type]
+        print(f"batch {batch}: {trace.rate() / plain:.3f} of plain")
+        assert trace.rate() >= 0.98 * plain
+
+
+def test_prices_of_a_dense_model_lose_on_a_mixture_of_experts() -> None:
+    """What they say to draft there is slower than plain decoding; measured ones say not to."""
+    acceptance = constant(0.5)
+    k, _ = best_fixed(NATIVE, acceptance, num_steps=2)
+    plain = fixed(MIXTURE, acceptance, 0, num_steps=2).rate()
+    assert k > 0
+    assert fixed(MIXTURE, acceptance, k, num_steps=2).rate() < 0.9 * plain
+    wrong = run(MIXTURE, acceptance, controller(NATIVE), num_steps=1000)
+    print(f"from a dense model's prices: {wrong.rate(200) / plain:.3f} of plain")
+    assert wrong.rate(200) >= 0.98 * plain
 
 
 @each_machine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median_low
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ from outrider.events import StepTiming
 from outrider.policy import controller
 from outrider.policy.allocation import StepModel
 from outrider.policy.controller import VALID_STEPS, AdaptivePolicy
+from outrider.sampling import SamplingParams
 
 from .simulator import GPU, NATIVE, Machine, View, fixed, measured, run
 
@@ -31,29 +33,27 @@ def decisions(monkeypatch: pytest.MonkeyPatch) -> list[StepModel]:
     return found
 
 
+CALL = 4  # steps that an executor runs in one call
+
+
 def one_step(policy: AdaptivePolicy, views: Sequence[View], num_prompt: int = 0) -> list[int]:
     """With a decision of its own, which is returned."""
     seen, num = cast("list[ControlledView]", views), len(views)
     decision = policy.decide(seen, [16] * num, num + num_prompt)
     took = StepTiming(0.0, NATIVE.verify_s(num + num_prompt), 0.02, num, num + num_prompt)
-    for _ in range(decision.valid_steps):
+    for _ in range(min(CALL, decision.valid_steps)):
         policy.observe(seen, [Proposal()] * num, [Verdict([], 0)] * num, took)
     return decision.budgets
 
 
 def resting(decisions: list[StepModel], num: int = 24) -> tuple[AdaptivePolicy, list[View]]:
-    """A policy that has found out that nothing pays and has just rested once, and its batch."""
+    """A policy that has found out that nothing pays and has just decided so, and its batch."""
     policy = AdaptivePolicy(measured(NATIVE))
     run(NATIVE, lambda step, sequence: 0.0, policy, num_steps=600, batch=lambda _: num)
     views = [View(1000 + i) for i in range(num)]
-    for _ in range(8):
+    for _ in range(4 * VALID_STEPS):
         before = len(decisions)
-        one_step(policy, views)
-        is_new = len(decisions) > before
-        before = len(decisions)
-        views = [*views[1:], View(1500 + before)]
-        one_step(policy, views)
-        if is_new and len(decisions) == before:
+        if not any(one_step(policy, views)) and len(decisions) > before:
             return policy, views
     raise AssertionError("it never rests")
 
@@ -83,6 +83,34 @@ def test_another_kind_of_newcomer_ends_the_rest(unlike: str, decisions: list[Ste
         views = views[: len(views) // 2]
     one_step(policy, [*views[1:], newcomer])
     assert len(decisions) == 1
+
+
+def test_newcomers_in_a_batch_that_drafts_draft_like_the_others(
+    decisions: list[StepModel],
+) -> None:
+    policy, num = AdaptivePolicy(measured(NATIVE)), 6
+    run(NATIVE, lambda step, sequence: 0.9, policy, num_steps=600, batch=lambda _: num)
+    views = [View(1000 + i) for i in range(num)]
+    seen = cast("list[ControlledView]", views)
+    budgets: list[int] = []
+    for i in range(8):
+        before = len(decisions)
+        budgets = policy.decide(seen, [16] * num, num).budgets
+        if all(budgets) and len(decisions) > before:
+            break
+        seen = [*seen[1:], cast("ControlledView", View(2000 + i))]
+    decisions.clear()
+    seen = [*seen[1:], cast("ControlledView", View(3000))]
+    carried = policy.decide(seen, [16] * num, num + 50)
+    assert carried.budgets == [*budgets[1:], median_low(budgets)]
+    assert min(carried.budgets) > 0
+    assert not decisions
+    policy.costs.read_s["simulated"] = 0.01
+    short = View(3001, num_tokens=3001, num_prompt_tokens=3000)
+    short.params = SamplingParams(max_tokens=8)  # its drafter would read for nothing
+    seen = [*seen[1:], cast("ControlledView", short)]
+    assert policy.decide(seen, [16] * num, num).budgets[-1] == 0
+    assert not decisions
 
 
 def test_a_newcomer_among_few_is_asked_at_once(decisions: list[StepModel]) -> None:
