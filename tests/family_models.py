@@ -219,6 +219,9 @@ FAMILY_CONFIGS: dict[str, Any] = {
         },
     ),
     "deepseek_v3": t.DeepseekV3Config(**_LATENT, **_GROUPS, num_experts_per_tok=3),
+    "glm4_moe_lite": t.Glm4MoeLiteConfig(
+        **_LATENT, **_GROUPS, num_experts_per_tok=3, mlp_layer_types=["sparse", "dense", "sparse"]
+    ),
     "deepseek_v3 halves": t.DeepseekV3Config(
         **_LATENT, **_GROUPS, num_experts_per_tok=3, rope_interleave=False
     ),

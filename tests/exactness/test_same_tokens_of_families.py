@@ -32,8 +32,9 @@ SAMPLE: tuple[str, ...] = (
     "phi3",
 )
 SAMPLE += ("mixtral", "qwen2_moe", "gpt_oss", "glm4_moe", "phimoe", "llama4", "bloom")
-# Latent attention and recurrent layers are no part of the native step.
-NOT_NATIVE: tuple[str, ...] = ("deepseek", "lfm2", "mamba2", "granite4", "falcon_h1", "nemotron_h")
+SAMPLE += ("deepseek_v3",)
+# Recurrent layers are no part of the native step.
+NOT_NATIVE: tuple[str, ...] = ("lfm2", "mamba2", "granite4", "falcon_h1", "nemotron_h")
 NOT_NATIVE += ("qwen3_next", "qwen3_5")
 PARAMS = (
     SamplingParams(max_tokens=40),
@@ -44,7 +45,7 @@ PROMPTS = [random_tokens(4, 64, seed) * repeats for seed, repeats in ((1, 2), (2
 
 def cases() -> list[object]:
     """Family and decoder."""
-    on_torch = ["deepseek_v3", "gemma2", "gpt_neox", "gpt2", "qwen2_moe"]
+    on_torch = ["gemma2", "gpt_neox", "gpt2", "qwen2_moe"]
     on_native = list(SAMPLE)
     if os.environ.get("OUTRIDER_ZOO"):
         on_torch = list(FAMILY_CONFIGS)

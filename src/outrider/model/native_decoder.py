@@ -31,12 +31,14 @@ from outrider.errors import UnknownName
 from outrider.model.checkpoints import open_checkpoint
 from outrider.model.families import DecoderConfig, read_decoder_config
 from outrider.model.families.description import (
+    Latent,
     count_parameters,
     layer_shapes,
     norm_names,
     unlike,
 )
 from outrider.model.gguf.files import model_name
+from outrider.model.latent import LatentRows, latent_rows
 from outrider.model.native_description import (
     LAYER_TENSORS,
     NORMS,
@@ -67,6 +69,7 @@ def available(config: DecoderConfig, device: str) -> bool:
     return runs and torch.device(device).type == "cpu" and native.available()
 
 
+_O = LAYER_TENSORS["self_attn.o_proj.weight"]
 _MATRICES = tuple(name for name in LAYER_TENSORS if name.endswith("_proj.weight"))
 
 
@@ -207,10 +210,14 @@ class NativeDecoder(NativeModel):
                 kind, place = LAYER_TENSORS.get(name, -1), f"model.layers.{layer}.{name}"
                 if name.rpartition(".")[0] in NORMS:
                     continue
+                if config.latent is not None and kind != _O and name.startswith("self_attn."):
+                    continue  # see `_read_latent`
                 if not self._set_blocks(checkpoint, kind, layer, place, shape):
                     self.set_tensor(kind, layer, weights.layer(layer, name))
             if config.has_experts(layer):
                 self._read_experts(weights, layer)
+            if config.latent is not None:
+                self._read_latent(latent_rows(weights, layer), config.latent, layer)
             if config.qk_unit and config.norms_heads(layer):
                 for which in "qk":
                     name = f"self_attn.{which}_norm.weight"
@@ -236,6 +243,15 @@ class NativeDecoder(NativeModel):
         self.set_tensor(kind, layer, weight)
         if bias is not None:
             self.set_tensor(bias_kind, layer, bias)
+
+    def _read_latent(self, rows: LatentRows, size: Latent, layer: int) -> None:
+        keys, values = rows.keys_and_values(size)
+        of_kind = {4: rows.q_NDR.flatten(0, 1), 5: keys, 6: values}
+        of_kind |= {55: rows.kv_a, 56: rows.kv_a_norm}
+        if rows.q_a is not None and rows.q_a_norm is not None:
+            of_kind |= {53: rows.q_a, 54: rows.q_a_norm}
+        for kind, tensor in of_kind.items():
+            self.set_tensor(kind, layer, tensor)
 
     def _read_experts(self, weights: Weights, layer: int) -> None:
         assert self.config.experts is not None

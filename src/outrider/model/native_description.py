@@ -72,6 +72,7 @@ RUNS = frozenset(
         "logit_cap",
         "head_bias",
         "experts",
+        "latent",
     }
 )
 
@@ -95,12 +96,25 @@ def parts_of(config: DecoderConfig) -> native.Parts:
         growth_first=config.growth.first if config.growth else 0,
         growth_everywhere=config.growth.everywhere if config.growth else 0,
         growth=config.growth.factor if config.growth else 0,
+        **_latent_parts(config),
         score_cap=config.score_cap or 0,
         embedding_scale=_factor(config.embedding_scale),
         residual_scale=_factor(config.residual_scale),
         logit_scale=_factor(config.logit_scale),
         logit_cap=config.logit_cap or 0,
     )
+
+
+def _latent_parts(config: DecoderConfig) -> dict[str, int]:
+    latent = config.latent
+    if latent is None:
+        return {}
+    return {
+        "latent_q": latent.q_rank,
+        "latent_kv": latent.kv_rank,
+        "latent_rope": latent.rope,
+        "value_dim": latent.value,
+    }
 
 
 def layer_arrays(config: DecoderConfig) -> tuple[Any, Any]:

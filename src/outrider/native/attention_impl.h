@@ -215,8 +215,8 @@ void attend(const Attention& a) {
     if (shared)
       own_values(a, scores + j * a.score_ld, path[j], common_to, length[j], o);
     const float inverse = 1.0f / sum[j];
-    float* dst = a.out + row[j] * a.ldo + ((a.first + j) % a.group) * a.dim;
-    for (int d = 0; d < a.dim; ++d) dst[d] = o[d] * inverse;
+    float* dst = a.out + row[j] * a.ldo + ((a.first + j) % a.group) * a.value_dim;
+    for (int d = 0; d < a.value_dim; ++d) dst[d] = o[d] * inverse;
   }
 }
 

@@ -94,6 +94,7 @@ struct Attention {
   int first, count;       // flat query range
   int group;              // query heads per KV head
   int dim, dim_p;         // head size, and rounded up to 16
+  int value_dim;          // of a head's result: at most dim
   float scale;
   int window, chunk;      // 0: everything
   float cap;              // of scores; 0: none
@@ -111,7 +112,7 @@ struct Attention {
   bool whole;             // every row sees all of them
   const int32_t* table;   // the sequence's block table
   int block_size;
-  float* out;             // row of flat query 0's row, first head of the group; head stride dim
+  float* out;             // row of flat query 0's row, first head of the group; head stride value_dim
   ptrdiff_t ldo;
   float* scratch;         // kMaxQueries * (score_ld + 2 * dim_p)
   ptrdiff_t score_ld;     // >= context + new_tokens, multiple of 16, with 16 to spare

@@ -250,7 +250,7 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
   const bool global = kind <= OUTRIDER_HEAD || of_heads ||
                       (kind >= OUTRIDER_FINAL_NORM_BIAS && kind <= OUTRIDER_POSITIONS) ||
                       (kind >= OUTRIDER_SLOPES && kind <= OUTRIDER_EMBEDDING_NORM_BIAS);
-  if (kind < 0 || kind > OUTRIDER_EMBEDDING_NORM_BIAS || (of_heads && !c.kind) || (!global && (layer < 0 || layer >= c.layers)))
+  if (kind < 0 || kind > OUTRIDER_KV_A_NORM || (of_heads && !c.kind) || (!global && (layer < 0 || layer >= c.layers)))
     return set_error("no such tensor");
   auto shape = [&](int64_t r, int64_t k) {
     return (rows == r && columns == k) || fail_shape(kind, layer, rows, columns);
@@ -267,6 +267,13 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
     return true;
   };
   auto heads_into_qkv = [&](int which, int first, int count) {
+    const OutriderParts& parts = c.parts;
+    if (parts.latent_kv) {
+      const int inputs = which ? parts.latent_kv : parts.latent_q ? parts.latent_q : c.hidden;
+      return shape(int64_t(count) * c.head_dim, inputs) &&
+             pack(which ? l->kv_b : l->q_b,
+                  {p, type, int(rows), inputs, c.head_dim, dp, which == 2 ? count * dp : 0});
+    }
     if (!shape(int64_t(count) * c.head_dim, m.layer_inputs(layer))) return false;
     Weights& w = l->qkv;
     const int output = w.parts == 1 ? first * dp : 0;
@@ -334,7 +341,8 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
     case OUTRIDER_Q: good = heads_into_qkv(0, 0, c.heads); break;
     case OUTRIDER_K: good = heads_into_qkv(1, c.heads, c.kv_heads); break;
     case OUTRIDER_V: good = heads_into_qkv(2, c.heads + c.kv_heads, c.kv_heads); break;
-    case OUTRIDER_O: good = whole(l->o, c.hidden, m.is(OUTRIDER_MEDUSA) ? c.hidden : q); break;
+    case OUTRIDER_O: good = whole(l->o, c.hidden, m.is(OUTRIDER_MEDUSA) ? c.hidden : c.heads * m.value_dim());
+      break;
     case OUTRIDER_Q_BIAS:
       good = shape(1, q) && set_heads(m, l->qkv_bias, 0, c.heads, data, type);
       break;
@@ -373,6 +381,12 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
         set_vector(m.positions, row, p + row * source_bytes(type), type, c.hidden);
       }
       break;
+    case OUTRIDER_Q_A: good = whole(l->q_a, c.parts.latent_q, c.hidden); break;
+    case OUTRIDER_Q_A_NORM: good = vector(l->q_a_norm, c.parts.latent_q); break;
+    case OUTRIDER_KV_A:
+      good = whole(l->kv_a, c.parts.latent_kv + c.parts.latent_rope, c.hidden);
+      break;
+    case OUTRIDER_KV_A_NORM: good = vector(l->kv_a_norm, c.parts.latent_kv); break;
     case OUTRIDER_SLOPES: good = vector(m.slopes, c.heads); break;
     case OUTRIDER_EMBEDDING_NORM: good = vector(m.embedding_norm, c.hidden); break;
     case OUTRIDER_EMBEDDING_NORM_BIAS: good = vector(m.embedding_norm_bias, c.hidden); break;
@@ -488,9 +502,18 @@ bool place_weights(OutriderModel& m) {
       places.add(l.o, c.hidden, c.hidden);
       continue;
     }
-    places.add_together(l.qkv, {c.heads * dp, c.kv_heads * dp, c.kv_heads * dp},
-                        m.layer_inputs(i), own);
-    places.add(l.o, c.hidden, c.heads * c.head_dim, own ? own[3] : Places::kUsual);
+    const OutriderParts& parts = c.parts;
+    const int32_t type_of_o = own ? own[3] : Places::kUsual;
+    if (parts.latent_kv) {
+      places.add(l.q_a, parts.latent_q, c.hidden, type_of_o);
+      places.add(l.q_b, c.heads * dp, parts.latent_q ? parts.latent_q : c.hidden, type_of_o);
+      places.add(l.kv_a, parts.latent_kv + parts.latent_rope, c.hidden, type_of_o);
+      places.add(l.kv_b, 2 * c.kv_heads * dp, parts.latent_kv, type_of_o);
+    } else {
+      places.add_together(l.qkv, {c.heads * dp, c.kv_heads * dp, c.kv_heads * dp},
+                          m.layer_inputs(i), own);
+    }
+    places.add(l.o, c.hidden, c.heads * m.value_dim(), type_of_o);
     const int inner = round_up(l.inner, kLanes);
     if (c.parts.plain_mlp) {
       places.add_together(l.gate_up, {inner}, c.hidden, own ? own + 5 : nullptr);
@@ -528,7 +551,8 @@ bool types_suit(const OutriderConfig& c) {
   if (types[1] != OUTRIDER_TIED ? !suits(types[1], c.hidden) : !is_packed(types[0])) return false;
   for (int l = 0; l < c.layers; ++l) {
     for (int i = 0; i < 7; ++i) {
-      const int k = i == 3 ? c.heads * c.head_dim : i == 6 ? c.intermediate : c.hidden;
+      const int value_dim = c.parts.value_dim ? c.parts.value_dim : c.head_dim;
+      const int k = i == 3 ? c.heads * value_dim : i == 6 ? c.intermediate : c.hidden;
       if (!suits(types[2 + 7 * l + i], k)) return false;
     }
   }
@@ -555,6 +579,17 @@ bool experts_make_sense(const OutriderConfig& c) {
   return true;
 }
 
+bool latent_makes_sense(const OutriderConfig& c) {
+  const OutriderParts& p = c.parts;
+  auto in = [](int64_t v, int64_t lo, int64_t hi) { return v >= lo && v <= hi; };
+  if (!in(p.value_dim, 0, c.head_dim)) return false;
+  if (!p.latent_kv) return !p.latent_q && !p.latent_rope;
+  for (int i = 0; c.types && i < 2 + 7 * c.layers; ++i)
+    if (is_packed(c.types[i])) return false;
+  return in(p.latent_kv, 1, 1 << 17) && in(p.latent_q, 0, 1 << 17) && in(p.latent_rope, 0, c.head_dim) &&
+         c.heads == c.kv_heads && !c.qk_norm && !c.kind && !p.layer_norm;
+}
+
 bool valid(const OutriderConfig& c) {
   auto in = [](int64_t v, int64_t lo, int64_t hi) { return v >= lo && v <= hi; };
   return in(c.hidden, 1, 1 << 17) && in(c.layers, 0, 4096) && in(c.heads, 1, 4096) &&
@@ -569,7 +604,7 @@ bool valid(const OutriderConfig& c) {
          in(c.parts.qk_span, OUTRIDER_HEAD_SPAN, OUTRIDER_ROW_SPAN) &&
          in(c.parts.activation, OUTRIDER_SILU, OUTRIDER_RELU2) &&
          in(c.parts.position_rows, 0, 1 << 24) && in(c.parts.position_offset, 0, 1 << 16) &&
-         c.parts.growth_every >= (c.parts.growth != 0) && c.parts.score_cap >= 0 && c.parts.logit_cap >= 0 && experts_make_sense(c) &&
+         c.parts.growth_every >= (c.parts.growth != 0) && c.parts.score_cap >= 0 && c.parts.logit_cap >= 0 && experts_make_sense(c) && latent_makes_sense(c) &&
          (c.kind != OUTRIDER_EAGLE3 || c.layers > 0) && in(c.variant, 0, c.kind ? 31 : 0) &&
          (!(c.variant & (OUTRIDER_PROJECTS | OUTRIDER_FUSED)) || c.feature_width == c.hidden) &&
          (c.kind != OUTRIDER_MEDUSA ||
@@ -697,6 +732,8 @@ int32_t outrider_ready(OutriderModel* m) {
     const OutriderParts& parts = m->config.parts;
     const OutriderExperts& experts = m->config.experts;
     good = good && has(l.seen, {OUTRIDER_Q, OUTRIDER_K, OUTRIDER_V, OUTRIDER_O});
+    if (parts.latent_kv) good = good && has(l.seen, {OUTRIDER_KV_A, OUTRIDER_KV_A_NORM});
+    if (parts.latent_q) good = good && has(l.seen, {OUTRIDER_Q_A, OUTRIDER_Q_A_NORM});
     if (l.inner) good = good && has(l.seen, {OUTRIDER_UP, OUTRIDER_DOWN});
     if (l.inner && !parts.plain_mlp) good = good && has(l.seen, {OUTRIDER_GATE});
     if (l.sparse()) good = good && has(l.seen, {OUTRIDER_ROUTER});

@@ -59,6 +59,8 @@ struct Layer {
   std::vector<float> attention_norm_bias, mlp_norm_bias, attention_out_norm, mlp_out_norm, sinks;
   Weights qkv, gate_up;
   Matrix o, down;
+  Matrix q_a, q_b, kv_a, kv_b;  // of latent attention, instead of qkv
+  std::vector<float> q_a_norm, kv_a_norm;
   Matrix router;  // float32; a last row for the gate of the shared MLP
   std::vector<Matrix> expert_gate_up, expert_down;
   std::vector<float> router_bias, choice_bias, expert_gate_up_bias, expert_down_bias;
@@ -84,6 +86,7 @@ struct Buffers {
   Memory memory;
   float *x, *q, *att, *hidden;  // residual, queries, attention output, MLP activation
   float* k;                     // keys before a norm over the row
+  float *latent_q, *latent_kv;  // of latent attention
   float* added;                 // what attention or MLP adds, before its norm
   float* beside;                // EAGLE-3: embeddings, the second input of its layer
   float* norm;                  // prepared input of more than kSmall rows
@@ -97,6 +100,7 @@ struct Buffers {
   int32_t* chosen;
   Union touched;
   ptrdiff_t ldscores;
+  ptrdiff_t ldlatent;
   ptrdiff_t ldx, ldq, ldk, ldatt, ldh, ldnorm, ldpairs, ldquant, ldblocks;
   ptrdiff_t score_ld;
   struct Private {
@@ -168,6 +172,7 @@ struct OutriderModel {
     return cache.floats() + (size_t(layer) * 2 * config.kv_heads + head) * head_stride;
   }
   float* values(int layer, int head) const { return keys(layer, config.kv_heads + head); }
+  int value_dim() const { return config.parts.value_dim ? config.parts.value_dim : config.head_dim; }
   bool is(int32_t kind) const { return config.kind == kind; }
   bool varies(int32_t bit) const { return config.variant & bit; }
   bool joins_inputs(int layer) const {

@@ -61,6 +61,12 @@ enum {
   OUTRIDER_SLOPES = 50,  // [heads]: what a score loses with each position of distance
   OUTRIDER_EMBEDDING_NORM = 51,
   OUTRIDER_EMBEDDING_NORM_BIAS = 52,
+  // Of latent attention. Q reads the normalised product of Q_A (or the residual, if there is none), K
+  // and V that of KV_A, whose last `latent_rope` rows are the leading dimensions of every key.
+  OUTRIDER_Q_A = 53,   // [latent_q][hidden]
+  OUTRIDER_Q_A_NORM = 54,
+  OUTRIDER_KV_A = 55,  // [latent_kv + latent_rope][hidden]
+  OUTRIDER_KV_A_NORM = 56,
 };
 
 // Types of tensor data: 0 float32, 1 bfloat16, 4 float16; 64 + the number that GGUF files give a type of
@@ -119,6 +125,8 @@ typedef struct {
   // Queries at position p are multiplied by 1 + growth * log(1 + floor((p + growth_first) / growth_every)).
   int32_t growth_every, growth_first;
   int32_t growth_everywhere;  // 0: only in layers that do not rotate
+  int32_t latent_q, latent_kv, latent_rope;  // latent attention; see the kinds of tensors
+  int32_t value_dim;       // of a head; 0: head_dim
   float score_cap, embedding_scale, residual_scale, logit_scale, logit_cap;
   float growth;
 } OutriderParts;

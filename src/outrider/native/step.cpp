@@ -340,6 +340,8 @@ class Worker {
       const Norm norm = m_.varies(OUTRIDER_NORM_RESIDUAL) ? Norm(nullptr) : Norm(m_.hidden_norm);
       make_heads(l, prepare(layer.qkv, b_.x, b_.ldx, rows, norm, nullptr, b_.beside,
                             layer.attention_norm.data()));
+    } else if (p_.latent_kv) {
+      make_latent_heads(l, layer, rows);
     } else {
       make_heads(l, prepare(layer.qkv, b_.x, b_.ldx, rows,
                             {layer.attention_norm, layer.attention_norm_bias}));
@@ -362,13 +364,54 @@ class Worker {
 
   // Queries, keys and values of the rows, from head `from` on.
   void make_heads(int l, const Rows& x, int from = 0) {
-    Layer& layer = m_.layers[size_t(l)];
+    heads_of(l, m_.layers[size_t(l)].qkv, x, 0, from);
+  }
+
+  // The heads that `w` makes of x: the first of them is head `first` of the layer.
+  template <class W>
+  void heads_of(int l, const W& w, const Rows& x, int first, int from = 0) {
+    const Layer& layer = m_.layers[size_t(l)];
     const int unit = m_.dim_p / kLanes;
-    product(layer.qkv, x, unit,
+    product(w, x, unit,
             [&](int row, int n, int panel, int, float* c, ptrdiff_t ldc) {
-              const int head = panel * kLanes / m_.dim_p;
+              const int head = first + panel * kLanes / m_.dim_p;
               for (int r = 0; r < n; ++r) finish_head(l, layer, head, row + r, c + r * ldc);
             }, from * unit);
+  }
+
+  // Queries, keys and values by way of small vectors, which are normalised first.
+  void make_latent_heads(int l, const Layer& layer, int rows) {
+    constexpr float kEps = 1e-6f;  // whatever the other norms have
+    const Rows x = prepare(layer.kv_a, b_.x, b_.ldx, rows, {layer.attention_norm});
+    to_latent(layer.kv_a, x, b_.latent_kv);
+    team_.sync();
+    if (p_.latent_q) {
+      to_latent(layer.q_a, x, b_.latent_q);
+    } else {
+      heads_of(l, layer.q_b, x, 0);
+    }
+    team_.sync();
+    my_rows(rows, [&](int r) {
+      float* kv = b_.latent_kv + r * b_.ldlatent;
+      k_.rms_norm(kv, layer.kv_a_norm.data(), p_.latent_kv, kEps, kv);
+      float* q = b_.latent_q + r * b_.ldlatent;
+      if (p_.latent_q) k_.rms_norm(q, layer.q_a_norm.data(), p_.latent_q, kEps, q);
+    });
+    team_.sync();
+    if (p_.latent_q) {
+      heads_of(l, layer.q_b, prepare(layer.q_b, b_.latent_q, b_.ldlatent, rows, nullptr), 0);
+      team_.sync();
+    }
+    heads_of(l, layer.kv_b, prepare(layer.kv_b, b_.latent_kv, b_.ldlatent, rows, nullptr), c_.heads);
+  }
+
+  void to_latent(const Matrix& w, const Rows& x, float* out) {
+    product(w, x, unit_for(w, 1),
+            [&](int row, int n, int panel, int panels, float* c, ptrdiff_t ldc) {
+              const int first = panel * kLanes, width = std::min(panels * kLanes, w.n - first);
+              for (int r = 0; r < n; ++r)
+                memcpy(out + (row + r) * b_.ldlatent + first, c + r * ldc, size_t(width) * 4);
+            });
   }
 
   // Adds x . w + bias to the residual, scaled and normalised as the model says.
@@ -441,6 +484,8 @@ class Worker {
     const int dim = c_.head_dim, dp = m_.dim_p;
     if (!layer.qkv_bias.empty()) k_.add(c, layer.qkv_bias.data() + size_t(head) * dp, dim);
     const bool is_q = head < c_.heads, is_k = !is_q && head < c_.heads + c_.kv_heads;
+    if (is_k && p_.latent_rope)
+      memcpy(c, b_.latent_kv + row * b_.ldlatent + p_.latent_kv, size_t(p_.latent_rope) * 4);
     if (is_q || is_k) {
       const std::vector<float>& weight = is_q ? layer.q_norm : layer.k_norm;
       const int index = is_q ? head : head - c_.heads;
@@ -495,6 +540,7 @@ class Worker {
     a.group = group;
     a.dim = c_.head_dim;
     a.dim_p = m_.dim_p;
+    a.value_dim = m_.value_dim();
     a.scale = c_.attention_scale;
     a.window = layer.window;
     a.chunk = layer.chunk;
@@ -524,7 +570,7 @@ class Worker {
       a.keys = m_.keys(l, head);
       a.values = m_.values(l, head);
       a.table = s_.tables + int64_t(seq) * s_.table_width;
-      a.out = b_.att + (first + task.out_shift) * b_.ldatt + ptrdiff_t(head) * group * c_.head_dim;
+      a.out = b_.att + (first + task.out_shift) * b_.ldatt + ptrdiff_t(head) * group * a.value_dim;
       k_.attention(a);
     }
     // Attention does not read the residual, so its kept rows can become contiguous here.
@@ -827,11 +873,13 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   int inner = c.intermediate;
   for (const Layer& l : m.layers) inner = std::max(inner, l.inner);
   inner = std::max(inner, experts.inner);
-  const int width = std::max({m.widest_inputs(), c.heads * c.head_dim, inner, c.feature_width});
+  const int width = std::max({m.widest_inputs(), c.heads * c.head_dim, inner, c.feature_width,
+                              c.parts.latent_q, c.parts.latent_kv});
   b.ldx = padded(c.hidden);
   b.ldnorm = padded(m.widest_inputs());
   b.ldq = padded(c.heads * m.dim_p);
   b.ldk = padded(c.kv_heads * m.dim_p);
+  b.ldlatent = padded(std::max(c.parts.latent_q, c.parts.latent_kv + c.parts.latent_rope));
   b.ldatt = padded(c.heads * c.head_dim);
   b.ldh = padded(inner);
   b.ldscores = padded(experts.count + 1);
@@ -856,6 +904,8 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   want(b.x, n * b.ldx * 4);
   want(b.q, n * b.ldq * 4);
   want(b.k, row_span ? n * b.ldk * 4 : 0);
+  want(b.latent_q, c.parts.latent_q ? n * b.ldlatent * 4 : 0);
+  want(b.latent_kv, c.parts.latent_kv ? n * b.ldlatent * 4 : 0);
   want(b.added, c.parts.out_norms ? n * b.ldx * 4 : 0);
   want(b.att, n * b.ldatt * 4);
   want(b.hidden, n * b.ldh * 4);

@@ -28,6 +28,10 @@ class Parts(Structure):
                 "growth_every",
                 "growth_first",
                 "growth_everywhere",
+                "latent_q",
+                "latent_kv",
+                "latent_rope",
+                "value_dim",
             )
         ),
         *(

@@ -29,7 +29,7 @@ SAMPLE: tuple[str, ...] = (
     "opt",
     "glm4",
 )
-SAMPLE += ("llama4", "bloom", "qwen2_moe", "gpt_oss", "flex_olmo", "dots1")
+SAMPLE += ("llama4", "bloom", "deepseek_v2 lite", "qwen2_moe", "gpt_oss", "flex_olmo", "dots1")
 _ODD = {k: v for k, v in ODD.items() if k != "head_dim"}
 
 
@@ -54,7 +54,8 @@ def test_every_weight_type(name: str, dtype: str, most: float, tmp_path: Path) -
     driver = Driver(NativeDecoder.load(folder, dtype=dtype), block_size=16, seed=1)
     whole = driver.forward({"a": TOKENS}).logits["a"].clone()
     error = (whole - expected).pow(2).mean().sqrt() / expected.std()
-    assert 0 < error < most
+    # Latent attention rounds the inputs of two more products in a row.
+    assert 0 < error < most * (1.5 if name.startswith("deepseek") else 1)
     for i, token in enumerate(TOKENS[:20]):
         assert torch.equal(driver.forward({"b": [token]}).logits["b"][0], whole[i])
         driver.keep("b", [0])

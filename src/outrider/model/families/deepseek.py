@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: latent attention, experts in groups beside shared ones."""
+"""DeepSeek V2 and V3, GLM-4.7 Flash: latent attention, experts in groups beside shared ones."""
 
 from __future__ import annotations
 
@@ -98,3 +98,31 @@ def deepseek_v2(read: Reader) -> DecoderConfig:
 )
 def deepseek_v3(read: Reader) -> DecoderConfig:
     return _latent(read, grouped(read), rope_pairs=read.flag("rope_interleave"))
+
+
+@family(
+    "glm4_moe_lite",
+    "Glm4MoeLiteForCausalLM",
+    max_position_embeddings=202752,
+    rms_norm_eps=1e-5,
+    kv_lora_rank=512,
+    q_lora_rank=768,
+    qk_rope_head_dim=64,
+    qk_nope_head_dim=192,
+    v_head_dim=256,
+    n_routed_experts=64,
+    n_shared_experts=1,
+    num_experts_per_tok=4,
+    n_group=1,
+    topk_group=1,
+    norm_topk_prob=True,
+    routed_scaling_factor=1.8,
+    first_k_dense_replace=1,
+    moe_intermediate_size=1536,
+    rope_interleave=True,
+)
+def glm4_moe_lite(read: Reader) -> DecoderConfig:
+    count = read.number("num_hidden_layers")
+    types = read.config.get("mlp_layer_types") or ["dense"] + ["sparse"] * (count - 1)
+    experts = grouped(read, layers=tuple(kind == "sparse" for kind in types))
+    return _latent(read, experts, rope_pairs=read.flag("rope_interleave"))
