@@ -7,6 +7,7 @@
 #   make load       concurrent streams against the server; VLLM=PYTHON: and against vLLM
 #   make clients    LM_EVAL=PYTHON VLLM=PYTHON: their clients against our server
 #   make zoo        every model family with and without drafts, on every decoder: minutes
+#   make arm-test   the kernels for ARM under qemu, with the bits of x86-64: two minutes
 #   make soak       20 minutes of mixed load on the server: memory and files must stay flat
 #   make vllm-test  the vLLM backend with vLLM's CPU build, in .venv-vllm/ (make vllm sets it up)
 #   make docs       the documentation as a site, in site/
@@ -30,7 +31,7 @@ LIBRARY := src/outrider/native/_outrider.so
 NATIVE_SOURCES := $(wildcard src/outrider/native/*.cpp src/outrider/native/*.h \
 	src/outrider/native/build.py)
 
-.PHONY: demo test lint typecheck unit zoo figures soak load clients client-libraries vllm vllm-test docs docs-test demo-picture live-picture reference clean distclean sanitize explore
+.PHONY: arm-test demo test lint typecheck unit zoo figures soak load clients client-libraries vllm vllm-test docs docs-test demo-picture live-picture reference clean distclean sanitize explore
 
 demo: $(NATIVE)
 	@$(BIN)/outrider demo
@@ -86,6 +87,10 @@ client-libraries: $(INSTALLED)
 # The native engine's tests under AddressSanitizer and UBSan: minutes.
 sanitize: $(INSTALLED)
 	@bash tests/sanitize.sh
+
+# Needs Debian's g++-aarch64-linux-gnu and qemu-user.
+arm-test: $(INSTALLED)
+	@PYTHONPATH=src:tests $(BIN)/python -m native_bits
 
 reference: $(INSTALLED)
 	@$(BIN)/python docs/tools/reference.py

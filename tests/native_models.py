@@ -32,7 +32,7 @@ def _usable() -> list[str]:
     if not native.available():
         return ["portable"]
     usable, before = [], os.environ.get("OUTRIDER_ISA")
-    for name in ("avx512_bf16", "avx512", "avx2", "portable"):
+    for name in ("avx512_bf16", "avx512", "avx2", "i8mm", "dotprod", "neon", "portable"):
         os.environ["OUTRIDER_ISA"] = name
         try:
             usable.append(native.isa())

@@ -150,6 +150,11 @@ VARIABLES: list[list[object]] = [
     ["`OUTRIDER_API_KEY`", "the server's only key, and the key of `chat` and `prove --endpoint`"],
     ["`OUTRIDER_CACHE`", "where measured costs are kept; else the user's cache folder"],
     ["`OUTRIDER_DEBUG`", "not empty: tracebacks, as with `--debug`"],
+    [
+        "`OUTRIDER_ISA`",
+        "the native kernels to use instead of the best: "
+        "[names](../explanation/determinism.md#between-machines)",
+    ],
     ["`OUTRIDER_NATIVE_LIBRARY`", "another build of the native kernels"],
     ["`OUTRIDER_VLLM`", "the `vllm` program of another environment"],
     ["`CXX`", "the compiler that builds the native kernels"],

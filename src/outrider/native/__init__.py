@@ -269,7 +269,7 @@ def why_unavailable() -> str:
 
 
 def isa() -> str:
-    """The kernels in use: avx512_bf16, avx512, avx2 or portable. OUTRIDER_ISA forces one."""
+    """The kernels in use, such as avx512, avx2, i8mm or portable. OUTRIDER_ISA forces one."""
     name = library().outrider_isa()
     if name is None:
         raise ConfigError(error_message())

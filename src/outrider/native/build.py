@@ -3,6 +3,8 @@
     python -m outrider.native.build            into the package's own folder, if out of date
     python -m outrider.native.build --sanitize with AddressSanitizer and UBSan, beside it
 
+$CXX names the compiler, also one for another processor (then with --output).
+
 The package build loads this file by path and calls `compile_library` before anything is installed,
 so this module imports the standard library only. Every instruction set is a translation unit with
 its own flags; the library chooses one at run time. There is no -ffast-math, and no fused operation
@@ -13,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -25,29 +26,41 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 LIBRARY = "_outrider.so"
 SANITIZED = "_outrider_sanitized.so"
-X86 = ("x86_64", "AMD64")
-# Source file -> flags for x86-64; on other processors these files compile to nothing.
-SOURCES = {
-    "cycles.cpp": [],
-    "dispatch.cpp": [],
-    "draft.cpp": [],
-    "grow.cpp": [],
+SOURCES = (
+    "cycles.cpp",
+    "dispatch.cpp",
+    "draft.cpp",
+    "grow.cpp",
+    "kernels_avx2.cpp",
+    "kernels_avx512.cpp",
+    "kernels_dotprod.cpp",
+    "kernels_i8mm.cpp",
+    "kernels_neon.cpp",
+    "kernels_portable.cpp",
+    "model.cpp",
+    "ngram.cpp",
+    "pack.cpp",
+    "plan.cpp",
+    "pool.cpp",
+    "route.cpp",
+    "sample.cpp",
+    "step.cpp",
+    "suffix.cpp",
+)
+# Flags of the files for one kind of processor, by the first word of the compiler's target. For
+# other processors these files compile to nothing.
+X86 = {
     "kernels_avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
     "kernels_avx512.cpp": [
         *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
         *("-mavx2", "-mfma", "-mf16c", "-mprefer-vector-width=512"),
     ],
-    "kernels_portable.cpp": [],
-    "model.cpp": [],
-    "ngram.cpp": [],
-    "pack.cpp": [],
-    "plan.cpp": [],
-    "pool.cpp": [],
-    "route.cpp": [],
-    "sample.cpp": [],
-    "step.cpp": [],
-    "suffix.cpp": [],
 }
+ARM = {
+    "kernels_dotprod.cpp": ["-march=armv8.2-a+dotprod"],
+    "kernels_i8mm.cpp": ["-march=armv8.2-a+dotprod+i8mm+bf16"],
+}
+FLAGS_OF = {"x86_64": X86, "amd64": X86, "aarch64": ARM, "arm64": ARM}
 FLAGS = [
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno"),
@@ -78,26 +91,28 @@ def find_compiler() -> list[str]:
     raise BuildError("no C++ compiler found (looked for $CXX, c++, g++, clang++)")
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise BuildError(f"cannot run {command[0]}: {error}") from error
     if done.returncode:
         raise BuildError(f"{shlex.join(command)} failed:\n{done.stderr.strip()}")
+    return done.stdout
 
 
 def compile_library(target: Path, *, sanitize: bool = False) -> Path:
     """Compiles and links everything into `target`, atomically. Raises `BuildError`."""
     compiler = find_compiler()
-    x86 = platform.machine() in X86
+    target_machine = _run([*compiler, "-dumpmachine"]).split("-")[0].strip()
+    extra = FLAGS_OF.get(target_machine, {})
     flags = FLAGS + (SANITIZE if sanitize else [])
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         objects = [str(Path(folder) / (Path(name).stem + ".o")) for name in SOURCES]
         commands = [
-            [*compiler, *flags, *(extra if x86 else []), "-c", str(HERE / name), "-o", out]
-            for (name, extra), out in zip(SOURCES.items(), objects, strict=True)
+            [*compiler, *flags, *extra.get(name, []), "-c", str(HERE / name), "-o", out]
+            for name, out in zip(SOURCES, objects, strict=True)
         ]
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             list(pool.map(_run, commands))

@@ -153,7 +153,7 @@ template <int MT, int NV, bool kNibbles>
 void integer_tile(const TileArgs& a) {
   const Matrix& w = *a.w;
   const size_t panel = w.panel_bytes();
-  const int zero_point = kNibbles ? 8 : 128;
+  const int zero_point = kLoadsAreCentred ? 0 : kNibbles ? 8 : 128;
   constexpr int kPerLine = kNibbles ? 8 : 4, kAheadLines = ahead_lines(NV);
   const int group_lines = w.group / kPerLine;
   const int first_panel = int((a.panel - w.data) / ptrdiff_t(panel));

@@ -163,6 +163,10 @@ const Kernels* portable_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx512_bf16_kernels();
+#elif defined(__aarch64__)
+const Kernels* neon_kernels();
+const Kernels* dotprod_kernels();
+const Kernels* i8mm_kernels();
 #endif
 
 // The best table for this processor, or the one that OUTRIDER_ISA names; null: it cannot run here.

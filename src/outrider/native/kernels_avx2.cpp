@@ -147,6 +147,7 @@ inline B look_up(B table, B i) {
 // Sums of pairs of products must fit into 16 bits. Codes of a byte are made signed, and the sign
 // goes over to the activation.
 constexpr bool kDotIsCentred = true;
+constexpr bool kLoadsAreCentred = false, kDotsPairs = false;
 template <int kTop>
 inline __m256i pair_sums(__m256i w, __m256i x) {
   if constexpr (kTop < 255) return _mm256_maddubs_epi16(w, x);

@@ -103,6 +103,7 @@ inline B and_bytes(B x, int mask) { return _mm512_and_si512(x, _mm512_set1_epi8(
 inline B or_bytes(B x, B y) { return _mm512_or_si512(x, y); }
 inline B look_up(B table, B index) { return _mm512_shuffle_epi8(table, index); }
 constexpr bool kDotIsCentred = false;
+constexpr bool kLoadsAreCentred = false, kDotsPairs = false;
 // The sums of kSteps x 4 products per output.
 template <int kTop, int kSteps>
 inline I dot(const B* w, const int8_t* x) {

@@ -173,6 +173,7 @@ inline B look_up(const B& table, const B& index) {
   return bytes([&](int i) { return table.v[index.v[i]]; });
 }
 constexpr bool kDotIsCentred = false;
+constexpr bool kLoadsAreCentred = false, kDotsPairs = false;
 // The sums of kSteps x 4 products per output.
 template <int kTop, int kSteps>
 inline I dot(const B* w, const int8_t* x) {

@@ -20,7 +20,7 @@ inline B field(B x) {
 }
 
 template <class F, size_t... S>
-inline void decode(const char* p, B (&w)[8], std::index_sequence<S...>) {
+__attribute__((always_inline)) inline void decode(const char* p, B (&w)[8], std::index_sequence<S...>) {
   if constexpr (F::kBits == 8) {
     ((w[S] = load_bytes(p + 64 * S)), ...);
   } else if constexpr (F::kBits >= 4) {
@@ -53,7 +53,7 @@ struct BlockScales {
   static constexpr bool kOffset = F::kMin || kZero != 0;
   V scale[kParts], offset[kParts];
 
-  inline void read(const char* header, int block, V d, V dmin) {
+  __attribute__((always_inline)) inline void read(const char* header, int block, V d, V dmin) {
     if constexpr (F::kSmall) {
       scale[0] = F::kScales == Scales::kPower ? load_bf16(header + 32 * block)
                                               : load_half(header + 32 * block);
@@ -77,22 +77,33 @@ struct BlockScales {
       for (int i = 0; i < kParts; ++i) offset[i] = mul(scale[i], set1(-float(kZero)));
   }
 
-  inline V add(V acc, const B (&w)[8], const int8_t* q, const Block& x) const {
+  __attribute__((always_inline)) inline V add_sums(V acc, const I (&sum)[kParts], const Block& x) const {
     if constexpr (F::kSixteen) {
-      V sum = mul(to_float(dot<F::kTop, 4>(w, q)), scale[0]);
-      sum = fma(to_float(dot<F::kTop, 4>(w + 4, q + 16)), scale[1], sum);
-      acc = fma(sum, set1(x.scale), acc);
+      V both = mul(to_float(sum[0]), scale[0]);
+      both = fma(to_float(sum[1]), scale[1], both);
+      acc = fma(both, set1(x.scale), acc);
       if constexpr (kOffset) {
         acc = fma(offset[0], set1(x.half_sum[0]), acc);
         acc = fma(offset[1], set1(x.half_sum[1]), acc);
       }
     } else {
-      acc = fma(mul(to_float(dot<F::kTop, 8>(w, q)), scale[0]), set1(x.scale), acc);
+      acc = fma(mul(to_float(sum[0]), scale[0]), set1(x.scale), acc);
       if constexpr (kOffset) acc = fma(offset[0], set1(x.sum), acc);
     }
     return acc;
   }
+
+  __attribute__((always_inline)) inline V add(V acc, const B (&w)[8], const int8_t* q, const Block& x) const {
+    I sum[kParts];
+#pragma GCC unroll 2
+    for (int i = 0; i < kParts; ++i) sum[i] = dot<F::kTop, 8 / kParts>(w + 4 * i, q + 16 * i);
+    return add_sums(acc, sum, x);
+  }
 };
+
+// dot() of two rows at once, where the instruction set has it (kDotsPairs).
+template <int kTop, int kSteps>
+void dot_pair(const B* w, const int8_t* x0, const int8_t* x1, I& sum0, I& sum1);
 
 struct PackedTile {
   const char* panel;  // first chunk
@@ -142,8 +153,22 @@ void packed_tile(const PackedTile& a) {
       decode<F>(p, w, std::make_index_sequence<8>());
       BlockScales<F> scales;
       scales.read(chunk, b, d, dmin);
+      int m = 0;
+      if constexpr (kDotsPairs) {
+#pragma GCC unroll 8
+        for (; m + 1 < MT; m += 2) {
+          constexpr int kParts = BlockScales<F>::kParts;
+          I sum[2][kParts];
+#pragma GCC unroll 2
+          for (int i = 0; i < kParts; ++i)
+            dot_pair<F::kTop, 8 / kParts>(w + 4 * i, q.row(m) + 16 * i, q.row(m + 1) + 16 * i,
+                                          sum[0][i], sum[1][i]);
+          acc[m] = scales.add_sums(acc[m], sum[0], *x.row(m));
+          acc[m + 1] = scales.add_sums(acc[m + 1], sum[1], *x.row(m + 1));
+        }
+      }
 #pragma GCC unroll 16
-      for (int m = 0; m < MT; ++m) acc[m] = scales.add(acc[m], w, q.row(m), *x.row(m));
+      for (; m < MT; ++m) acc[m] = scales.add(acc[m], w, q.row(m), *x.row(m));
     }
   }
 #pragma GCC unroll 16
