@@ -88,6 +88,7 @@ class EngineConfig:
         none="of bundled and smollm2 their own", suggestions=BUNDLED,
         vllm=passed("`model` of --speculative-config")
     )
+    other_drafters: tuple[str, ...] = param((), "Further drafters, which requests may name.")
     proposer: str | None = param(
         None, "What drafts; a wrong name lists the valid ones.", "--proposer NAME", SPECULATION,
         none="draft-model where there is one, else ngram",
@@ -173,7 +174,7 @@ class Speculation:
 
     proposer: str | None = param(
         None, "What drafts.", none="plain decoding", http="proposer",
-        http_help="what drafts: the server's default proposer or one of `--proposers`"
+        http_help="what drafts: the server's default, one of `--proposers`, another `--draft-model`"
     )
     num_draft_tokens: NumDraftTokens = param(  # noqa: RUF009
         EngineConfig.num_draft_tokens, **_NUM_DRAFT_TOKENS

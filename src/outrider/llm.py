@@ -61,6 +61,7 @@ class LLM:
         *,
         # fields of EngineConfig, written by `make reference`
         draft_model: str | None = None,
+        other_drafters: tuple[str, ...] = (),
         proposer: str | None = None,
         proposer_options: Mapping[str, Mapping[str, object]] = {},
         num_draft_tokens: NumDraftTokens = "auto",

@@ -190,6 +190,7 @@ class Group:
 
         changes = dict(self.changes.get(name, {}))
         default = changes.pop("default", default_of(self.config, name))
+        kind = changes.pop("kind", _typed(self.config, name))
         declared = replace(params(self.config)[name], **changes)
         if isinstance(default, tuple | Mapping):
             default = ",".join(default) or None
@@ -205,7 +206,6 @@ class Group:
             shown = option(declared.panel, common.pop("help"), *declared.names, **common)
         else:
             shown = typer.Argument(**common)
-        kind = _typed(self.config, name)
         if default is None and isinstance(kind, type):
             kind = kind | None
         annotation: Any = Annotated[kind, shown]
@@ -219,7 +219,8 @@ def of(
 ) -> Group:
     """The command-line parameters of `config`: those of the panels or names in `wanted`, else all.
 
-    `changes` are by field: `default` or what is declared otherwise for this command.
+    `changes` are by field: `default`, `kind` (the type on the command line) or what is declared
+    otherwise for this command.
     """
     declared = {name: param for name, param in params(config).items() if param.cli}
     names = [] if wanted else list(declared)

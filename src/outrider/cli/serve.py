@@ -29,6 +29,10 @@ EngineOptions = Annotated[
     Options,
     of(
         EngineConfig,
+        draft_model={
+            "kind": list[str] | None,
+            "help": "Drafter: a folder, a hub name or bundled:NAME; may be repeated.",
+        },
         backend={
             "help": "auto, native, torch, transformers or vllm.",
             "choices": SERVED_BACKENDS,
@@ -51,10 +55,15 @@ def serve(
         raise ConfigError("the server's parts are not installed: pip install 'outrider[server]'")
     if engine["backend"] not in SERVED_BACKENDS:
         raise UnknownName("backend", engine["backend"], SERVED_BACKENDS)
+    drafters = engine.pop("draft_model", ())
+    if drafters:
+        engine |= {"draft_model": drafters[0], "other_drafters": drafters[1:]}
     server.setdefault("model_name", model_name(engine["model"]))
     config = ServerConfig(**server)
     given = given_names(context)
     if engine["backend"] == "vllm":
+        if engine.pop("other_drafters", ()):
+            raise ConfigError("vLLM has one drafter: give --draft-model once")
         from outrider.integrations.vllm.command import serve_vllm
 
         template = context.params["chat_template"]
@@ -124,6 +133,7 @@ def announce(service: Service, at: str, dtype: str) -> None:
     num_kv = core.kv.num_blocks * core.kv.block_size
     kv_bytes = num_kv * spec.kv_bytes_per_token
     drafts = "none" if default.proposer is None else default.proposer
+    others = f"; requests may name {', '.join(core.drafters)}" if core.drafters else ""
     given = {name: value for name, value in served.defaults.items() if value != 1.0}
     names = ", ".join((config.model_name, *config.model_aliases))
     key = " -H 'Authorization: Bearer KEY'" if config.api_keys else ""
@@ -133,7 +143,7 @@ def announce(service: Service, at: str, dtype: str) -> None:
         "pages": f"{at}/live, {at}/docs",
         "model": f"{names}: {spec.num_parameters / 1e6:.0f}M parameters, dtype {dtype}, "
         f"{served.max_model_len} tokens of context",
-        "drafts": f"{drafts}, K {default.num_draft_tokens}",
+        "drafts": f"{drafts}, K {default.num_draft_tokens}{others}",
         "sampling": ", ".join(f"{name} {value}" for name, value in given.items()) or "plain",
         "KV cache": f"{num_kv} tokens, {kv_bytes / (1 << 30):.2f} GiB",
         "key": "needed" if config.api_keys else "none: only this machine can connect",

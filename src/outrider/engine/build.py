@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -22,6 +24,7 @@ from outrider.kv.cache import KVCache
 from outrider.model import load_model
 from outrider.model.bundled import find_folder
 from outrider.model.capabilities import KeepsStates, PrefersThinPasses
+from outrider.model.gguf.files import model_name
 from outrider.model.head_kinds import head_kind
 from outrider.model.named import default_drafter
 from outrider.model.tokenizer import Tokenizer, check_drafter_vocabulary, load_tokenizer
@@ -39,6 +42,13 @@ from outrider.verifiers import VERIFIERS, exact_pairing, make_verifier
 DEFAULT_KV_BYTES = 2 << 30
 
 
+class Drafter(NamedTuple):
+    """A draft model or a head beside the first one, and the proposer that drafts with it."""
+
+    proposer: str
+    folder: str
+
+
 class ProposerSet(MutableMapping[str, Proposer]):
     """Proposers by name, each built when a request first asks for it."""
 
@@ -46,8 +56,11 @@ class ProposerSet(MutableMapping[str, Proposer]):
         self,
         make_context: Callable[..., ProposerContext],
         options: Mapping[str, Mapping[str, object]],
+        drafters: Mapping[str, Drafter] = {},
     ) -> None:
-        check_names(options)
+        """`drafters` are the further ones, by the names that requests use."""
+        check_names(set(options) - set(drafters))
+        self.drafters = drafters
         self._make_context = make_context
         self._options = options
         self._built: dict[str, Proposer] = {}
@@ -56,7 +69,13 @@ class ProposerSet(MutableMapping[str, Proposer]):
         if name not in self._built:
             options = self._options.get(name, {})
             context = self._make_context(proposer=self.__getitem__, options=options)
-            self._built[name] = build_proposer(name, context)
+            if name not in self.drafters:
+                self._built[name] = build_proposer(name, context)
+            else:
+                other = self.drafters[name]
+                context = replace(context, drafter=other.folder, drafter_proposer=other.proposer)
+                self._built[name] = build_proposer(other.proposer, context)
+                self._built[name].name = name
         return self._built[name]
 
     def __setitem__(self, name: str, proposer: Proposer) -> None:
@@ -69,7 +88,7 @@ class ProposerSet(MutableMapping[str, Proposer]):
         return list(self._built)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*proposer_names(), *self._built]))
+        return iter(dict.fromkeys([*proposer_names(), *self.drafters, *self._built]))
 
     def __len__(self) -> int:
         return len([*self])
@@ -115,6 +134,8 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
     make_kv = _kv_maker(config, spec)
     kv = make_kv(target)
     proposers = _make_proposers(config, target, kv, make_kv, tokenizer, draft_model)
+    for other in proposers.drafters:
+        proposers[other]  # built now, or refused
     verifiers = {known: make_verifier(known) for known in VERIFIERS}
     if config.verifier not in verifiers:
         make_verifier(config.verifier)  # raises with a suggestion
@@ -154,6 +175,7 @@ def assemble(config: EngineConfig, target: Model, tokenizer: Tokenizer) -> Engin
         default,
         config.max_ahead_steps,
     )
+    engine.drafters = tuple(proposers.drafters)
     controller.measure = Calibration(engine, _identity(config, draft_model), config.buckets)
     if config.num_draft_tokens == "auto" or (config.buckets and config.num_draft_tokens):
         controller.prepare(name)
@@ -225,14 +247,30 @@ def _make_proposers(
         load_model=load,
         make_kv=make_kv,
     )
-    return ProposerSet(context, config.proposer_options)
+    return ProposerSet(context, config.proposer_options, _other_drafters(config, draft_model))
+
+
+def _other_drafters(config: EngineConfig, draft_model: str | None) -> dict[str, Drafter]:
+    """By the proposer of each; to the name of a second one of a kind, the folder's is added."""
+    first = _drafter_proposer(config.model, draft_model)
+    found: dict[str, Drafter] = {}
+    for folder in config.other_drafters:
+        proposer = name = _drafter_proposer(config.model, folder) or WITH_MODEL
+        if name == first or name in found:
+            name = f"{proposer}:{model_name(find_folder(folder))}"
+        if name in found:
+            raise ConfigError(f"two drafters are called {name!r}: rename the folder of one")
+        found[name] = Drafter(proposer, folder)
+    return found
 
 
 def _identity(config: EngineConfig, draft_model: str | None) -> dict[str, object]:
     """What measured costs depend on."""
     return {
         "model": config.model,
-        "draft_model": draft_model,
+        "draft_model": [draft_model, *config.other_drafters]
+        if config.other_drafters
+        else draft_model,
         "options": repr(sorted(config.proposer_options.items())),
         "machine": [config.device, config.dtype, config.backend, config.tensor_parallel_size],
     }

@@ -93,6 +93,9 @@ class Engine:
         self.scheduler = scheduler
         self.policy = policy
         self.proposers = proposers
+        self.drafters: tuple[
+            str, ...
+        ] = ()  # proposers of further draft models, which requests name
         self.verifiers = verifiers
         self.tokenizer = tokenizer
         self.default = default

@@ -215,7 +215,7 @@ class Service(Lifecycle):
         load_s: float,
     ) -> None:
         loop = asyncio.get_running_loop()
-        named = {*self.config.proposers}
+        named = {*self.config.proposers, *core.drafters}
         if core.default.proposer is not None:
             named.add(core.default.proposer)
         self.metrics.watch(core)
