@@ -50,6 +50,7 @@ class Entry:
     drafter: Drafter
     vllm: Vllm
     is_served: bool = False  # a server offers it by default: it needs no model
+    works_alone: bool = False  # drafts for any target, also without a drafter
 
 
 NGRAM = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
@@ -86,13 +87,14 @@ _PROPOSERS = {
     "prediction": Entry("prediction:PredictionProposer", "",
                         Vllm(OURS, "ours", reads_prediction=True), is_served=True),
     "hybrid": Entry("hybrid:HybridProposer", "model",
-                    Vllm(OURS, BETTER, reads_prediction=True)),
+                    Vllm(OURS, BETTER, reads_prediction=True), works_alone=True),
     "cascade": Entry("cascade:CascadeProposer", "model", Vllm("", "vLLM has one drafter")),
     "draft-tree": Entry("draft_tree:DraftTreeProposer", "model",
                         Vllm("", "vLLM verifies chains")),
     "early-exit": Entry("early_exit:EarlyExitProposer", "",
                         Vllm("", "vLLM cannot stop after some of the layers")),
-    "lookahead": Entry("lookahead:LookaheadProposer", "", Vllm("", "vLLM has no Jacobi window")),
+    "lookahead": Entry("lookahead:LookaheadProposer", "", Vllm("", "vLLM has no Jacobi window"),
+                       works_alone=True),
     "quantized": Entry("quantized:QuantizedProposer", "", Vllm("", TWICE)),
 }
 # fmt: on
@@ -130,6 +132,17 @@ def own_entries() -> Mapping[str, Entry]:
 def served_names() -> tuple[str, ...]:
     """The proposers that a server offers besides its default one."""
     return tuple(name for name, entry in _PROPOSERS.items() if entry.is_served)
+
+
+def usable_names(drafter: str | None) -> list[str]:
+    """The proposers that can draft for any target with this drafter: `WITH_MODEL`, a kind of heads
+    (the proposer's name), or None. Others need more of the target, or a further model."""
+    found = [*registered, *plugins()]
+    for name, entry in _PROPOSERS.items():
+        fits = {"": entry.is_served, "model": drafter == WITH_MODEL, "head": drafter == name}
+        if entry.works_alone or fits[entry.drafter]:
+            found.append(name)
+    return sorted(found)
 
 
 def proposer_names() -> list[str]:

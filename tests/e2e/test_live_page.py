@@ -171,6 +171,7 @@ def test_the_page_is_told_what_the_server_offers(live: Live) -> None:
     assert info["proposers"] == ["draft-model", "draft-tree", "ngram"]
     assert info["proposer"] == "draft-model"
     assert info["num_draft_tokens"] == "auto"
+    assert info["is_chat"] is False
     load = live.client.get("/live/load").json()
     assert load["num_running"] == load["num_waiting"] == 0
     assert load["kv_tokens"] == 8192

@@ -219,7 +219,7 @@ class Conversation:
         self._messages.append({"role": "assistant", "content": answer})
         if not answer.endswith("\n"):
             self._out.print()
-        figures = self._partner.figures(sampled=self._settings.temperature > 0)
+        figures = self._partner.figures(self._settings)
         self._note(f"stopped · {figures}" if self._interrupted else figures)
 
     def _show(self, step: Step) -> None:
@@ -281,4 +281,4 @@ class Conversation:
             wanted = wish(name, count)
         now = self._partner.describe(wanted)
         self._settings.speculation = wanted
-        self._note(f"{now} (there are: {', '.join(sorted(self._partner.proposers))})")
+        self._note(f"{now} (there are: {', '.join(sorted(self._partner.usable()))})")

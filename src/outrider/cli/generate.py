@@ -37,6 +37,9 @@ File = Annotated[
         metavar="FILE",
     ),
 ]
+Chat = Annotated[
+    bool, option(INPUT, "The text is a message: ask it in the model's chat template.", "--chat")
+]
 Prediction = Annotated[
     str | None,
     option(INPUT, "A guess of the output, to draft from.", "--prediction", metavar="TEXT"),
@@ -67,6 +70,7 @@ def generate(
     *,
     prompt: Prompt = None,
     file: File = None,
+    chat: Chat = False,
     prediction: Prediction = None,
     prediction_file: PredictionFile = None,
     engine: EngineOptions,
@@ -93,17 +97,28 @@ def generate(
         params = SamplingParams(**sampling)
         llm = LLM(**engine | {"proposer": proposer})
     refuse_unused(llm)
+    ids = chat_prompt(llm, text) if chat else None
     run = Run(
         llm.engine,
         stream=(single and not as_json) if stream is None else stream,
         show_trace=show_trace,
         as_json=as_json,
     )
-    run(text, params, guess or "")
+    run(text, params, guess or "", ids)
     if as_json:
         print_json(run.record(engine["model"]))
     if run.interrupted:
         raise typer.Exit(130)
+
+
+def chat_prompt(llm: LLM, text: str) -> list[int]:
+    """One message in the model's template; ConfigError for a model without one."""
+    from outrider.model.chat_template import chat_ids, load_template
+
+    tokenizer = llm.engine.tokenizer
+    if not load_template(tokenizer, None)[1]:
+        raise ConfigError(f"{llm.config.model} has no chat template: leave out --chat")
+    return chat_ids(tokenizer, [{"role": "user", "content": text}])
 
 
 def read_text(what: str, text: str | None, file: Path | None) -> str | None:

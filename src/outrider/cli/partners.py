@@ -12,13 +12,17 @@ from types import FrameType
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from outrider.cli.report import decoding_rate, prompt_s, speed
 from outrider.engine.lane import Group
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError, EngineError, RequestError
 from outrider.llm import LLM
+from outrider.model.bundled import find_folder
 from outrider.model.chat_template import load_template
+from outrider.model.head_kinds import head_kind
+from outrider.model.named import default_drafter
 from outrider.origins import Kind, judged, spelling
-from outrider.registry import PREDICTION, proposer_names
+from outrider.registry import PREDICTION, WITH_MODEL, proposer_names, usable_names
 from outrider.sampling import SamplingParams
 
 CONNECT_S = 10.0
@@ -54,11 +58,15 @@ class Partner(Protocol):
     title: str
     proposers: list[str]  # that can be asked for by name
 
+    def usable(self) -> list[str]:
+        """Those of them that can draft for what is loaded."""
+        ...
+
     def answer(self, messages: Sequence[Message], settings: Settings) -> Iterator[Step]:
         """Leaving early stops it. KeyboardInterrupt: the user stopped it."""
         ...
 
-    def figures(self, *, sampled: bool) -> str:
+    def figures(self, settings: Settings) -> str:
         """The figures of the last answer, in one line."""
         ...
 
@@ -78,8 +86,23 @@ def wish(proposer: str | None, num_draft_tokens: int | str | None) -> Wish:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def summary(stats: Mapping[str, Any], seed: int | None) -> str:
-    parts = [f"{stats['num_tokens']} tokens", f"{stats['tokens_per_s']:.1f} tok/s"]
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one answer."""
+
+    stats: Mapping[str, Any]
+    rate: float | None  # tokens per second after the first
+    prompt: str
+    seed: int | None
+    finish_reason: str | None
+
+
+def summary(figures: Figures, max_tokens: int, *, sampled: bool) -> str:
+    """One line; it says so where the limit cut the answer."""
+    stats, seed = figures.stats, figures.seed if sampled else None
+    parts = speed(stats["num_tokens"], figures.rate, figures.prompt)
+    if figures.finish_reason == "length":
+        parts.insert(0, f"cut after {max_tokens} tokens (--max-tokens)")
     if stats["num_drafted"]:
         parts.append(f"{stats['tokens_per_pass']:.2f} tokens per target pass")
         parts.append(f"{100 * stats['acceptance_rate']:.0f} % of the drafts accepted")
@@ -102,10 +125,11 @@ def load_local(model: str, engine: Mapping[str, Any]) -> Local:
 
 class Local:
     def __init__(self, llm: LLM) -> None:
+        self._llm = llm
         self._engine = llm.engine
         self._template, is_real = load_template(llm.engine.tokenizer, None)
         self._spell = spelling(llm.engine.tokenizer)
-        self._last: tuple[dict[str, Any], int] | None = None
+        self._last: Figures | None = None
         self.proposers = [name for name in proposer_names() if name != PREDICTION]
         self.title = f"{llm.config.model}, {self.describe({})}"
         if not is_real:
@@ -137,12 +161,24 @@ class Local:
                         raise KeyboardInterrupt
         finally:
             for result in group.results:
-                self._last = (result.stats.to_dict(), result.seed)
+                self._last = Figures(
+                    result.stats.to_dict(),
+                    decoding_rate(result),
+                    f"prompt of {len(result.prompt_tokens)} in {prompt_s(result):.2f} s",
+                    result.seed,
+                    result.completions[0].finish_reason,
+                )
 
-    def figures(self, *, sampled: bool) -> str:
+    def figures(self, settings: Settings) -> str:
         assert self._last is not None
-        stats, seed = self._last
-        return summary(stats, seed if sampled else None)
+        return summary(self._last, settings.max_tokens, sampled=settings.temperature > 0)
+
+    def usable(self) -> list[str]:
+        config, default = self._llm.config, self._engine.default.proposer
+        drafter = config.draft_model or default_drafter(config.model)
+        kind = None if drafter is None else head_kind(find_folder(drafter)) or WITH_MODEL
+        wanted = {*usable_names(kind), default}
+        return [name for name in self.proposers if name in wanted]
 
     def describe(self, wish: Wish) -> str:
         speculation = self._speculation(wish)
@@ -203,8 +239,8 @@ class Remote:
         self._headers = {"content-type": "application/json"}
         if key is not None:
             self._headers["authorization"] = f"Bearer {key}"
-        self._stats: dict[str, Any] = {}
-        self._seed: int | None = None
+        self._last: Figures | None = None
+        self._num_first = 0  # tokens of the first step
         info = self._get("/live/info")
         self._is_live = info is not None
         if info is None:  # another kind of server
@@ -217,7 +253,7 @@ class Remote:
         self.title = f"{self._model} at {url}, {self.describe({})}"
 
     def answer(self, messages: Sequence[Message], settings: Settings) -> Iterator[Step]:
-        self._stats, self._seed = {}, None
+        self._last = None
         body: dict[str, Any] = {
             "model": self._model,
             "messages": list(messages),
@@ -237,10 +273,13 @@ class Remote:
                 if step is not None:
                     yield step
 
-    def figures(self, *, sampled: bool) -> str:
-        if not self._stats:
+    def figures(self, settings: Settings) -> str:
+        if self._last is None:
             return "no figures from this server"
-        return summary(self._stats, self._seed if sampled else None)
+        return summary(self._last, settings.max_tokens, sampled=settings.temperature > 0)
+
+    def usable(self) -> list[str]:
+        return self.proposers  # what a server offers is loaded there
 
     def describe(self, wish: Wish) -> str:
         if wish.get("off"):
@@ -252,11 +291,15 @@ class Remote:
         return f"{proposer} drafts, K {count or 'auto'}"
 
     def _live_step(self, event: dict[str, Any]) -> Step | None:
-        if "end" in event:
-            self._seed = event["end"]["seed"]
+        if "end" in event and self._last is not None:
+            self._last = replace(self._last, seed=event["end"]["seed"])
         if "step" not in event:
             return None
-        self._stats = event["stats"]
+        stats, seconds = event["stats"], event["at_s"]  # since the first step, the prompt's
+        if self._last is None:
+            self._num_first = stats["num_tokens"]
+        rate = (stats["num_tokens"] - self._num_first) / seconds if seconds else None
+        self._last = Figures(stats, rate, "", None, event["finish_reason"])
         nodes, path = event["nodes"], event["path"]
         kept = set(path)
         tokens = [nodes[i] for i in path]

@@ -17,10 +17,31 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
+def prompt_s(result: Result) -> float:
+    """Seconds from the start to the first token: the pass that reads the prompt."""
+    times = result.times
+    return (times.first_token_s or 0.0) - (times.admitted_s or times.arrived_s)
+
+
+def decoding_rate(result: Result) -> float | None:
+    """Tokens per second after the first of each completion; None for outputs without more."""
+    times = result.times
+    seconds = (times.last_token_s or 0.0) - (times.first_token_s or 0.0)
+    num_tokens = result.stats.num_tokens - len(result.completions)
+    return num_tokens / seconds if num_tokens > 0 and seconds > 0 else None
+
+
+def speed(num_tokens: int, rate: float | None, prompt: str) -> list[str]:
+    """The prompt apart from the rest: a short output's time is mostly the prompt's."""
+    rate_text = "too short for tok/s" if rate is None else f"{rate:.1f} tok/s after the prompt"
+    return [*([prompt] if prompt else []), f"{num_tokens} tokens", rate_text]
+
+
 def summary(result: Result, *, sampled: bool) -> str:
     """Tokens, speed and acceptance; the seed if the output was sampled."""
     stats = result.stats
-    parts = [f"{stats.num_tokens} tokens", f"{stats.tokens_per_s:.1f} tok/s"]
+    prompt = f"prompt of {len(result.prompt_tokens)} in {prompt_s(result):.2f} s"
+    parts = speed(stats.num_tokens, decoding_rate(result), prompt)
     if stats.num_proposals:
         parts += [
             f"acceptance length {stats.acceptance_length:.2f}",
@@ -47,6 +68,8 @@ def record(result: Result, engine: Engine, model: str, spell: Spelling) -> dict[
         "num_prompt_tokens": len(result.prompt_tokens),
         "num_tokens": stats.num_tokens,
         "tokens_per_s": stats.tokens_per_s,
+        "prompt_s": prompt_s(result),
+        "decoding_tokens_per_s": decoding_rate(result),
         "acceptance_length": stats.acceptance_length,
         "acceptance_rate": stats.acceptance_rate,
         "tokens_per_pass": stats.tokens_per_pass,

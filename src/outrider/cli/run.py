@@ -14,6 +14,7 @@ from outrider.cli.console import stderr, stdout
 from outrider.engine.engine import Completion, Engine, Result
 from outrider.engine.lane import Group
 from outrider.events import StepEvent
+from outrider.model.chat_template import load_template
 from outrider.origins import spelling
 from outrider.sampling import SamplingParams
 
@@ -34,11 +35,16 @@ class Run:
         self._marks = trace.needs_marks(self._out)
         self._events: dict[int, list[StepEvent]] = {}  # by sample
 
-    def __call__(self, prompt: str, params: SamplingParams, prediction: str) -> None:
+    def __call__(
+        self, prompt: str, params: SamplingParams, prediction: str, ids: list[int] | None = None
+    ) -> None:
+        """`ids`: the prompt in the model's chat template; None: the text as it is."""
+        self._is_chat = ids is not None
         with Group(self._engine) as group:
-            group.add(prompt, params, prediction=prediction)
+            group.add(prompt if ids is None else ids, params, prediction=prediction)
             if self._stream and self._out.is_terminal:
-                self._out.print(report.printable(prompt), style="dim", end="", markup=False)
+                end = "\n" if self._is_chat else ""
+                self._out.print(report.printable(prompt), style="dim", end=end, markup=False)
             try:
                 for step in group:
                     for event in step.events:
@@ -94,6 +100,17 @@ class Run:
         if not self._as_json:
             line = report.summary(self.result, sampled=params.temperature > 0)
             stderr().print(line, style="dim", soft_wrap=True)
+            if not self._is_chat and self._says_nothing():
+                hint = "the model ended at once; it is made for chats: --chat asks it as one"
+                stderr().print(f"outrider: {hint}", soft_wrap=True)
+
+    def _says_nothing(self) -> bool:
+        """Whether a chat model, asked without its template, answered nothing."""
+        ends = self._engine.tokenizer.eos_ids
+        for completion in self.result.completions:
+            if completion.text.strip() or not {*completion.tokens[-1:]} & {*ends}:
+                return False
+        return load_template(self._engine.tokenizer, None)[1]
 
     def _logprob_table(self, completion: Completion) -> Table:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

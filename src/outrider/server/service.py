@@ -23,7 +23,7 @@ from outrider.contracts import HasModel
 from outrider.engine.async_engine import AsyncEngine
 from outrider.engine.engine import Engine
 from outrider.errors import RequestError
-from outrider.model.chat_template import ChatTemplate, load_template
+from outrider.model.chat_template import PLAIN, ChatTemplate, load_template
 from outrider.model.tokenizer import Tokenizer
 from outrider.model.weights import read_json
 from outrider.options import http_defaults
@@ -141,6 +141,10 @@ class Served:
     @property
     def added_tokens(self) -> Mapping[str, int]:
         return self.tokenizer.added
+
+    @property
+    def has_template(self) -> bool:
+        return self.template.source != PLAIN
 
     @property
     def max_model_len(self) -> int:

@@ -305,3 +305,20 @@ def test_a_server_that_dies_is_one_line(
     assert ran.code == 2
     assert "the connection was lost" in ran.err
     assert ran.err.count("\n") == 1
+
+
+def test_an_answer_that_the_limit_cut_says_so(command: Command, pair: list[str]) -> None:
+    assert (
+        "cut after 6 tokens (--max-tokens)"
+        in command("chat", *pair, "-m", "6", stdin="hello\n").err
+    )
+    # The context of 96 ends first; a limit that is not reached cuts nothing.
+    assert "cut after 6" not in command("chat", *pair, "-m", "7", stdin="hello\n").err
+
+
+def test_only_proposers_that_can_draft_here_are_listed(command: Command, pair: list[str]) -> None:
+    with_draft = command("chat", *pair, stdin="/speculation\n").err
+    assert "draft-tree" in with_draft
+    assert "medusa" not in with_draft
+    alone = command("chat", pair[0], stdin="/speculation\n").err
+    assert "there are: hybrid, lookahead, ngram, suffix)" in alone

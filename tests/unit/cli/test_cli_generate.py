@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -160,3 +162,45 @@ def test_ctrl_c_while_loading_is_quiet(
     monkeypatch.setattr("outrider.llm.LLM", interrupted)
     ran = command("generate", *pair, "-p", "hello")
     assert (ran.code, ran.out, ran.err) == (130, "", "")
+
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+
+
+def test_chat_asks_in_the_template_of_the_model(
+    command: Command, pair: list[str], tmp_path: Path
+) -> None:
+    model = shutil.copytree(pair[0], tmp_path / "model")
+    args = ["generate", str(model), "-m", "12", "--json"]
+    ran = command(*args, "-p", "hello", "--chat")
+    assert ran.code == 2
+    assert "no chat template" in ran.err
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    asked = command(*args, "-p", "hello", "--chat").record
+    written = command(*args, "-p", "<user>hello\n<assistant>").record
+    assert asked["tokens"] == written["tokens"]
+    assert asked["prompt_s"] > 0
+    assert asked["decoding_tokens_per_s"] > 0
+
+
+def test_a_chat_model_that_says_nothing_is_explained(
+    command: Command, pair: list[str], tmp_path: Path
+) -> None:
+    model = shutil.copytree(pair[0], tmp_path / "model")
+    args = ["generate", str(model), "-p", "hello", "-m", "4"]
+    first = command(*args, "--json").record["tokens"][0]
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": first}))
+    silent = command(*args)
+    assert silent.out.strip() == ""
+    assert "--chat" not in silent.err
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    assert command(*args).err.endswith("--chat asks it as one\n")
+
+
+def test_a_short_output_shows_no_speed(command: Command, pair: list[str]) -> None:
+    ran = command("generate", *pair, "-p", "hello there", "-m", "1")
+    assert "too short for tok/s" in ran.err
+    assert "prompt of " in ran.err
+    record = command("generate", *pair, "-p", "hello there", "-m", "1", "--json").record
+    assert record["decoding_tokens_per_s"] is None

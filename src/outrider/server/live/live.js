@@ -3,7 +3,12 @@
 // plays them back on one clock, so that two panes compare like two equal machines, also in slow
 // motion. Text of a model enters the page as text only.
 
-const EXAMPLES = {
+const CHATS = {
+  "a question": "Why is the sky blue?",
+  "a list": "List ten animals and one fact about each.",
+  "a rewrite": "Rewrite in simple words: The council resolved to prohibit motor traffic in the old town in order to reduce noise and improve the air.",
+};
+const TEXTS = {
   "a function": "def fibonacci(n):\n",
   "a class": "class Stack:\n    \"\"\"A last-in, first-out stack.\"\"\"\n\n    def __init__(self):\n",
   "something repetitive": "NAMES = {\n    \"jan\": 1,\n    \"feb\": 2,\n    \"mar\": 3,\n",
@@ -404,6 +409,8 @@ class Page {
     this.clock = 0;
     this.frame = 0;
     $("model").textContent = info.model;
+    this.isChat = info.is_chat; // then the prompt is a message, and the server applies the template
+    const examples = this.isChat ? CHATS : TEXTS;
     const proposers = info.proposers.map((name) => [name, name]);
     this.panes = [
       new Pane("A", proposers, info.proposer ?? PLAIN, false),
@@ -417,13 +424,13 @@ class Page {
       $("k").value = String(info.num_draft_tokens);
     }
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) $("pace").value = "0";
-    for (const [name, prompt] of Object.entries(EXAMPLES)) {
+    for (const [name, prompt] of Object.entries(examples)) {
       const button = element("button", "link", name);
       button.type = "button";
       button.addEventListener("click", () => { $("prompt").value = prompt; });
       $("examples").append(button);
     }
-    $("prompt").value = Object.values(EXAMPLES)[0];
+    $("prompt").value = Object.values(examples)[0];
     $("controls").addEventListener("submit", (event) => { event.preventDefault(); this.generate(); });
     $("controls").addEventListener("input", () => this.showSettings());
     $("stop").addEventListener("click", () => this.stop());
@@ -483,7 +490,7 @@ class Page {
     const k = $("auto").checked ? "auto" : Number($("k").value);
     pane.asked = k;
     return {
-      prompt,
+      ...(this.isChat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
       cache_salt: `live ${Date.now()} ${Math.random()}`, // a repeat must not replay its own output
       max_tokens: Number($("max-tokens").value) || 1,
       temperature: Number($("temperature").value),
@@ -504,14 +511,15 @@ class Page {
     $("verdict").textContent = panes.length < 2 ? "Running."
       : "Running: first A, then B, so that neither slows the other. Both panes play on the engine's own clock.";
     const bodies = panes.map((pane) => this.body(pane, prompt)); // settings may change on the way
-    for (const pane of panes) { pane.clear(prompt); pane.state("waiting"); }
+    for (const pane of panes) { pane.clear(this.isChat ? `${prompt}\n\n` : prompt); pane.state("waiting"); }
     this.play();
     let current = null;
     try {
       for (const [i, pane] of panes.entries()) {
         current = pane;
         pane.state("generating");
-        const stream = events("/live/completion", bodies[i], run.controller.signal);
+        const path = this.isChat ? "/live/chat" : "/live/completion";
+        const stream = events(path, bodies[i], run.controller.signal);
         for await (const event of stream) {
           if (event.end) pane.end = event.end;
           else if (event.step) pane.steps.push(event);

@@ -96,6 +96,7 @@ class _Live:
         default = served.core.default
         return {
             "model": self._service.config.model_name,
+            "is_chat": served.has_template,
             "max_model_len": served.max_model_len,
             # The page has no input for a prediction.
             "proposers": sorted(served.proposers - {PREDICTION}),
