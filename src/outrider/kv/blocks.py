@@ -42,6 +42,16 @@ class BlockPool:
         """How many allocations would succeed now: free and cached blocks."""
         return len(self._free) + len(self._cached)
 
+    @property
+    def num_free(self) -> int:
+        """Blocks whose content is meaningless."""
+        return len(self._free)
+
+    @property
+    def starts(self) -> list[int]:
+        """The first blocks of new sequences while all blocks are free, in order."""
+        return list(self._starts)
+
     def refs(self, block: int) -> int:
         return self._refs[block]
 

@@ -86,6 +86,16 @@ class KVCache:
         """The share of blocks held by sequences, 0 to 1."""
         return 1.0 - self._pool.num_available / self.num_blocks
 
+    @property
+    def fill(self) -> float:
+        """The share of blocks that sequences or cached prefixes hold, 0 to 1."""
+        return 1.0 - self._pool.num_free / self.num_blocks
+
+    @property
+    def starts(self) -> list[float]:
+        """Where new sequences begin in an empty cache, in order: shares of it from 0 to 1."""
+        return [block / self.num_blocks for block in self._pool.starts]
+
     def scratch(self, num_sequences: int) -> list[int]:
         """Ids for sequences that no request owns, negative and never handed out again.
 

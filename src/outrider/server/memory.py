@@ -1,10 +1,11 @@
-"""Allocates the pages of the KV memory while the server is idle.
+"""Allocates the pages of the KV memory ahead of their use, while the server is idle.
 
 The system allocates the memory of a block pool page by page, at the first use of each page. That is
 fast on most machines, and takes milliseconds on a virtual machine whose host must allocate the page
-as well. A server uses every block of its pool at some time, because cached prefixes keep earlier
-blocks. So an idle server touches all pages in advance. While it serves, this would take more time
-from passes than it saves; if memory is scarce, pages stay unallocated.
+as well. So an idle server touches pages before requests do: those of the first requests at its
+start, and later about as much again as has been used. An unused pool costs no memory. While the
+server serves, touching pages would take more time from passes than it saves; if memory is scarce,
+pages stay unallocated.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 PIECE = 2 << 20  # bytes at a time
+AHEAD = 64 << 20  # bytes for the first requests
 LEFT = 2 << 30  # bytes of free memory to leave for other processes
-PAUSE_S = 0.05  # between two checks whether the server is idle
+PAUSE_S = 0.05  # between two checks whether there is something to do
 
 
 @runtime_checkable
@@ -29,13 +32,32 @@ class Populates(Protocol):
         ...
 
 
-class Populating:
-    """A thread that, while `is_idle`, allocates the KV memory of all models that allow it."""
+class Store(NamedTuple):
+    """The KV memory of a model."""
 
-    def __init__(self, models: Sequence[object], is_idle: Callable[[], bool]) -> None:
-        self._is_idle = is_idle
+    model: Populates
+    num_bytes: int
+
+
+class Populating:
+    """A thread that, while `is_idle`, allocates KV memory ahead of its use.
+
+    `starts` are where new sequences begin, as fractions of a pool and in the order of their use;
+    `used()` is the fraction of the pool that is in use.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        starts: Sequence[float],
+        used: Callable[[], float],
+        is_idle: Callable[[], bool],
+    ) -> None:
+        self._pieces = _in_order(stores, starts)
+        self._used, self._is_idle = used, is_idle
+        self._num_bytes = sum(store.num_bytes for store in stores)
         self._stopped = threading.Event()
-        self._models = [model for model in models if isinstance(model, Populates)]
+        self.num_populated = 0  # bytes
         self.thread = threading.Thread(target=self._run, name="outrider-memory", daemon=True)
         self.thread.start()
 
@@ -45,14 +67,33 @@ class Populating:
         self.thread.join()
 
     def _run(self) -> None:
-        for model in self._models:
-            offset, found = 0, 1
-            while found and available_bytes() > LEFT and not self._stopped.is_set():
-                if self._is_idle():
-                    found = model.populate(offset, PIECE)
-                    offset += found
-                else:
-                    self._stopped.wait(PAUSE_S)
+        wanted = AHEAD
+        for model, offset in self._pieces:
+            while self.num_populated >= wanted or not self._is_idle():
+                if self._stopped.wait(PAUSE_S):
+                    return
+                wanted = max(wanted, AHEAD + int(2 * self._used() * self._num_bytes))
+            if self._stopped.is_set() or available_bytes() <= LEFT:
+                return
+            self.num_populated += model.populate(offset, PIECE)
+
+
+def _in_order(stores: Sequence[Store], starts: Sequence[float]) -> list[tuple[Populates, int]]:
+    """All pieces in the order of their probable use.
+
+    Sequences begin at the starts and grow from there. The piece that follows start s at depth d
+    comes before those with a larger s + d: the memory of the first start is provided deepest.
+    """
+    largest = max((store.num_bytes for store in stores), default=0)
+    found = []
+    for which, (_, num_bytes) in enumerate(stores):
+        firsts = {int(start * num_bytes) // PIECE: i for i, start in reversed([*enumerate(starts)])}
+        ends = [*sorted(firsts), -(-num_bytes // PIECE)]
+        for first, end in pairwise(ends):
+            for piece in range(first, end):
+                depth = (piece - first) * largest / num_bytes
+                found.append((firsts[first] + depth, which, piece * PIECE))
+    return [(stores[which].model, offset) for _, which, offset in sorted(found)]
 
 
 def available_bytes() -> int:

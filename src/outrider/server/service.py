@@ -30,7 +30,7 @@ from outrider.options import http_defaults
 from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError, overloaded
 from outrider.server.grammars import Grammars
-from outrider.server.memory import Populating
+from outrider.server.memory import Populates, Populating, Store
 from outrider.server.metrics import Metrics
 from outrider.server.reading import HARMONY
 from outrider.server.reading.formats import (
@@ -241,7 +241,15 @@ class Service(Lifecycle):
         )
         drafters = [core.proposers[name] for name in sorted(named)]
         models = [d.model for d in drafters if isinstance(d, HasModel)]
-        self._populating = Populating([core.target, *models], lambda: self.is_idle)
+        num_slots = core.kv.num_blocks * core.kv.block_size
+        stores = [
+            Store(model, num_slots * model.spec.kv_bytes_per_token)
+            for model in (core.target, *models)
+            if isinstance(model, Populates)
+        ]
+        self._populating = Populating(
+            stores, core.kv.starts, lambda: core.kv.fill, lambda: self.is_idle
+        )
         self.was_ready = True
         if self.state is State.LOADING:
             self.state = State.READY

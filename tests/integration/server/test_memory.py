@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
 
@@ -10,7 +12,7 @@ from native_models import needs_native
 from outrider.model import load_model
 from outrider.model.native_decoder import NativeDecoder
 from outrider.server import memory
-from outrider.server.memory import Populating, available_bytes
+from outrider.server.memory import Populating, Store, available_bytes
 
 pytestmark = [
     needs_native,
@@ -36,41 +38,74 @@ def finish(populating: Populating) -> None:
     assert not populating.thread.is_alive()
 
 
-def test_all_of_it_is_there_before_the_first_request(model: NativeDecoder) -> None:
+def populating(
+    model: NativeDecoder,
+    used: Callable[[], float] = lambda: 0.0,
+    is_idle: Callable[[], bool] = lambda: True,
+) -> Populating:
     num_bytes = NUM_BLOCKS * 16 * model.spec.kv_bytes_per_token
+    return Populating([Store(model, num_bytes)], [0.0, 0.5], used, is_idle)
+
+
+def settle(working: Populating, num_bytes: int) -> None:
+    """Waits until so much is provided, and a little longer: no more may come."""
+    deadline = monotonic() + 30
+    while working.num_populated < num_bytes and monotonic() < deadline:
+        sleep(0.01)
+    sleep(0.2)
+
+
+def test_an_idle_server_has_memory_for_the_first_requests_and_no_more(
+    model: NativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "AHEAD", 16 << 20)
     before = resident_bytes()
-    finish(Populating([model], lambda: True))
+    working = populating(model)
+    settle(working, 16 << 20)
+    working.stop()
+    assert working.num_populated == 16 << 20
+    assert 15 << 20 < resident_bytes() - before < 20 << 20
+
+
+def test_memory_grows_with_use(model: NativeDecoder) -> None:
+    before = resident_bytes()
+    finish(populating(model, used=lambda: 0.5))  # all of it
+    num_bytes = NUM_BLOCKS * 16 * model.spec.kv_bytes_per_token
     assert resident_bytes() - before > 0.9 * num_bytes
+
+
+def test_memory_comes_first_where_sequences_begin(
+    model: NativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets = []
+
+    def populate(offset: int, num_bytes: int) -> int:
+        offsets.append(offset)
+        return num_bytes
+
+    monkeypatch.setattr(model, "populate", populate)
+    finish(populating(model, used=lambda: 1.0))
+    half = NUM_BLOCKS * 8 * model.spec.kv_bytes_per_token // memory.PIECE * memory.PIECE
+    assert offsets[:4] == [0, memory.PIECE, half, 2 * memory.PIECE]
+    assert len(set(offsets)) == len(offsets)
 
 
 def test_scarce_memory_is_left_alone(model: NativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 0)
     before = resident_bytes()
-    finish(Populating([model], lambda: True))
+    finish(populating(model))
     assert resident_bytes() - before < 8 << 20
 
 
-def test_who_serves_has_better_things_to_do(
+def test_nothing_is_touched_while_requests_run(
     model: NativeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = iter([True, True, False, False, True])
-    pieces = []
-
-    def populate(offset: int, num_bytes: int) -> int:
-        pieces.append(offset)
-        return num_bytes if len(pieces) < 3 else 0
-
-    monkeypatch.setattr(model, "populate", populate)
-    finish(Populating([model], lambda: next(looks)))
-    assert pieces == [0, memory.PIECE, 2 * memory.PIECE]
-    assert not list(looks)
-
-
-def test_it_can_be_stopped(model: NativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "populate", lambda offset, num_bytes: num_bytes)  # never the end
-    populating = Populating([model], lambda: True)
-    populating.stop()
-    finish(populating)
+    calls: list[int] = []
+    monkeypatch.setattr(model, "populate", lambda offset, size: calls.append(offset) or size)
+    working = populating(model, used=lambda: 1.0, is_idle=lambda: False)
+    sleep(0.2)
+    working.stop()
+    assert not calls
 
 
 def test_available_memory_is_that_of_this_machine() -> None:
