@@ -345,6 +345,9 @@ class ServerConfig:
         True, "Sample by the model's generation_config.json where a request says nothing.",
         "--generation-defaults/--no-generation-defaults", NETWORK,
         vllm=refused("use --vllm-arg=--generation-config=..."))
+    sampling: Mapping[str, Any] = param(
+        dict, "For requests without it: temperature=0.7, seed=1, max_tokens=256; may be repeated.",
+        "--sampling NAME=VALUE", NETWORK, vllm=refused("use --vllm-arg=--generation-config=..."))
     strict: bool = param(
         False, "Refuse fields of bodies that have no effect here.", "--strict", NETWORK,
         vllm=refused("vLLM reads the bodies"))
@@ -361,9 +364,7 @@ class ServerConfig:
         120.0, "A step that takes longer fails /health.", "--stall-timeout S", LIMITS, above=0,
         vllm=ours("vLLM's /health must answer within this time"))
     body_timeout_s: float = param(20.0, "A request's body must arrive within this time.", above=0)
-    send_timeout_s: float = param(
-        60.0, "A client that reads nothing for this time is disconnected.", above=0
-    )
+    send_timeout_s: float = param(60.0, "A client that reads nothing so long is cut off.", above=0)
     max_body_bytes: int = param(8 << 20, "Most bytes of a request's body.")
     max_header_bytes: int = param(32 << 10, "Most bytes of a request's headers.")
     log_format: str = param(
@@ -388,6 +389,10 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check(self, config_error)
+        try:
+            SamplingParams(**self.sampling)
+        except (RequestError, TypeError) as error:
+            raise ConfigError(f"sampling: {str(error).partition('() ')[2] or error}") from None
         if any(not key or not key.isascii() or not key.isprintable() for key in self.api_keys):
             raise ConfigError("an API key must be printable ASCII and not empty")
         if not self.is_local and not self.api_keys:

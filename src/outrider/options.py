@@ -63,6 +63,21 @@ def read_proposer_options(texts: Sequence[str]) -> dict[str, dict[str, object]]:
     return options
 
 
+def read_sampling(texts: Sequence[str]) -> dict[str, object]:
+    """NAME=VALUE by name, with values in JSON; the configuration checks them."""
+    found: dict[str, object] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            given = json.loads(value)
+        except json.JSONDecodeError:
+            equals = ""
+        if not equals:
+            raise ConfigError(f"--sampling takes NAME=VALUE, such as temperature=0.7, not {text!r}")
+        found[name.replace("-", "_")] = tuple(given) if isinstance(given, list) else given
+    return found
+
+
 def read_size(text: str) -> int:
     """ "2GiB" or "500MB" or a number of bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
@@ -135,6 +150,7 @@ def read_template(file: Path) -> str:
 READERS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "num_draft_tokens": (str, read_count),
     "proposer_options": (list[str] | None, read_proposer_options),
+    "sampling": (list[str] | None, read_sampling),
     "kv_memory": (str | None, read_size),
     "models_memory": (str | None, read_size),
     "buckets": (str | None, read_buckets),

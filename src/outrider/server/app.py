@@ -27,8 +27,8 @@ from outrider.server.dialects import (
 )
 from outrider.server.errors import ApiError, ClientLeft, api_error, validation_error
 from outrider.server.guards import Guard
-from outrider.server.home import home_router
 from outrider.server.live.router import live_router
+from outrider.server.pages import pages_router
 from outrider.server.service import Service
 
 DIALECTS = (completions, chat, responses, messages, ollama, embeddings, llama, tokens)
@@ -52,7 +52,7 @@ def make_routes(service: Service) -> FastAPI:
         yield
 
     app = FastAPI(
-        title="Outrider", version=__version__, lifespan=lifespan, docs_url="/docs", redoc_url=None
+        title="Outrider", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     _add_error_handlers(app)
     _add_status_routes(app, service)
@@ -60,7 +60,7 @@ def make_routes(service: Service) -> FastAPI:
     for dialect in DIALECTS:
         app.include_router(dialect.router(answering))
     app.include_router(live_router(answering))
-    app.include_router(home_router(service))
+    app.include_router(pages_router(service))
     return app
 
 

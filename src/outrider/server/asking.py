@@ -97,7 +97,8 @@ def _params(
     given = {**served.defaults, **request.sampling}
     limit = request.max_tokens
     if limit is None:
-        limit = max(served.max_model_len - num_prompt_tokens, 1)
+        rest = max(served.max_model_len - num_prompt_tokens, 1)
+        limit = min(served.defaults.get("max_tokens", rest), rest)
     if given.get("min_tokens", 0) > limit:
         raise RequestError("min_tokens must not exceed max_tokens", "min_tokens")
     if manner is not None and served.forms.are_special:

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health"})  # need no key
 ALWAYS_PATHS = frozenset({"/health", "/metrics", "/version"})  # also while loading or draining
+# Of the API, what the chat page uses. A page of another site cannot: it may not send JSON here.
+PAGE_PATHS = frozenset({"/v1/chat/completions", "/v1/models"})
 SHORT_PATHS = frozenset({"/chat/completions", "/models", "/responses", "/messages"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LOCAL_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE)
@@ -152,7 +154,7 @@ class Guard:
             return None
         scheme, _, given = authorization.partition(b" ")
         given = given.strip()
-        if scheme.lower() == b"basic" and _is_live(path):
+        if scheme.lower() == b"basic" and (_is_live(path) or path in PAGE_PATHS):
             scheme, given = b"bearer", _password(given)
         # Compares with every key in constant time, so that timing reveals nothing about keys.
         matches = [compare_digest(given, key) for key in self._keys]
@@ -280,7 +282,8 @@ def _is_lenient(path: str, headers: dict[bytes, bytes]) -> bool:
 
 def _is_live(path: str) -> bool:
     """Whether a path is for browsers, which send a password instead of a bearer token."""
-    return path in ("/", "/live", "/docs", "/openapi.json") or path.startswith("/live/")
+    is_page = path in ("/", "/live", "/docs", "/openapi.json")
+    return is_page or path.startswith(("/live/", "/page/"))
 
 
 def _challenge(path: str) -> bytes:

@@ -30,6 +30,7 @@ from outrider.server.app import card, error_body, make_routes
 from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError, api_error, overloaded
 from outrider.server.guards import Guard
+from outrider.server.pages import home_page, page_file
 from outrider.server.service import Lifecycle, Service, State
 
 logger = logging.getLogger(__name__)
@@ -295,7 +296,9 @@ class Switch:
         if path == "/api/tags":
             names = [{"name": name, "model": name} for name in models.paths]
             return JSONResponse({"models": names})
-        return None
+        if path == "/":
+            return home_page({"Models": ", ".join(models.paths)})
+        return page_file(path)
 
 
 def _answer_error(scope: Scope, error: ApiError) -> Response:

@@ -152,22 +152,25 @@ class Served:
 
 
 def _defaults(config: ServerConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The sampling parameters of requests that leave them out: the model's own, if it has some."""
-    found = http_defaults(SamplingParams)
+    """The sampling parameters of requests that leave them out: those of the command line, then the
+    model's own, then those of the API."""
+    own = {} if not config.generation_defaults else _model_defaults(tokenizer)
+    return {**http_defaults(SamplingParams), **own, **config.sampling}
+
+
+def _model_defaults(tokenizer: Tokenizer) -> dict[str, Any]:
     path = tokenizer.folder / "generation_config.json"
-    if not config.generation_defaults or not path.is_file():
-        return found
-    own = read_json(path)
+    own = read_json(path) if path.is_file() else {}
     if own.get("do_sample") is False:
-        return found
+        return {}
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     given = {name: own[name] for name in names if isinstance(own.get(name), (int, float))}
     try:
         SamplingParams(**given)
     except RequestError as error:
         logger.warning("generation_config.json is not used: %s", error)
-        return found
-    return found | given
+        return {}
+    return given
 
 
 class Service(Lifecycle):
@@ -245,7 +248,7 @@ class Service(Lifecycle):
         stores = [
             Store(model, num_slots * model.spec.kv_bytes_per_token)
             for model in (core.target, *models)
-            if isinstance(model, Populates)
+            if model is not None and isinstance(model, Populates)
         ]
         self._populating = Populating(
             stores, core.kv.starts, lambda: core.kv.fill, lambda: self.is_idle

@@ -101,7 +101,12 @@ def test_nothing_is_touched_while_requests_run(
     model: NativeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(model, "populate", lambda offset, size: calls.append(offset) or size)
+
+    def populate(offset: int, num_bytes: int) -> int:
+        calls.append(offset)
+        return num_bytes
+
+    monkeypatch.setattr(model, "populate", populate)
     working = populating(model, used=lambda: 1.0, is_idle=lambda: False)
     sleep(0.2)
     working.stop()

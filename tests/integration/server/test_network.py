@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from outrider.cli.app import app
 from outrider.cli.errors import run
 from outrider.engine.build import EngineConfig
+from outrider.errors import ConfigError
+from outrider.server.config import ServerConfig
 
 from .live import JSON, PROBE, Live, with_options
 
@@ -102,11 +105,24 @@ def test_openapi_has_a_page(live: Live) -> None:
     assert "openapi.json" in live.client.get("/docs").text
 
 
+@pytest.mark.parametrize("path", ["/", "/docs", "/live"])
+def test_pages_load_nothing_from_elsewhere(live: Live, path: str) -> None:
+    answer = live.client.get(path)
+    assert "default-src 'none'; script-src 'self'" in answer.headers["content-security-policy"]
+    loaded = re.findall(r'(?:src|href)="([^"#]+)"', answer.text)
+    assert loaded
+    for address in loaded:
+        assert "//" not in address
+        if not address.startswith("data:"):
+            assert live.client.get(f"/{address.lstrip('/')}").status_code == 200
+    assert live.client.get("/page/unknown.js").status_code == 404
+
+
 def test_the_root_says_what_runs_here(live: Live) -> None:
     answer = live.client.get("/")
     assert answer.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
-    assert "<code>tiny, " in answer.text
+    assert "<dd>tiny, " in answer.text
     for path in ("live", "docs", "v1/models", "metrics"):
         assert f'<a href="{path}">' in answer.text
         assert live.client.get(f"/{path}").status_code == 200
@@ -117,6 +133,7 @@ def test_the_root_of_a_model_with_an_odd_name(live: Live, monkeypatch: pytest.Mo
     odd = replace(live.config, model_name="<script>alert(1)</script>")
     monkeypatch.setattr(live.service, "config", odd)
     assert "<script>" not in live.client.get("/").text
+    assert "&lt;script&gt;" in live.client.get("/").text
 
 
 def test_harmless_fields_and_strict_servers(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,3 +240,19 @@ def test_sizes_are_read() -> None:
 
 def test_a_get_without_a_body_is_no_reason_to_refuse(live: Live) -> None:
     assert live.client.get("/v1/models", headers=JSON).status_code == 200
+
+
+def test_sampling_of_requests_that_leave_it_out(engine_config: EngineConfig) -> None:
+    with Live(engine_config, sampling={"max_tokens": 3, "seed": 7, "temperature": 0.9}) as server:
+        ask = {"messages": [{"role": "user", "content": "hello"}]}
+        replies = [server.post("/v1/chat/completions", ask).json() for _ in range(2)]
+        assert replies[0]["usage"]["completion_tokens"] == 3
+        assert replies[0]["choices"] == replies[1]["choices"]
+        card = server.client.get("/v1/models/tiny").json()
+        assert card["sampling_defaults"]["temperature"] == 0.9
+
+
+@pytest.mark.parametrize("wrong", [{"temperatur": 1}, {"temperature": -1}])
+def test_sampling_that_does_not_exist_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=r"sampling: .*temperatur"):
+        ServerConfig(sampling=wrong)

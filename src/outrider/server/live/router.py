@@ -18,6 +18,7 @@ from outrider.server.dialects.chat import ChatBody
 from outrider.server.dialects.completions import CompletionBody
 from outrider.server.errors import ApiError
 from outrider.server.live.watch import Notebook, Watched, frames
+from outrider.server.pages import HEADERS
 from outrider.server.request import Request as Asked
 from outrider.server.stream import EventStream
 
@@ -26,17 +27,6 @@ _FILES = {
     "/live": ("live.html", "text/html"),
     "/live/live.css": ("live.css", "text/css"),
     "/live/live.js": ("live.js", "text/javascript"),
-}
-# Text of a model is data. If a browser took it for markup, these headers would still stop scripts.
-_HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-        "require-trusted-types-for 'script'"
-    ),
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
 }
 
 
@@ -73,7 +63,7 @@ def _static(name: str, kind: str) -> Any:
     content = (_FOLDER / name).read_bytes()
 
     async def answer() -> Response:
-        return Response(content, media_type=kind, headers=_HEADERS)
+        return Response(content, media_type=kind, headers=HEADERS)
 
     return answer
 
