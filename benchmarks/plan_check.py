@@ -34,9 +34,12 @@ from plan_client import (
 )
 
 from outrider import LLM
-from outrider.plan.costs import Curves, Hardware, ModelSize, Roofline, between
+from outrider.plan.costs import Curves, Hardware, ModelSize, Roofline
 from outrider.plan.fleet import Goal, Replica, plan
 from outrider.plan.simulate import Arrival, Load, Outcome, poisson, simulate
+from outrider.policy.costs import between
+from outrider.policy.measured import StepCosts
+from outrider.registry import WITH_MODEL
 from outrider.sampling import SamplingParams
 from outrider.theory import expected_tokens
 
@@ -178,7 +181,9 @@ class Calibration:
         }
         short, long = PROMPTS[1], PROMPTS[-1]
         reading_s = max(0.0, found["rest", K, long] - found["rest", K, short])
-        curves = Curves(verify, overhead, draft, {short: 0.0, long: reading_s})
+        reading = {WITH_MODEL: {short: 0.0, long: reading_s}}
+        costs = StepCosts({1: verify}, overhead, {WITH_MODEL: draft}, reading)
+        curves = Curves(costs, WITH_MODEL)
         # A request meets half a step on average, then shares a pass.
         shared_s = step[0][1] / 2 + curves.pass_s(2, 0, 2)
         return Model(curves, self._accepted, max(0.0, found["beside", 0, 1] - shared_s))
@@ -380,7 +385,7 @@ def main() -> None:
     costs += [
         {
             "streams": f"prompt of {n}",
-            "plain step, s": curves.verify[n],
+            "plain step, s": curves.measured.passes[1][n],
             f"step with K = {K}, s": "",
         }
         for n in PROMPTS

@@ -1,8 +1,7 @@
 """The worst words stay out of the code and the pages: riddles, and requests spoken of as people.
 
 Each entry of `WORDS` is a pattern and what to write instead. Comments, strings and names are
-checked alike. Files and folders that wait for their rewrite are in plain_english_todo.txt; one
-that is clean must leave that list.
+checked alike.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TODO = Path(__file__).with_name("plain_english_todo.txt")
 WORDS = {
     r"purses?": "balance, budget",
     r"credits?": "balance",
@@ -52,10 +50,6 @@ def files() -> list[Path]:
     return found
 
 
-def waiting() -> list[str]:
-    return TODO.read_text(encoding="utf-8").split()
-
-
 def faults(text: str) -> list[str]:
     found = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -66,21 +60,10 @@ def faults(text: str) -> list[str]:
     return found
 
 
-def is_under(path: Path, entry: str) -> bool:
-    return path == ROOT / entry or ROOT / entry in path.parents
-
-
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_plain_english(path: Path) -> None:
-    if not any(is_under(path, entry) for entry in waiting()):
-        found = faults(path.read_text(encoding="utf-8"))
-        assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize("entry", waiting())
-def test_what_waits_is_not_clean(entry: str) -> None:
-    texts = [path.read_text(encoding="utf-8") for path in files() if is_under(path, entry)]
-    assert any(map(faults, texts)), f"{entry} is clean: take it out of {TODO.name}"
+    found = faults(path.read_text(encoding="utf-8"))
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize(

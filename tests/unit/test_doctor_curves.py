@@ -56,7 +56,7 @@ def test_of_a_lookup_that_finds_little_no_more_is_drafted() -> None:
 
 def test_a_pass_of_varying_width_costs_more_than_one_of_the_usual_width() -> None:
     passes = {1: {1: 1.0, 6: 1.0, 16: 3.0}, 2: {2: 1.0, 12: 2.0, 32: 6.0}}
-    curves = Curves({}, passes, {1: 0.1, 2: 0.1}, {"found": {1: {1: 0.0}, 2: {1: 0.0}}})
+    curves = Curves(passes, {1: 0.1, 2: 0.1}, {"found": {1: {1: 0.0}, 2: {1: 0.0}}})
     found: list[Sizes] = [{0: 1.0} for _ in range(DEEPEST)]
     curves.worth["found"] = Worth([], [0.0] * (DEEPEST + 1), [*found, {0: 0.5, 10: 0.5}])
     usual_s = curves.pass_s(1, 6)

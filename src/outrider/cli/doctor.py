@@ -194,10 +194,17 @@ def record(
         "provenance": provenance(),
         "findings": [asdict(finding) for finding in findings],
         "verify_s": {str(n): s for n, s in sorted(curves.verify.items())},
+        "passes_s": {
+            str(b): {str(n): s for n, s in sorted(found.items())}
+            for b, found in sorted(curves.passes.items())
+        },
         "overhead_s": {str(n): s for n, s in sorted(curves.overhead.items())},
         "draft_s": {
             name: {str(b): {str(k): s for k, s in costs.items()} for b, costs in table.items()}
             for name, table in curves.draft.items()
+        },
+        "reading_s": {
+            name: {str(n): s for n, s in found.items()} for name, found in curves.reading.items()
         },
         "acceptance": {
             name: {"alpha": w.alpha, "survival": w.survival, "fill": w.fill}

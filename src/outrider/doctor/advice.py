@@ -11,7 +11,7 @@ from outrider.model.capabilities import PrefersThinPasses
 from outrider.theory import break_even_alpha
 
 BATCHES = (1, 2, 4, 8, 16, 32)
-WORTHWHILE = 1.03  # what an advice must promise
+WORTHWHILE = 1.03  # the least speedup that is advised: the noise of its prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,11 @@ def buckets(advice: Sequence[Advice], target: PrefersThinPasses) -> list[tuple[i
 
 
 def _advise(curves: Curves, batch: int) -> Advice:
-    choices = [
-        (curves.speedup(name, batch, k), name, k)
-        for name in curves.worth
-        for k in range(1, curves.most_drafts(batch) + 1)
-    ]
-    best, name, k = max(choices, key=lambda choice: (choice[0], -choice[2]))
+    ks = {name: curves.best_k(name, batch) for name in curves.worth}
+    best, name, k = max(
+        ((curves.speedup(name, batch, k), name, k) for name, k in ks.items()),
+        key=lambda choice: (choice[0], -choice[2]),
+    )
     if best < WORTHWHILE:
         return Advice(batch, None, 0, 1.0, break_even(curves, name, batch))
     return Advice(batch, name, k, best, break_even(curves, name, batch))

@@ -1,8 +1,8 @@
-"""Measures what the advice rests on, with the engine's own steps on the user's own prompts.
+"""Measures what the advice needs, with the engine's own steps on the user's own prompts.
 
-Costs: a step's seconds by the tokens of its pass, by batch size and by draft length. Worth: how far
-drafts survive. All kinds of steps take turns, so that a busy moment of the machine falls on all,
-and medians are kept.
+Costs: the seconds of a step by tokens of its pass, batch size and draft length, and of a proposer's
+reading of a prompt. Worth: how many drafts are accepted. All kinds of steps take turns, so that a
+busy moment of the machine slows all of them, and medians are kept.
 """
 
 from __future__ import annotations
@@ -18,31 +18,33 @@ from outrider.bench.measure import Tell
 from outrider.engine.engine import Engine
 from outrider.engine.lane import Lane, take_turns
 from outrider.engine.request import Speculation
-from outrider.policy.costs import between, rising
+from outrider.policy.costs import rising
 from outrider.policy.fixed import FixedPolicy
+from outrider.policy.measured import StepCosts, best_k
 from outrider.statistics import SpeculationStats
 
 # Draft lengths that are timed, by batch.
 COUNTS = {1: (1, 3, 5, 8, 12), 2: (1, 3, 5, 8), 4: (1, 3, 6), 8: (1, 3), 16: (1, 4)}
-LEAST_JOBS = 4  # that are timed for a batch
+LEAST_JOBS = 4  # that are timed for a batch, and for the reading of prompts
 ROUNDS = 3
-HICCUPS = 0.02  # of steps: somebody else's work
+HICCUPS = 0.02  # of steps: slowed by other processes
 TIMED_TOKENS = 32
 SURVIVAL_TOKENS = 96
+READING_STEPS = 6  # of which the first drafts after it has read the prompt
 DEEPEST = 12
 
 Kind = tuple[str, int]  # proposer and draft length; ("", 0) is plain decoding
-Drafted = tuple[int, int]  # tokens of a draft, and how many of them held
+Drafted = tuple[int, int]  # tokens of a draft, and how many of them were accepted
 Sizes = dict[int, float]  # tokens of a draft -> share of the steps
 
 
 @dataclass(slots=True)
 class Worth:
-    """How far a proposer's drafts survive, and how much of its budget it uses."""
+    """How many of a proposer's drafts are accepted, and how much of its budget it uses."""
 
     survival: list[float]  # S_1..S_DEEPEST, of drafts as long as that
     accepted: list[float]  # [k]: of a step's drafts with a budget of k
-    sizes: list[Sizes]  # [k]: how often how many are drafted then; a look-up may find fewer
+    sizes: list[Sizes]  # [k]: shares of the numbers drafted then; a look-up may find fewer
 
     @property
     def fill(self) -> float:
@@ -54,7 +56,7 @@ class Worth:
         return sum([share * size for size, share in self.sizes[budget].items()])
 
     def spread(self, budget: int, batch: int) -> Iterator[tuple[float, float]]:
-        """(tokens of each sequence, share of the steps): in a batch, sizes even out."""
+        """(tokens of each sequence, share of the steps); a batch averages over its sequences."""
         usual = self.drafted(budget)
         for size, share in self.sizes[budget].items():
             yield usual + (size - usual) / batch**0.5, share
@@ -71,50 +73,35 @@ class Worth:
 
 
 @dataclass(slots=True)
-class Curves:
-    verify: dict[int, float]  # tokens of a pass -> seconds, whatever the batch
-    passes: dict[int, dict[int, float]]  # the same by batch: each sequence reads its own context
-    overhead: dict[int, float]  # batch -> seconds outside of pass and draft
-    draft: dict[str, dict[int, dict[int, float]]]  # proposer -> batch -> K -> seconds
+class Curves(StepCosts):
+    """The measured costs, and what drafts are worth."""
+
+    verify: dict[int, float] = field(default_factory=dict)  # tokens of a pass -> s, any batch
     worth: dict[str, Worth] = field(default_factory=dict)
 
-    def pass_s(self, batch: int, width: float) -> float:
-        """Of a batch with so many tokens of each sequence."""
-        by_batch = {n: between(found, n * width) for n, found in self.passes.items()}
-        return between(by_batch, batch)
-
     def most_drafts(self, batch: int) -> int:
-        """Beyond what was measured in batches about as large lie guesses."""
+        """The largest K whose pass was measured in batches of about this size."""
         below = max((n for n in self.passes if n <= batch), default=min(self.passes))
         above = min((n for n in self.passes if n >= batch), default=below)
         widths = [max(self.passes[n]) // n for n in (below, above)]
         return max(1, min(DEEPEST + 1, *widths) - 1)
 
-    def plain_s(self, batch: int) -> float:
-        """A step without drafts."""
-        return self.pass_s(batch, 1) + between(self.overhead, batch)
-
-    def draft_s(self, proposer: str, batch: int, num_drafts: int) -> float:
-        by_batch = {
-            size: between({0: 0.0, **costs}, num_drafts)
-            for size, costs in self.draft[proposer].items()
-        }
-        return between(by_batch, batch)
-
     def step_s(self, proposer: str, batch: int, num_drafts: int) -> float:
         """A step in which every sequence of the batch drafts that much."""
-        # Not the pass of the usual width: what wide ones take more, narrow ones do not take less.
+        # Not the pass of the mean width: wide passes add more than narrow ones save.
         spread = self.worth[proposer].spread(num_drafts, batch)
         passed = sum([share * self.pass_s(batch, 1 + size) for size, share in spread])
-        draft_s = self.draft_s(proposer, batch, num_drafts)
-        return passed + draft_s + between(self.overhead, batch)
+        return passed + self.draft_s(proposer, batch, num_drafts) + self.overhead_s(batch)
 
     def speedup(self, proposer: str, batch: int, num_drafts: int) -> float:
-        """Over plain decoding, as the formula says it from these curves."""
+        """Over plain decoding, by the formula with these curves."""
         if num_drafts == 0:
             return 1.0
         tokens = 1.0 + self.worth[proposer].accepted[num_drafts]
         return tokens * self.plain_s(batch) / self.step_s(proposer, batch, num_drafts)
+
+    def best_k(self, proposer: str, batch: int) -> int:
+        return best_k(lambda k: self.speedup(proposer, batch, k), self.most_drafts(batch))
 
 
 def measure_curves(
@@ -150,22 +137,39 @@ def measure_curves(
             more_s = max(0.0, _usual(around[name, batch, count]) - overhead[batch])
             drafts[name].setdefault(batch, {})[count] = median(found) + more_s
     return Curves(
-        _typical(verify),
         {batch: typical for batch, found in passes.items() if (typical := _typical(found))},
         overhead,
         drafts,
+        {name: _reading(engine, jobs, name) for name in proposers},
+        _typical(verify),
         worth,
     )
 
 
+def _reading(engine: Engine, jobs: Sequence[Job], proposer: str) -> dict[int, float]:
+    """Seconds in which a proposer reads a prompt: its first draft takes so much longer."""
+    wish = Speculation(proposer=proposer, num_draft_tokens=1)
+    each_s = []
+    for job in jobs[:LEAST_JOBS]:
+        with Lane(engine, FixedPolicy()) as lane:
+            params = replace(job.params, max_tokens=READING_STEPS + 1)
+            lane.add(job.prompt, params, speculation=wish, prediction=job.prediction)
+            # A model drafts after the first token; a look-up in the step of the prompt already.
+            first, *others = [report.timing.draft_s for report in lane if report.timing.draft_s]
+        if others:
+            each_s.append(max(0.0, first - median(others)) / len(job.prompt))
+    usual = round(median([len(job.prompt) for job in jobs]))
+    return {usual: usual * median(each_s)} if each_s else {}
+
+
 def _usual(found: list[float]) -> float:
-    """The mean but for the longest: most of it comes once a call, and a call has several steps."""
+    """The mean without the longest: most of it comes once a call, and a call has several steps."""
     kept = sorted(found)[: max(1, round((1.0 - HICCUPS) * len(found)))]
     return sum(kept) / len(kept)
 
 
 def _typical(found: dict[int, list[float]]) -> dict[int, float]:
-    """Never falling: what a wider pass was seen to take less by is noise."""
+    """Never falling: if a wider pass took less, that is noise."""
     seen = {n: median(s) for n, s in sorted(found.items()) if len(s) >= ROUNDS}
     weights = [float(len(found[n])) for n in seen]
     return dict(zip(seen, rising([*seen.values()], weights), strict=True))
@@ -189,8 +193,8 @@ def _steps(
         for name, count in kinds
     ]
     together = fit_together(contenders, jobs, batch)
-    everybody = range(len(kinds))
-    for some in [everybody] if together else [[i] for i in everybody]:
+    numbers = range(len(kinds))
+    for some in [numbers] if together else [[i] for i in numbers]:
         lanes = {contenders[i].start(jobs, batch): kinds[i] for i in some}
         for lane, report in take_turns([*lanes], lambda lane: lane.progress):
             t = report.timing
@@ -217,7 +221,7 @@ def _worth(engine: Engine, jobs: Sequence[Job], proposer: str) -> Worth:
     share = stats.num_proposals / max(1, stats.num_steps)
     reached = [share * s for s in stats.unconditional_acceptance[:DEEPEST]]
     reached += [0.0] * (DEEPEST - len(reached))
-    if is_tree:  # its first nodes are the best, whatever the budget
+    if is_tree:  # its first nodes are the best ones at every budget
         found = [num_drafted for text in texts.values() for num_drafted, _ in text]
         sizes = [_shares(Counter(min(size, k) for size in found)) for k in range(DEEPEST + 1)]
         return Worth(reached, [0.0, *accumulate(reached)], sizes)
@@ -230,21 +234,21 @@ def _shares(counts: Counter[int]) -> Sizes:
 
 
 def shorter(texts: Iterable[Sequence[Drafted]], budget: int) -> tuple[float, Sizes]:
-    """What would have been accepted of a step's drafts with a smaller budget, and their sizes.
+    """How many of a step's drafts would be accepted with a smaller budget, and their sizes.
 
-    A model's draft that goes along with a text is the same wherever it begins, a look-up's mostly.
-    So a shorter one that held is followed by the rest of the longer, and begins in the middle of a
-    run; counted by places of the longer drafts, which mostly begin behind a refusal, short ones
-    would look worse than they are. Only whether the target's own token behind a whole draft would
-    have been drafted is not known: it is taken for drafted.
+    A model's draft that agrees with a text is the same wherever it begins; a look-up's mostly is.
+    So after a short draft that was accepted, the next one is the rest of the long draft: it begins
+    in the middle of a run. Long drafts mostly begin after a refusal. Counted by their positions,
+    short drafts would look worse than they are. One thing is not known: whether the target's own
+    token after a fully accepted draft would have been drafted. It counts as drafted.
     """
     num_accepted, sizes = 0, Counter[int]()
     for text in texts:
-        at: list[Drafted] = []  # what a draft that begins there has, and how much of it holds
+        at: list[Drafted] = []  # a draft that begins there: its tokens, and those accepted
         for i, (size, held) in enumerate(text):
-            is_full = size == DEEPEST  # and would have been longer
+            is_full = size == DEEPEST  # with a larger budget it would be longer
             further = 0
-            if is_full and held == size:  # so would what held: over the target's token, and on
+            if is_full and held == size:  # it would go on over the target's token
                 further = 1 + (text[i + 1][1] if i + 1 < len(text) else 0)
             for k in range(held + 1):
                 at.append((DEEPEST if is_full else size - k, held - k + further))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from outrider.errors import ConfigError
+from outrider.policy import measured
+from outrider.policy.measured import StepCosts
 from outrider.theory import expected_tokens
 
 MOST_DRAFT_TOKENS = 8
@@ -102,48 +103,45 @@ class Roofline:
 class Curves:
     """Costs as `outrider doctor --json` measured them on a machine."""
 
-    verify: Mapping[int, float]  # tokens of a pass -> seconds
-    overhead: Mapping[int, float]  # sequences -> seconds of a step besides
-    draft: Mapping[int, Mapping[int, float]]  # sequences -> draft tokens -> seconds
-    reading: Mapping[int, float] = field(default_factory=dict)  # prompt tokens -> the drafter's
+    measured: StepCosts
+    proposer: str
 
     @classmethod
     def read(cls, record: Mapping[str, Any], proposer: str) -> Curves:
-        """From the doctor's record; ConfigError where it does not know the proposer."""
+        """From the doctor's record; ConfigError where it does not know the proposer.
+
+        Records of older versions lack passes by batch size, or the reading of prompts.
+        """
         try:
-            draft = record["draft_s"][proposer]
-            return cls(
-                {int(n): float(s) for n, s in record["verify_s"].items()},
-                {int(n): float(s) for n, s in record["overhead_s"].items()},
-                {int(b): {int(k): float(s) for k, s in c.items()} for b, c in draft.items()},
+            passes = record.get("passes_s") or {"1": record["verify_s"]}
+            costs = StepCosts(
+                {int(n): _points(found) for n, found in passes.items()},
+                _points(record["overhead_s"]),
+                {proposer: {int(n): _points(c) for n, c in record["draft_s"][proposer].items()}},
+                {name: _points(found) for name, found in record.get("reading_s", {}).items()},
             )
+            return cls(costs, proposer)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise ConfigError(
                 f"these are not the doctor's curves of {proposer}: outrider doctor --json"
             ) from None
 
     def pass_s(self, num_tokens: int, context: float, num_sequences: int) -> float:
-        return between(self.verify, num_tokens) + between(self.overhead, num_sequences)
+        width = num_tokens / max(1, num_sequences)
+        costs = self.measured
+        return costs.pass_s(num_sequences, width) + costs.overhead_s(num_sequences)
 
     def draft_s(self, num_sequences: int, num_draft_tokens: int) -> float:
-        if not num_draft_tokens or not self.draft:
+        if not num_draft_tokens:
             return 0.0
-        at = {size: between(costs, num_draft_tokens) for size, costs in self.draft.items()}
-        return between(at, num_sequences)
+        return self.measured.draft_s(self.proposer, num_sequences, num_draft_tokens)
 
     def read_s(self, num_tokens: int) -> float:
-        return between(self.reading, num_tokens) if self.reading else 0.0
+        return self.measured.read_s(self.proposer, num_tokens)
 
 
-def between(curve: Mapping[int, float], at: float) -> float:
-    """A measured curve at any place: straight lines inside, the last slope beyond."""
-    xs = sorted(curve)
-    if len(xs) == 1:
-        return curve[xs[0]]
-    i = min(max(bisect_left(xs, at), 1), len(xs) - 1)
-    low, high = xs[i - 1], xs[i]
-    slope = (curve[high] - curve[low]) / (high - low)
-    return max(curve[low] + slope * (at - low), min(curve.values()))
+def _points(found: Mapping[str, Any]) -> dict[int, float]:
+    return {int(n): float(seconds) for n, seconds in found.items()}
 
 
 def best_k(
@@ -161,7 +159,7 @@ def best_k(
             seconds += costs.draft_s(num_sequences, k) + num_sequences * tokens * reading_s
         return tokens / seconds
 
-    return max(range(MOST_DRAFT_TOKENS + 1), key=lambda k: (rate(k), -k))
+    return measured.best_k(rate, MOST_DRAFT_TOKENS)
 
 
 def break_even_batch(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from outrider.errors import ConfigError
+from outrider.policy.measured import best_k
 from outrider.theory._checks import check_count, check_not_negative, check_probability
 
 VerifyCost = Callable[[int], float]
@@ -118,7 +119,7 @@ def best_num_draft_tokens(
     alpha: float, cost: float, verify_cost: VerifyCost = free, *, most: int = 64
 ) -> int:
     """The K in 0..most with the largest speedup, the smallest of equals."""
-    return max(range(most + 1), key=lambda k: (speedup(alpha, k, cost, verify_cost), -k))
+    return best_k(lambda k: speedup(alpha, k, cost, verify_cost), most)
 
 
 def worth_extending(next_survival: float, tokens: float, extra_cost: float, spent: float) -> bool:

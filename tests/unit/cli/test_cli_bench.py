@@ -124,6 +124,9 @@ def test_the_doctor_measures_and_advises(
     assert {f["what"] for f in record["findings"]} >= {"kernels", "tokenizers", "positions"}
     assert all(f["state"] != "problem" for f in record["findings"])
     assert set(record["acceptance"]) == {"draft-model", "ngram"}
+    assert set(record["reading_s"]) == {"draft-model", "ngram"}
+    assert record["reading_s"]["draft-model"]  # what plan prices a prompt with
+    assert {"1", "16"} <= set(record["passes_s"])
     for entry in record["advice"]:
         measured = entry["measured_speedup"]
         assert (measured is None) == (entry["proposer"] is None)

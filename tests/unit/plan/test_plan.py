@@ -17,11 +17,11 @@ from outrider.plan.costs import (
     ModelSize,
     Roofline,
     best_k,
-    between,
     break_even_batch,
 )
 from outrider.plan.fleet import Goal, Replica, plan
 from outrider.plan.simulate import Arrival, Load, percentile, simulate
+from outrider.policy.measured import StepCosts
 from outrider.theory import expected_tokens
 
 HARDWARE = Hardware(bandwidth=1e12, flops=1e14, memory=8e10, efficiency=1.0, overhead_s=0.0)
@@ -81,7 +81,35 @@ def test_curves_are_read_and_interpolated() -> None:
     assert curves.draft_s(3, 2) == pytest.approx(0.0004)
     with pytest.raises(ConfigError, match="doctor"):
         Curves.read(record, "ngram")
-    assert between({1: 1.0, 2: 2.0}, 4) == pytest.approx(4.0)
+
+
+def test_the_drafter_s_reading_of_a_prompt_is_priced() -> None:
+    record = {
+        "verify_s": {"1": 0.001, "9": 0.003},
+        "overhead_s": {"1": 0.0001},
+        "draft_s": {"draft-model": {"1": {"1": 0.0002, "4": 0.0008}}},
+        "reading_s": {"draft-model": {"100": 0.05}, "ngram": {"100": 0.0}},
+    }
+    curves = Curves.read(record, "draft-model")
+    assert curves.read_s(50) == pytest.approx(0.025)
+    load = Load(rate=0.01, prompt_tokens=200, output_tokens=20)
+    reading_s = load.reading_s(curves)
+    assert best_k(curves, 0.8, 1, 210) > 0
+    assert best_k(curves, 0.8, 1, 210, reading_s) == 0  # 20 tokens do not pay for it
+
+
+def test_a_pass_of_many_sequences_costs_what_the_doctor_measured_for_that_batch() -> None:
+    """Each of them reads its own context."""
+    record = {
+        "verify_s": {"1": 0.001, "8": 0.002},
+        "passes_s": {"1": {"1": 0.001, "8": 0.002}, "4": {"4": 0.003, "8": 0.004}},
+        "overhead_s": {"1": 0.0},
+        "draft_s": {"draft-model": {"1": {"1": 0.0002}}},
+    }
+    curves = Curves.read(record, "draft-model")
+    assert curves.pass_s(8, 0, 1) == pytest.approx(0.002)
+    assert curves.pass_s(8, 0, 4) == pytest.approx(0.004)
+    assert 0.001 < curves.pass_s(2, 0, 2) < 0.003
 
 
 def test_an_idle_replica_needs_a_pass_per_token() -> None:
@@ -179,7 +207,8 @@ def test_drafts_that_do_not_pay_for_their_reading_are_left() -> None:
 
 
 def test_steps_of_many_sequences_cost_their_overhead() -> None:
-    curves = Curves({1: 0.001, 9: 0.003}, {1: 0.0, 4: 0.0003}, {})
+    measured = StepCosts({1: {1: 0.001, 9: 0.003}}, {1: 0.0, 4: 0.0003}, {})
+    curves = Curves(measured, "draft-model")
     assert curves.pass_s(5, 0, 4) == pytest.approx(0.0023)
     assert curves.pass_s(5, 0, 2) == pytest.approx(0.0021)
 
