@@ -95,6 +95,11 @@ _ERNIE = Names(
     feeds_normed=False,
 )
 _MORE: Json = {"num_nextn_predict_layers": 1}
+_QWEN = Names(
+    *("mtp.layers.0.", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"),
+    *("mtp.fc", "mtp.norm"),
+)
+_MIXED = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
 _DEEP = {"num_hidden_layers": L + 1}
 
 
@@ -106,6 +111,7 @@ class Case:
     apart: Json | None = None  # the config.json of a folder with the layer alone
     native: bool = True
     copies: bool = False  # of the target's embedding and head
+    shift: float = 0.0  # of norms
 
 
 def _with_one_more(config: Any, **changes: Any) -> Any:
@@ -141,6 +147,15 @@ CASES: dict[str, Callable[[], Case]] = {
         ),
         _ERNIE,
         _MORE,
+    ),
+    "qwen3_next": lambda: Case(
+        _with_one_more(FAMILY_CONFIGS["qwen3_next"], layer_types=_MIXED), _QWEN, _MORE, shift=1.0
+    ),
+    "qwen3_5": lambda: Case(
+        _with_one_more(FAMILY_CONFIGS["qwen3_5"], layer_types=_MIXED),
+        _QWEN,
+        {"mtp_num_hidden_layers": 1},
+        shift=1.0,
     ),
     "speculators": lambda: Case(
         t.Qwen3Config(**SMALL | _DEEP, head_dim=16),
@@ -198,4 +213,4 @@ def write(name: str, folder: Path) -> tuple[Path, Path | None, Mtp]:
         save_file(moved, apart / "model.safetensors")
     write_tiny_tokenizer(target)
     eps = config.get("rms_norm_eps", 1e-6)
-    return target, apart, Mtp(reference(whole), moved, case.names, eps=eps)
+    return target, apart, Mtp(reference(whole), moved, case.names, case.shift, eps)

@@ -23,7 +23,7 @@ from outrider.model.borrowed import Borrowed, borrow
 from outrider.model.checkpoints import open_checkpoint
 from outrider.model.dialects.mtp import Names, Spliced, find_mtp
 from outrider.model.families import UnsupportedByDecoder, read_decoder_config
-from outrider.model.families.description import DecoderConfig, last_layer
+from outrider.model.families.description import DecoderConfig, one_layer
 from outrider.model.native_model import NativeModel
 from outrider.model.tensors import Source
 from outrider.model.torch_decoder import TorchDecoder
@@ -116,8 +116,7 @@ def load_mtp(target: Model, folder: Path, apart: Path | None, weights: str) -> M
     names = find_mtp(own.names(), config.family)
     if names is None:
         raise ModelError(f"{apart or folder} holds no MTP layer")
-    is_dense = config.experts is not None and not _has_experts(own, names, config)
-    one = last_layer(config, dense=is_dense)
+    one = one_layer(config, sparse=_has_experts(own, names, config))
     source = Spliced(whole, own, names, one)
     device = getattr(target, "device", torch.device("cpu"))
     dtype = getattr(target, "dtype", None) if device.type != "cpu" else torch.float32

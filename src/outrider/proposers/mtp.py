@@ -1,4 +1,4 @@
-"""Multi-token prediction (DeepSeek-V3, GLM-4.5, Qwen3-Next, MiMo, Ernie-4.5): a layer that comes
+"""Multi-token prediction (DeepSeek-V3, GLM-4.5, Qwen3-Next, MiMo, Ernie 4.5): a layer that comes
 with the target, trained with it, drafts from its last hidden state.
 
 The layer keeps its own rows of the text; drafts are written after them and dropped. What is

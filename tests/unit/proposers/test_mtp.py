@@ -57,7 +57,7 @@ FORMS = [
     ("glm4_moe", {"backend": "torch"}),
     *(
         pytest.param(name, {"dtype": dtype}, marks=needs_native)
-        for name, dtype in (("mimo", "int8"), ("glm4_moe", "int4"), ("ernie4_5", "bfloat16"))
+        for name, dtype in (("mimo", "int8"), ("glm4_moe", "int4"), ("qwen3_next", "bfloat16"))
     ),
 ]
 SAMPLINGS = [

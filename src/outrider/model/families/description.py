@@ -265,17 +265,23 @@ class DecoderConfig:
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
 
-def last_layer(config: DecoderConfig, *, dense: bool = False) -> DecoderConfig:
-    """A decoder of one layer, which is like the last one of `config`; `dense`: without experts."""
-    experts = config.experts
-    if experts is not None:
-        experts = replace(experts, layers=(experts.layers[-1] and not dense,))
+def one_layer(config: DecoderConfig, *, sparse: bool) -> DecoderConfig:
+    """A decoder of one layer, like the last that attends; `sparse`: with experts."""
+    last = config.num_layers - 1
+    if config.mixing:
+        last = max((i for i, kind in enumerate(config.mixing) if kind == ATTENTION), default=last)
+    here = slice(last, last + 1)
+    experts = config.experts if sparse else None
     return replace(
         config,
         num_layers=1,
-        windows=config.windows[-1:],
-        layer_ropes=config.layer_ropes[-1:],
-        experts=experts if experts is not None and experts.layers[0] else None,
+        windows=config.windows[here],
+        layer_ropes=config.layer_ropes[here],
+        chunks=config.chunks[here],
+        mixer=None,
+        mixing=(),
+        mlps=config.mlps[here],
+        experts=None if experts is None else replace(experts, layers=(True,)),
     )
 
 
