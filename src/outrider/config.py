@@ -86,8 +86,7 @@ class EngineConfig:
         None, "Drafter: a folder, a hub name or bundled:NAME.", "--draft-model MODEL", SPECULATION,
         aliases=("speculative-model",),
         none="of bundled and smollm2 their own", suggestions=BUNDLED,
-        vllm=passed("`model` of --speculative-config")
-    )
+        vllm=passed("`model` of --speculative-config"))
     other_drafters: tuple[str, ...] = param((), "Further drafters, which requests may name.")
     proposer: str | None = param(
         None, "What drafts; a wrong name lists the valid ones.", "--proposer NAME", SPECULATION,
