@@ -223,6 +223,8 @@ class ModelSpec:
     eos_ids: tuple[int, ...] = ()
     # The weights with which a draft model beside it is fastest; None: the engine's own dtype.
     draft_dtype: str | None = None
+    # Why `max_positions` is less than the model is configured for; "" if it is not.
+    shortened: str = ""
 
 
 class OwnsKV(Protocol):

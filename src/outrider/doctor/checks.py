@@ -19,6 +19,7 @@ from outrider.errors import OutriderError
 from outrider.model import load_model
 from outrider.model.bundled import find_folder
 from outrider.model.capabilities import PrefersThinPasses
+from outrider.model.families import DecoderConfig
 from outrider.model.head_kinds import head_kind
 from outrider.model.tokenizer import check_same_vocabulary, load_tokenizer
 from outrider.registry import uses_draft_model
@@ -45,6 +46,10 @@ def examine(engine: Engine, draft_model: str | None, *, device: str, dtype: str)
             f"{target.spec.kv_bytes_per_token / 1024:.1f} KiB each",
         )
     )
+    if target.spec.shortened:
+        text = f"{target.spec.max_positions} tokens: {target.spec.shortened}"
+        found.append(Finding("context", "note", text))
+    found += _experts(target)
     if draft_model is not None:
         found += _drafter(engine, draft_model, device, dtype)
     return found
@@ -67,6 +72,31 @@ def examine_costs(curves: Curves, proposer: str) -> list[Finding]:
     share = curves.draft_s(proposer, 1, 4) / curves.plain_s(1)
     text = f"4 tokens of {proposer} take {share:.0%} of a step without drafts"
     return [Finding("drafting", "note" if share > 1 else "ok", text)]
+
+
+def _experts(target: Model) -> list[Finding]:
+    """Beforehand, for an even router: tokens of one text touch fewer experts than that."""
+    config = getattr(target, "config", None)
+    if not isinstance(config, DecoderConfig) or config.experts is None:
+        return []
+    experts = config.experts
+    one = 3 * config.hidden_size * experts.inner * sum(experts.layers)
+    looked_up = config.vocab_size * config.hidden_size * (not config.tied)
+    rest = target.spec.num_parameters - one * experts.count - looked_up
+
+    def read(num_tokens: int) -> float:
+        missed: float = (1 - experts.active / experts.count) ** num_tokens
+        return rest + one * experts.count * (1 - missed)
+
+    ratio = read(5) / read(1)
+    text = (
+        f"{experts.active} of {experts.count} for each token: a pass over 5 tokens reads up to "
+        f"{ratio:.1f} times the weights of a pass over one, so "
+    )
+    text += (
+        "short drafts pay best" if ratio > 1.5 else "drafts cost little more than on a dense model"
+    )
+    return [Finding("experts", "note" if ratio > 1.5 else "ok", text)]
 
 
 def _machine(target: Model, device: str) -> list[Finding]:

@@ -198,8 +198,10 @@ class Engine:
 
     def prompt_too_long(self, num_tokens: str, param: str = "prompt") -> RequestError:
         """The error for a prompt of `num_tokens` tokens, in the words that API clients search."""
+        limit, spec = self.scheduler.max_positions, self.target.spec
+        why = f" ({spec.shortened})" if spec.shortened and limit == spec.max_positions else ""
         return RequestError(
-            f"this model's maximum context length is {self.scheduler.max_positions} tokens, and "
+            f"this model's maximum context length is {limit} tokens{why}, and "
             f"your {param} {'have' if param == 'messages' else 'has'} {num_tokens}: "
             f"shorten the {param}",
             param,

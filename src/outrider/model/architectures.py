@@ -77,27 +77,32 @@ def _refuse_state(model_class: Any, config: Any, kind: str) -> None:
         )
 
 
-def max_positions(config: Any, windows: Sequence[int | None], masked: Iterable[int] = ()) -> int:
-    """The longest sequence for which every layer computes what it was trained for.
+def max_positions(
+    config: Any, windows: Sequence[int | None], masked: Iterable[int] = ()
+) -> tuple[int, str]:
+    """The longest sequence for which every layer computes what it was trained for, and why it is
+    shorter than the config says, if it is.
 
     `windows` are the sliding windows that the layers request, `masked` those that the model's own
     masks would have. The result is below the configured limit if a rope changes its frequencies
     with the length (stored keys would become wrong), or if a window or chunk stands only in the
     config or in a mask and no layer requests it.
     """
-    limits = [int(getattr(config, "max_position_embeddings", None) or _DEFAULT_POSITIONS)]
+    limits = [(int(getattr(config, "max_position_embeddings", None) or _DEFAULT_POSITIONS), "")]
     for rope in _ropes(config):
         if rope.get("rope_type") == "longrope":
-            limits.append(int(rope.get("original_max_position_embeddings") or limits[0]))
-    limits += [size for size in masked if size not in windows]
+            original = int(rope.get("original_max_position_embeddings") or limits[0][0])
+            limits.append((original, "its longrope changes all stored keys past this length"))
+    in_mask = "a window of this length stands in its mask only, which its attention does not see"
+    limits += [(size, in_mask) for size in masked if size not in windows]
     types = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
     window = getattr(config, "sliding_window", None)
     for kind, seen in zip(types, windows, strict=True):
         if kind == "sliding_attention" and seen is None and window:
-            limits.append(int(window))
+            limits.append((int(window), in_mask))
         if kind == "chunked_attention":
-            limits.append(int(config.attention_chunk_size))
-    return min(limits)
+            limits.append((int(config.attention_chunk_size), in_mask))
+    return min(limits, key=lambda limit: limit[0])
 
 
 def _ropes(config: Any) -> list[Mapping[str, Any]]:

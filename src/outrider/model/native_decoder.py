@@ -376,6 +376,7 @@ def _spec(folder: Path, raw: dict[str, Any], config: DecoderConfig) -> ModelSpec
         num_layers=config.num_layers,
         hidden_size=config.hidden_size,
         max_positions=config.max_positions,
+        shortened=config.shortened,
         kv_bytes_per_token=2 * config.num_layers * config.num_kv_heads * slot * 4,
         num_parameters=count_parameters(config),
         eos_ids=read_eos_ids(folder, raw),

@@ -136,6 +136,7 @@ class TorchDecoder:
             num_layers=config.num_layers,
             hidden_size=config.hidden_size,
             max_positions=config.max_positions,
+            shortened=config.shortened,
             kv_bytes_per_token=_kv_bytes(config, dtype),
             num_parameters=loader.num_parameters,
             eos_ids=eos_ids,

@@ -12,7 +12,7 @@ K key/value heads, G = A / K, D head size (of keys, or of values where noted).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -227,6 +227,9 @@ class TransformersModel:
 
     def _describe(self, folder: Path) -> ModelSpec:
         text = self.inner.config.get_text_config()
+        limit, why = max_positions(
+            text, [layer.window for layer in self._layers.values()], self.masked
+        )
         stores = [s for layer in self._layers.values() for s in (layer.keys, layer.values)]
         return ModelSpec(
             name=folder.name,
@@ -234,9 +237,8 @@ class TransformersModel:
             num_tokens=count_tokens(folder, text.vocab_size),
             num_layers=len(self._layers),
             hidden_size=text.hidden_size,
-            max_positions=max_positions(
-                text, [layer.window for layer in self._layers.values()], self.masked
-            ),
+            max_positions=limit,
+            shortened=why,
             kv_bytes_per_token=sum(s.shape[1] * s.shape[2] * s.itemsize for s in stores),
             num_parameters=sum(p.numel() for p in self.inner.parameters()),
             eos_ids=read_eos_ids(folder, read_config(folder)),
@@ -336,10 +338,33 @@ def _paged_attention(
     return attended[None], None
 
 
-def _record_mask(*, local_size: int | None = None, **_: Any) -> None:
-    """Instead of a mask: none is made, because our attention makes its own."""
+def _record_mask(
+    *, mask_function: Callable[..., Any], local_size: int | None = None, **_: Any
+) -> None:
+    """Instead of a mask: none is made, because our attention makes its own, a causal one.
+
+    What is asked for must be that, at least in the first `local_size` positions: see
+    `max_positions`, which ends the context there unless the attention layers ask for the same.
+    """
+    model = _ACTIVE.get()
     if local_size:
-        _ACTIVE.get().masked.add(int(local_size))
+        model.masked.add(int(local_size))
+    if not _is_causal(mask_function, local_size or 1 << 16):
+        raise ModelError(
+            f"{type(model.inner).__name__} asks for a mask that is not causal; use another model"
+        )
+
+
+def _is_causal(mask_function: Callable[..., Any], length: int) -> bool:
+    """Whether the tokens among the first `length` see themselves and all before them; sampled."""
+    near = {0, 1, 2, 3, 7, 8, 15, 31, 63, 64, 255, 1000, 5000, 40000, length - 2, length - 1}
+    at = torch.tensor(sorted(i for i in near if 0 <= i < length))
+    query, key = at[:, None], at[None]
+    try:
+        seen = torch.as_tensor(mask_function(0, 0, query, key))
+    except IndexError:  # it looks up a mask of this one token
+        return True
+    return bool((seen.expand(len(at), len(at)) == (key <= query)).all())
 
 
 transformers.AttentionInterface.register(ATTENTION_NAME, _paged_attention)

@@ -96,20 +96,19 @@ def test_same_as_the_compact_decoder(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "bloom": (
-        transformers.BloomConfig(**IDS, hidden_size=32, n_layer=2, n_head=4),
-        "ignore the attention setting",
-    ),
-    "falcon": (
-        transformers.FalconConfig(
-            **IDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4
+    "xglm": (
+        transformers.XGLMConfig(
+            **IDS,
+            d_model=32,
+            num_layers=2,
+            attention_heads=4,
+            ffn_dim=48,
+            max_position_embeddings=64,
         ),
         "ignore the attention setting",
     ),
-    "mamba2": (
-        transformers.Mamba2Config(
-            **IDS, hidden_size=32, num_hidden_layers=2, num_heads=8, head_dim=8, state_size=8
-        ),
+    "rwkv": (
+        transformers.RwkvConfig(**IDS, hidden_size=32, num_hidden_layers=2),
         "recurrent state",
     ),
 }
@@ -238,7 +237,7 @@ def test_attention_without_a_state_in_a_class_that_can_keep_one(tmp_path: Path) 
         mamba_n_heads=8,
         mamba_d_head=8,
     )
-    model = load_model(write(tmp_path, config))
+    model = load_model(write(tmp_path, config), backend="transformers")
     assert isinstance(model, TransformersModel)
     expected = logits(reference(tmp_path), TOKENS)
     assert worst(Driver(model).forward({"a": TOKENS}).logits["a"], expected) < 1e-4

@@ -256,6 +256,13 @@ class DecoderConfig:
         return self.qk_norm and not (self.qk_unit and self.rope_of(layer) == NO_ROPE)
 
     @property
+    def shortened(self) -> str:
+        """Why `max_positions` is less than the config says; "" if it cannot be."""
+        if any(rope.kind == "longrope" for rope in self.ropes):
+            return "its longrope changes all stored keys past its original length"
+        return ""
+
+    @property
     def rotated(self) -> int:
         """The number of leading dimensions of a head that rotate."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
