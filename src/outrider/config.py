@@ -5,7 +5,6 @@ HTTP bodies, the mapping to vLLM's options and the reference pages; `make refere
 keyword arguments of `LLM`. To add a parameter, add one field here and run `make reference`.
 
     name: type = param(default, help, command line, group of --help, limits, HTTP, vLLM)
-
 Standard library only, so that `outrider --help` starts at once.
 """
 
