@@ -1,6 +1,6 @@
 # Everything runs from a fresh clone: each target sets up .venv/ by itself, once.
 #
-#   make demo       plain and speculative decoding side by side, on the bundled models
+#   make demo       plain and speculative decoding side by side: the bundled models, then SmolLM2
 #   make test       ruff, mypy --strict and every test: what CI runs
 #   make unit       only the fast tests        make lint / typecheck   one check
 #   make figures    measure the controller, the doctor and the engine; draw docs/plots: an hour

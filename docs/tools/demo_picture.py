@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from outrider.cli.demo import conclude, plan, race_rounds
+from outrider.cli.demo import conclude, has_template, plan, race_rounds
 from outrider.cli.demo_view import Stage
 from outrider.llm import LLM
 from outrider.origins import spelling
@@ -34,7 +34,7 @@ def main() -> None:
     console = Console(
         record=True, file=io.StringIO(), width=104, height=34, force_terminal=True, highlight=False
     )
-    rounds = plan(None, None)
+    rounds = plan(None, None, is_chat=has_template(llm.engine))
     stage = Stage(console, spelling(llm.engine.tokenizer), len(rounds))
     params = SamplingParams(seed=1, max_tokens=128)
     outcomes, _ = race_rounds(llm.engine, rounds, params, stage)

@@ -78,8 +78,7 @@ class EngineConfig:
 
     model: str = param(
         "bundled", "Target: a folder, a GGUF file, a hub name, bundled or smollm2.", "MODEL",
-        suggestions=("bundled", "smollm2"),
-        vllm=passed("the model of `vllm serve`")
+        suggestions=("bundled", "smollm2"), vllm=passed("the model of `vllm serve`")
     )
     draft_model: str | None = param(
         None, "Drafter: a folder, a hub name or bundled:NAME.", "--draft-model MODEL", SPECULATION,

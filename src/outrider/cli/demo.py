@@ -49,6 +49,15 @@ PROMPTS = (
         "    def __init__(self, host, port, timeout=None):\n",
     ),
 )
+# For a model with a chat template. The last one is sampled here, too.
+CHATS = (
+    ("a question", "Why is the sky blue?"),
+    ("a rewrite", "Rewrite in simple words: The council resolved to prohibit motor traffic in the "
+     "old town during the summer, in order to reduce noise and improve the quality of the air."),
+    ("a list", "List five animals that live in the sea, with one fact about each."),
+    ("a letter", "Write a short, polite letter that asks a neighbour to play music less loudly."),
+)  # fmt: skip
+SECOND_ACT = "smollm2"  # follows the bundled code model
 Round = tuple[str, str, float]  # title, prompt, temperature
 SAMPLED = 0.7  # temperature of the last round
 WARM_UP_TOKENS = 8
@@ -98,33 +107,78 @@ def demo(
         )
     if engine.get("proposer") == PREDICTION:
         raise ConfigError(f"the demo cannot use proposer {PREDICTION!r}; choose another one")
-    model = engine["model"]
-    with busy(f"loading {model}"):
-        from outrider.llm import LLM
-
-        params = SamplingParams(**sampling, temperature=temperature or 0.0, seed=seed)
-        # With a prefix cache, the second lane would use the prompt that the first computed.
-        llm = LLM(**engine, max_sequences=2, prefix_caching=False)
-    refuse_unused(llm)
     # With --json, stdout holds the object only.
     console = stderr() if as_json else stdout()
-    outcomes, total = show(llm.engine, plan(prompt, temperature), params, console)
-    conclude(outcomes, console, llm.engine)
-    if as_json:
-        print_json(record(outcomes, total, llm.engine, model))
+    settings = dict(sampling, temperature=temperature or 0.0, seed=seed)
+    outcomes = act(engine, prompt, settings, temperature, console, as_json=as_json)
+    is_default = engine["model"] == EngineConfig.model and not {"draft_model", "proposer"} & {
+        *engine
+    }
+    if is_default and prompt is None and not as_json:
+        outcomes += second_act(engine, settings, temperature, console)
     if any(outcome.first_difference is not None for outcome in outcomes):
         raise typer.Exit(1)
 
 
-def plan(prompt: str | None, temperature: float | None) -> list[Round]:
+def act(
+    engine: Options,
+    prompt: str | None,
+    sampling: Options,
+    temperature: float | None,
+    console: Console,
+    *,
+    as_json: bool = False,
+) -> list[Outcome]:
+    """One model: its races, the verdict, and with `as_json` the object."""
+    model = engine["model"]
+    with busy(f"loading {model}"):
+        from outrider.llm import LLM
+
+        params = SamplingParams(**sampling)
+        # With a prefix cache, the second lane would use the prompt that the first computed.
+        llm = LLM(**engine, max_sequences=2, prefix_caching=False)
+    refuse_unused(llm)
+    rounds = plan(prompt, temperature, is_chat=has_template(llm.engine))
+    outcomes, total = show(llm.engine, rounds, params, console)
+    conclude(outcomes, console, llm.engine)
+    if as_json:
+        print_json(record(outcomes, total, llm.engine, model))
+    return outcomes
+
+
+def second_act(
+    engine: Options, sampling: Options, temperature: float | None, console: Console
+) -> list[Outcome]:
+    """A real chat model answers; one line where it is not installed."""
+    from outrider.errors import ModelError
+    from outrider.model.named import PACKAGED, packaged_file
+
+    console.print()
+    try:
+        packaged_file(SECOND_ACT)
+    except ModelError as error:
+        console.print(f"no second act: {error}", style="dim", soft_wrap=True)
+        return []
+    console.print(f"── {PACKAGED[SECOND_ACT].about} ──")
+    return act(engine | {"model": SECOND_ACT}, None, sampling, temperature, console)
+
+
+def has_template(engine: Engine) -> bool:
+    from outrider.model.chat_template import load_template
+
+    return load_template(engine.tokenizer, None)[1]
+
+
+def plan(prompt: str | None, temperature: float | None, *, is_chat: bool = False) -> list[Round]:
     """Greedy rounds and one sampled round; or only what the user asked for."""
+    prompts = CHATS if is_chat else PROMPTS
     if prompt is not None:
         values = [0.0, SAMPLED] if temperature is None else [temperature]
         return [("your prompt", prompt, value) for value in values]
     if temperature is not None:
-        return [(title, text, temperature) for title, text in PROMPTS]
-    rounds = [(title, text, 0.0) for title, text in PROMPTS[:-1]]
-    return [*rounds, (*PROMPTS[-1], SAMPLED)]
+        return [(title, text, temperature) for title, text in prompts]
+    rounds = [(title, text, 0.0) for title, text in prompts[:-1]]
+    return [*rounds, (*prompts[-1], SAMPLED)]
 
 
 def show(
@@ -145,18 +199,26 @@ def race_rounds(
 ) -> tuple[list[Outcome], Totals]:
     """All rounds, after a short one to warm up; the view is always closed."""
     from outrider.cli.race import lanes, race, totals
+    from outrider.model.chat_template import chat_ids
 
+    def ids(text: str) -> list[int]:
+        if not is_chat:
+            return engine.tokenizer.encode(text)
+        return chat_ids(engine.tokenizer, [{"role": "user", "content": text}])
+
+    is_chat = has_template(engine)
     with busy("warming up"):
-        race(lanes(engine), "", rounds[0][1], replace(params, max_tokens=WARM_UP_TOKENS))
+        warm_up = replace(params, max_tokens=WARM_UP_TOKENS)
+        race(lanes(engine), "", rounds[0][1], warm_up, ids=ids(rounds[0][1]))
     outcomes: list[Outcome] = []
     total: Totals | None = None
     try:
         for title, text, temperature in rounds:
             setting = f"T={temperature:g}" if temperature else "greedy"
             pair = lanes(engine)
-            view.begin(f"{title}, {setting}", text, pair)
+            view.begin(f"{title}, {setting}", f"{text}\n\n" if is_chat else text, pair)
             asked = replace(params, temperature=temperature)
-            outcomes.append(race(pair, title, text, asked, view.watch))
+            outcomes.append(race(pair, title, text, asked, view.watch, ids=ids(text)))
             view.finished(outcomes[-1])
         total = totals(outcomes)
     finally:

