@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from outrider.model.gguf.config import GLOBAL_TENSORS, LAYER_TENSORS
+from outrider.model.gguf.names import LAYER_MODULES, MODULES
 from outrider.model.gguf.types import TYPES, TensorType
 
 BY_NAME = {kind.name: kind for kind in TYPES.values()}
@@ -117,16 +117,17 @@ _SCALES: dict[str, list[tuple[int, float]]] = {
     "MXFP4": [],
 }
 
-_FLAT_NAMES = {v: k for k, v in GLOBAL_TENSORS.items()}
-_LAYER_NAMES = {v: k for k, v in LAYER_TENSORS.items()}
+_FLAT_NAMES = {v: k for k, v in MODULES.items()}
+_LAYER_NAMES = {v: k for k, v in LAYER_MODULES.items()}
 
 
 def file_name_of(name: str) -> str:
     """A folder's tensor name in the spelling of GGUF."""
-    if name in _FLAT_NAMES:
-        return _FLAT_NAMES[name]
-    _, _, layer, suffix = name.split(".", 3)
-    return f"blk.{layer}.{_LAYER_NAMES[suffix]}"
+    module, _, kind = name.rpartition(".")
+    if module in _FLAT_NAMES:
+        return f"{_FLAT_NAMES[module]}.{kind}"
+    _, _, layer, module = module.split(".", 3)
+    return f"blk.{layer}.{_LAYER_NAMES[module]}.{kind}"
 
 
 def from_folder(folder: Path, path: Path, kind: str = "F32", **metadata: Any) -> Path:

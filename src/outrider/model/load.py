@@ -97,8 +97,11 @@ def _decoder_config(folder: Path, backend: str) -> DecoderConfig | None:
         return None
     try:
         return read_decoder_config(config)
-    except UnsupportedByDecoder:
-        if backend == "auto" and not only_ours:
+    except UnsupportedByDecoder as error:
+        if only_ours:
+            reason = str(error).removesuffix("; use backend 'transformers'")
+            raise ModelError(f"{folder}: {reason}; use another model") from error
+        if backend == "auto":
             return None
         raise
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PACKED = "packed"  # the arithmetic of weights that are stored in blocks
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EXPERT_PARTS = ("gate", "up", "down")
 _LOSSLESS = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
 
 
@@ -71,18 +71,34 @@ def available(config: DecoderConfig, device: str) -> bool:
 
 _O = LAYER_TENSORS["self_attn.o_proj.weight"]
 _MATRICES = tuple(name for name in LAYER_TENSORS if name.endswith("_proj.weight"))
+_LAYER_KINDS = len(_MATRICES) + 2  # and those of experts
 
 
-def _matrix_kinds(checkpoint: Source, config: DecoderConfig) -> list[int]:
+def _matrix_kinds(checkpoint: Source, weights: Weights) -> list[int]:
     """The types to keep all matrices in, in the order of `OutriderConfig.types`."""
-    embedding = checkpoint.kind_of(_EMBEDDING)
+    config = weights.config
+    embedding = checkpoint.kind_of(weights.embedding_place)
     if not config.tied:
-        head = checkpoint.kind_of(_HEAD)
+        head = checkpoint.kind_of(weights.head_place)
     else:
         head = native.TIED if embedding >= native.PACKED else embedding
-    layers = (f"model.layers.{layer}." for layer in range(config.num_layers))
-    kinds = (checkpoint.kind_of(layer + name) for layer in layers for name in _MATRICES)
-    return [embedding, head, *kinds]
+
+    def kind(place: str, whole: bool) -> int:
+        if place not in checkpoint:
+            return native.STORED_KINDS["F32"]
+        found = checkpoint.kind_of(place)
+        return found if whole or found < native.PACKED else native.STORED_KINDS["F32"]
+
+    kinds = [embedding, head]
+    for layer in range(config.num_layers):
+        shapes = layer_shapes(config, layer)
+        kinds += [kind(*weights.place(layer, n)) if n in shapes else 0 for n in _MATRICES]
+        if not config.has_experts(layer):
+            kinds += [0, 0]
+            continue
+        gate, up, down = (kind(*weights.expert_place(layer, 0, part)) for part in EXPERT_PARTS)
+        kinds += [gate if gate == up else native.STORED_KINDS["F32"], down]
+    return kinds
 
 
 class NativeDecoder(NativeModel):
@@ -167,15 +183,15 @@ class NativeDecoder(NativeModel):
         started = time.perf_counter()
         if dtype != "auto" and dtype not in WEIGHT_TYPES:
             raise UnknownName("dtype", dtype, ["auto", *WEIGHT_TYPES])
-        kinds = _matrix_kinds(checkpoint, config)
+        weights = Weights(checkpoint, config)
+        kinds = _matrix_kinds(checkpoint, weights)
         has_blocks = max(kinds) >= native.PACKED
         if dtype == "auto":
-            packed = has_blocks and not config.rope_pairs  # whose rows of heads are reordered
-            dtype = _PACKED if packed else _LOSSLESS.get(config.dtype, "float32")
+            dtype = _PACKED if has_blocks else _LOSSLESS.get(config.dtype, "float32")
         # As stored where that makes the same bits from less memory.
         keeps = dtype == _PACKED or (dtype == "float32" and not has_blocks)
         model = cls(config, spec, dtype, kinds if keeps else None, threads)
-        model._read(checkpoint)
+        model._read(checkpoint, weights, kinds)
         model.load_s = time.perf_counter() - started
         log.info(
             "loaded %s as %s (%s) in %.2f s, %.0f MB of weights",
@@ -187,10 +203,10 @@ class NativeDecoder(NativeModel):
         )
         return model
 
-    def _read(self, checkpoint: Source) -> None:
-        config, weights = self.config, Weights(checkpoint, self.config)
-        hidden = config.hidden_size
-        if not self._set_blocks(checkpoint, 0, 0, _EMBEDDING, (config.vocab_size, hidden)):
+    def _read(self, checkpoint: Source, weights: Weights, kinds: Seq[int]) -> None:
+        """`kinds` as `_matrix_kinds` gives them."""
+        config, table = self.config, (self.config.vocab_size, self.config.hidden_size)
+        if not self._set_blocks(checkpoint, 0, 0, weights.embedding_place, table):
             embedding = weights.embedding().contiguous()
             if embedding.dtype not in SOURCE_TYPES:
                 embedding = embedding.float()
@@ -199,7 +215,7 @@ class NativeDecoder(NativeModel):
             if config.tied:
                 self.set_tensor(2, 0, embedding)
         self._set(1, 30, 0, weights.final_norm())
-        if not self._set_blocks(checkpoint, 2, 0, _HEAD, (config.vocab_size, hidden)):
+        if config.tied or not self._set_blocks(checkpoint, 2, 0, weights.head_place, table):
             head = weights.head()
             if head is not None:
                 self.set_tensor(2, 0, head)
@@ -207,15 +223,16 @@ class NativeDecoder(NativeModel):
             for name in norm_names(config, layer):
                 self._set(*NORMS[name], layer, weights.norm(layer, name))
             for name, shape in layer_shapes(config, layer).items():
-                kind, place = LAYER_TENSORS.get(name, -1), f"model.layers.{layer}.{name}"
                 if name.rpartition(".")[0] in NORMS:
                     continue
+                kind, (place, whole) = LAYER_TENSORS.get(name, -1), weights.place(layer, name)
                 if config.latent is not None and kind != _O and name.startswith("self_attn."):
                     continue  # see `_read_latent`
-                if not self._set_blocks(checkpoint, kind, layer, place, shape):
+                if not (whole and self._set_blocks(checkpoint, kind, layer, place, shape)):
                     self.set_tensor(kind, layer, weights.layer(layer, name))
             if config.has_experts(layer):
-                self._read_experts(weights, layer)
+                made = kinds[2 + _LAYER_KINDS * layer :][_LAYER_KINDS - 2 : _LAYER_KINDS]
+                self._read_experts(checkpoint, weights, layer, made)
             if config.latent is not None:
                 self._read_latent(latent_rows(weights, layer), config.latent, layer)
             if config.qk_unit and config.norms_heads(layer):
@@ -253,7 +270,14 @@ class NativeDecoder(NativeModel):
         for kind, tensor in of_kind.items():
             self.set_tensor(kind, layer, tensor)
 
-    def _read_experts(self, weights: Weights, layer: int) -> None:
+    def _read_experts(
+        self,
+        checkpoint: Source,
+        weights: Weights,
+        layer: int,
+        kinds: Seq[int],
+    ) -> None:
+        """`kinds`: of gates and ups, and of downs."""
         assert self.config.experts is not None
         router, bias = weights.router(layer)
         for kind, tensor in (
@@ -265,9 +289,17 @@ class NativeDecoder(NativeModel):
             if tensor is not None:
                 self.set_tensor(kind, layer, tensor)
         for expert in range(self.config.experts.count):
-            for part, name in enumerate(("gate", "up", "down")):
-                weight, bias = weights.expert(layer, expert, name)
-                self.set_expert(part, layer, expert, weight)
+            for part, name in enumerate(EXPERT_PARTS):
+                kind = kinds[part == 2]
+                if self.dtype == _PACKED and kind >= native.PACKED:
+                    place, _ = weights.expert_place(layer, expert, name)
+                    shape = weights.expert_shape(name)
+                    with checkpoint.blocks(place, shape) as (blocks, _):
+                        self.set_expert_blocks(part, layer, expert, blocks, kind, shape[1])
+                    bias = weights.expert_bias(layer, expert, name)
+                else:
+                    weight, bias = weights.expert(layer, expert, name)
+                    self.set_expert(part, layer, expert, weight)
                 if bias is not None:
                     self.set_expert(part + 3, layer, expert, bias)
 

@@ -146,6 +146,31 @@ class NativeModel:
         if code != native.OK:
             raise ModelError(native.error_message())
 
+    def set_expert_blocks(
+        self,
+        part: int,
+        layer: int,
+        expert: int,
+        blocks: npt.NDArray[np.uint8],
+        type: int,
+        columns: int,
+    ) -> None:
+        """`part` as in outrider.h; the rest as of `set_blocks`."""
+        blocks = np.ascontiguousarray(blocks)
+        code = self._lib.outrider_set_expert(
+            self._handle,
+            part,
+            layer,
+            expert,
+            blocks.ctypes.data,
+            type,
+            len(blocks),
+            columns,
+            self.threads,
+        )
+        if code != native.OK:
+            raise ModelError(native.error_message())
+
     def set_expert(self, part: int, layer: int, expert: int, tensor: torch.Tensor) -> None:
         """`part` as in outrider.h."""
         tensor = tensor.detach().contiguous()

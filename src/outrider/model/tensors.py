@@ -73,10 +73,17 @@ class Weights:
         self.num_parameters += tensor.numel()
         return tensor
 
+    @property
+    def embedding_place(self) -> str:
+        return f"{self._trunk}{self.config.layout.embedding}.weight"
+
+    @property
+    def head_place(self) -> str:
+        return f"{self._head}.weight"
+
     def embedding(self) -> torch.Tensor:
         config = self.config
-        name = f"{self._trunk}{config.layout.embedding}.weight"
-        return self._read(name, (config.vocab_size, config.hidden_size))
+        return self._read(self.embedding_place, (config.vocab_size, config.hidden_size))
 
     def embedding_norm(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight and bias."""
@@ -94,7 +101,7 @@ class Weights:
         if self.config.tied:
             return None
         shape = (self.config.vocab_size, self.config.hidden_size)
-        return self._read(f"{self._head}.weight", shape)
+        return self._read(self.head_place, shape)
 
     def head_bias(self) -> torch.Tensor | None:
         if not self.config.head_bias:
@@ -132,6 +139,24 @@ class Weights:
     def has(self, layer: int, name: str) -> bool:
         """Whether the layer has the tensor."""
         return name in self._shapes[layer]
+
+    def place(self, layer: int, name: str) -> tuple[str, bool]:
+        """What the checkpoint calls the tensor that holds `name`, and whether it is just this."""
+        module, _, kind = name.rpartition(".")
+        part, layout = module.removeprefix("self_attn.").removesuffix("_proj"), self.config.layout
+        if part in ("q", "k", "v") and layout.fused_qkv:
+            return f"{self._place(layer, layout.fused_qkv)}.{kind}", False
+        if part in ("mlp.gate", "mlp.up") and layout.fused_gate_up:
+            return f"{self._place(layer, layout.fused_gate_up)}.{kind}", False
+        moved = self.config.rope_pairs and part in ("q", "k")
+        return f"{self._place(layer, module)}.{kind}", not (moved or layout.transposed)
+
+    def expert_place(self, layer: int, index: int, part: str) -> tuple[str, bool]:
+        """The same of the "gate", "up" or "down" of an expert."""
+        layout = self.config.layout.experts
+        if layout.all_gate_up is None:
+            return f"{self._expert_place(layer, part).replace('E', str(index))}.weight", True
+        return self._expert_place(layer, "all_down" if part == "down" else "all_gate_up"), False
 
     def layer(self, layer: int, name: str) -> torch.Tensor:
         """A tensor of `layer_shapes`, except the norms over the hidden size."""
@@ -228,6 +253,19 @@ class Weights:
         name = f"{self._expert_place(layer, 'shared_gate')}.weight"
         return self._read(name, (1, self.config.hidden_size))[0]
 
+    def expert_shape(self, part: str) -> tuple[int, int]:
+        assert self.config.experts is not None
+        hidden, inner = self.config.hidden_size, self.config.experts.inner
+        return (hidden, inner) if part == "down" else (inner, hidden)
+
+    def expert_bias(self, layer: int, index: int, part: str) -> torch.Tensor | None:
+        """The bias of an expert that has tensors of its own."""
+        assert self.config.experts is not None
+        if not self.config.experts.bias:
+            return None
+        at = self._expert_place(layer, part).replace("E", str(index))
+        return self._read(f"{at}.bias", self.expert_shape(part)[:1])
+
     def expert(self, layer: int, index: int, part: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight and bias of the "gate", "up" or "down" of one expert: [outputs, inputs]."""
         experts, layout = self.config.experts, self.config.layout.experts
@@ -235,8 +273,8 @@ class Weights:
         hidden, inner = self.config.hidden_size, experts.inner
         if layout.all_gate_up is None:
             at = self._expert_place(layer, part).replace("E", str(index))
-            shape = (hidden, inner) if part == "down" else (inner, hidden)
-            return self._read(f"{at}.weight", shape), None
+            weight = self._read(f"{at}.weight", self.expert_shape(part))
+            return weight, self.expert_bias(layer, index, part)
         sizes = {"down": (hidden, inner)}.get(part, (2 * inner, hidden))
         place = self._expert_place(layer, "all_down" if part == "down" else "all_gate_up")
         weight = self._of_all(place, index, sizes[::-1] if layout.transposed else sizes)

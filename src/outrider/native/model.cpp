@@ -243,7 +243,7 @@ void spread_half(const char* data, int32_t type, int n, int which, float* out) {
 bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t type,
                 int64_t rows, int64_t columns, int threads) {
   const auto& c = m.config;
-  const int turned = type & OUTRIDER_TURNED ? c.head_dim : 0;
+  const int turned = type & OUTRIDER_TURNED ? c.rotary_dim : 0;
   type &= ~OUTRIDER_TURNED;
   if (!data) return set_error("null tensor");
   const bool of_heads = (kind >= OUTRIDER_FC && kind <= OUTRIDER_MARKOV_HEAD) || kind == OUTRIDER_FC_BIAS;
@@ -413,7 +413,9 @@ bool set_expert(OutriderModel& m, int part, int layer, int expert, const void* d
   Layer& l = m.layers[size_t(layer)];
   const char* p = static_cast<const char*>(data);
   const int which = part % 3, hidden = c.hidden, inner = e.inner;
-  if (l.expert_down[0].type == kF16 ? type != kF16 : type != kF32 && type != kBF16 && type != kF16)
+  const Matrix& made = which == OUTRIDER_EXPERT_DOWN ? l.expert_down[0] : l.expert_gate_up[0];
+  const bool same = part <= OUTRIDER_EXPERT_DOWN && (is_packed(made.type) || made.type == kF16);
+  if (same ? type != made.type : type != kF32 && type != kBF16 && type != kF16)
     return set_error("a tensor of a type that its matrix is not made of");
   const bool down = which == OUTRIDER_EXPERT_DOWN, bias = part > OUTRIDER_EXPERT_DOWN;
   const int outputs = down ? hidden : inner, inputs = down ? inner : hidden;
@@ -438,6 +440,8 @@ bool set_expert(OutriderModel& m, int part, int layer, int expert, const void* d
   l.expert_seen[size_t(expert)] |= uint8_t(1 << part);
   return true;
 }
+
+constexpr int kLayerTypes = 9;  // of a layer's matrices in OutriderConfig.types
 
 // One mapping for all weights, in the order a step reads them: few huge pages, no gaps.
 class Places {
@@ -497,7 +501,7 @@ bool place_weights(OutriderModel& m) {
   const int dp = m.dim_p;
   for (int i = 0; i < c.layers; ++i) {
     Layer& l = m.layers[size_t(i)];
-    const int32_t* own = types ? types + 2 + 7 * i : nullptr;
+    const int32_t* own = types ? types + 2 + kLayerTypes * i : nullptr;
     if (m.is(OUTRIDER_MEDUSA)) {
       places.add(l.o, c.hidden, c.hidden);
       continue;
@@ -525,9 +529,9 @@ bool place_weights(OutriderModel& m) {
     if (!l.sparse()) continue;
     places.add(l.router, c.experts.count + (c.experts.shared_gate ? 1 : 0), c.hidden, kF32);
     for (size_t e = 0; e < l.expert_down.size(); ++e) {
-      const int32_t type = own ? own[6] : Places::kUsual;
-      places.add(l.expert_gate_up[e], round_up(c.experts.inner, kLanes) * 2, c.hidden, type);
-      places.add(l.expert_down[e], c.hidden, c.experts.inner, type);
+      const int pairs = round_up(c.experts.inner, kLanes) * 2;
+      places.add(l.expert_gate_up[e], pairs, c.hidden, own ? own[7] : Places::kUsual);
+      places.add(l.expert_down[e], c.hidden, c.experts.inner, own ? own[8] : Places::kUsual);
     }
   }
   const int32_t head = !types ? Places::kUsual : types[1] == OUTRIDER_TIED ? types[0] : types[1];
@@ -550,10 +554,11 @@ bool types_suit(const OutriderConfig& c) {
   if (c.kind || !suits(types[0], c.hidden)) return false;
   if (types[1] != OUTRIDER_TIED ? !suits(types[1], c.hidden) : !is_packed(types[0])) return false;
   for (int l = 0; l < c.layers; ++l) {
-    for (int i = 0; i < 7; ++i) {
+    for (int i = 0; i < kLayerTypes; ++i) {
       const int value_dim = c.parts.value_dim ? c.parts.value_dim : c.head_dim;
-      const int k = i == 3 ? c.heads * value_dim : i == 6 ? c.intermediate : c.hidden;
-      if (!suits(types[2 + 7 * l + i], k)) return false;
+      const int inner = i == 8 ? c.experts.inner : c.experts.count ? c.experts.inner_of[l] : c.intermediate;
+      const int k = i == 3 ? c.heads * value_dim : i == 6 || i == 8 ? inner : c.hidden;
+      if (!suits(types[2 + kLayerTypes * l + i], k)) return false;
     }
   }
   return true;
@@ -569,8 +574,6 @@ bool experts_make_sense(const OutriderConfig& c) {
       e.active > e.count / e.groups * e.open_groups || c.kind || c.parts.plain_mlp ||
       c.parts.parallel || (e.router == OUTRIDER_SPARSEMIXER && (e.active != 2 || e.count < 2)))
     return false;
-  for (int i = 0; c.types && i < 2 + 7 * c.layers; ++i)
-    if (is_packed(c.types[i])) return false;
   for (int l = 0; l < c.layers; ++l) {
     if (!in(e.inner_of[l], e.sparse[l] ? 0 : 1, 1 << 20)) return false;
     // The norm of what a layer adds would be over both, and experts are added alone.

@@ -108,6 +108,7 @@ struct Buffers {
     float *gathered, *gathered_scale, *route;
     uint32_t* gathered_pairs;
     int8_t* gathered_quant;
+    outrider::Block* gathered_blocks;
     int32_t* gathered_sum;
     uint32_t* pairs;
     int8_t* quant;
@@ -215,7 +216,7 @@ struct PackSource {
   int run;       // consecutive rows that stay together, e.g. a head or a panel
   int run_step;  // outputs from one run to the next
   int first;     // output of row 0
-  int turned = 0;  // if not 0: the head size of rows whose rotary pairs are neighbours
+  int turned = 0;  // of a run: rows before this whose rotary pairs are neighbours
 };
 void pack_rows(Matrix& m, const PackSource& source, int threads);
 

@@ -155,7 +155,7 @@ typedef struct {
   float attention_scale;
   // Null, or the types of a decoder's matrices, which replace `weight_type`: of the embedding, the
   // output head (OUTRIDER_TIED: the embedding, which is packed) and, for each layer, Q, K, V, O, gate,
-  // up and down. Read by outrider_new alone.
+  // up and down, an expert's gate and up, and its down. Read by outrider_new alone.
   const int32_t* types;
   OutriderParts parts;
   OutriderExperts experts;

@@ -191,10 +191,9 @@ void put_codes(const uint8_t* c, char* block, int lane) {
 }
 
 int output_of(const PackSource& s, int row) {
-  if (s.turned) {  // neighbours (i, i + 1) of a head become (i / 2, i / 2 + D / 2)
-    const int at = row % s.turned;
-    row += at / 2 + at % 2 * (s.turned / 2) - at;
-  }
+  const int at = row % s.run;
+  // Neighbours (i, i + 1) of a head become (i / 2, i / 2 + D / 2), if D of its dimensions rotate.
+  if (at < s.turned) row += at / 2 + at % 2 * (s.turned / 2) - at;
   return s.first + row / s.run * s.run_step + row % s.run;
 }
 

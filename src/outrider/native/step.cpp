@@ -625,7 +625,7 @@ class Worker {
     const Rows x = prepare(layer.expert_gate_up[0], b_.x, b_.ldx, rows,
                            {layer.mlp_norm, layer.mlp_norm_bias});
     Rows plain = x;
-    plain.pairs = nullptr, plain.q = nullptr, plain.scale = nullptr;
+    plain.pairs = nullptr, plain.q = nullptr, plain.scale = nullptr, plain.blocks = nullptr;
     product(layer.router, plain, 1,
             [&](int row, int n, int panel, int, float* c, ptrdiff_t ldc) {
               for (int r = 0; r < n; ++r)
@@ -752,6 +752,7 @@ class Worker {
     if (x.pairs) part.pairs = x.pairs + first * x.ldp;
     if (x.q) part.q = x.q + first * x.ldq;
     if (x.scale) part.scale = x.scale + first * groups, part.sum = x.sum + first * groups;
+    if (x.blocks) part.blocks = x.blocks + first * x.ldb;
     return part;
   }
 
@@ -764,7 +765,9 @@ class Worker {
     out.rows = n;
     out.f = own_.gathered;
     if (x.pairs) out.pairs = own_.gathered_pairs;
-    if (x.q) out.q = own_.gathered_quant, out.scale = own_.gathered_scale, out.sum = own_.gathered_sum;
+    if (x.q) out.q = own_.gathered_quant;
+    if (x.scale) out.scale = own_.gathered_scale, out.sum = own_.gathered_sum;
+    if (x.blocks) out.blocks = own_.gathered_blocks;
     out.ld = b_.ldnorm;
     for (int i = 0; i < n; ++i) {
       const ptrdiff_t r = assignments[i] / active;
@@ -772,6 +775,10 @@ class Worker {
         memcpy(own_.gathered_pairs + i * x.ldp, x.pairs + r * x.ldp, size_t(x.ldp) * 4);
       } else if (x.q) {
         memcpy(own_.gathered_quant + i * x.ldq, x.q + r * x.ldq, size_t(x.ldq));
+        if (x.blocks) {
+          memcpy(own_.gathered_blocks + i * x.ldb, x.blocks + r * x.ldb, size_t(x.ldb) * sizeof(Block));
+          continue;
+        }
         memcpy(own_.gathered_scale + i * groups, x.scale + r * groups, size_t(groups) * 4);
         memcpy(own_.gathered_sum + i * groups, x.sum + r * groups, size_t(groups) * 4);
       } else {
@@ -920,7 +927,7 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   want(b.chosen, assigned * 4);
   want(b.expert_hidden, assigned * b.ldh * 4);
   want(b.expert_out, assigned * b.ldx * 4);
-  want(b.blocks, blocks ? n * b.ldblocks * sizeof(Block) : 0);
+  want(b.blocks, blocks ? most * b.ldblocks * sizeof(Block) : 0);
   b.own.resize(size_t(threads));
   for (auto& own : b.own) {
     want(own.c, size_t(std::min(rows, kRowBlock)) * unit * 4);
@@ -930,7 +937,8 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
     want(own.route, size_t(experts.count) * 4);
     want(own.gathered, gathered * b.ldnorm * 4);
     want(own.gathered_pairs, c.rounds ? gathered * b.ldpairs * 4 : 0);
-    want(own.gathered_quant, integer ? gathered * b.ldquant : 0);
+    want(own.gathered_quant, integer || blocks ? gathered * b.ldquant : 0);
+    want(own.gathered_blocks, blocks ? gathered * b.ldblocks * sizeof(Block) : 0);
     want(own.gathered_scale, integer ? gathered * groups * 4 : 0);
     want(own.gathered_sum, integer ? gathered * groups * 4 : 0);
     want(own.pairs, c.rounds ? size_t(kSmall) * b.ldpairs * 4 : 0);

@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.errors import ModelError
-from outrider.model.families.description import ACTIVATIONS, NO_ROPE, DecoderConfig, show
+from outrider.model.families.description import (
+    ACTIVATIONS,
+    NO_ROPE,
+    DecoderConfig,
+    Layout,
+    show,
+)
 from outrider.model.quantized.forms import FORMS
 from outrider.model.rope import RopeConfig, read_rope, rope_parameters
 
@@ -73,7 +79,10 @@ def read_decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     _refuse_unusual(config, found)
     stated = dict(_present(config))
     known = ChainMap(stated, dict(found.defaults))
-    return found.describe(Reader(model_type, known, frozenset(stated)))
+    described = found.describe(Reader(model_type, known, frozenset(stated)))
+    if config.get("tensors_of_llama"):  # a GGUF file: under Llama's names, shifted and in halves
+        return replace(described, layout=Layout(), norm_shift=0.0, rope_pairs=False)
+    return described
 
 
 # Classes with a vision part whose text part is one of our families, and where its tensors are.

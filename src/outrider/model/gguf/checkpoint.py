@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 
 from outrider.errors import ModelError
-from outrider.model.gguf.config import names_of, read_gguf_config
-from outrider.model.gguf.container import Bytes, Container, TensorInfo
+from outrider.model.families import read_decoder_config
+from outrider.model.gguf.config import architecture_of, read_gguf_config
+from outrider.model.gguf.container import Bytes, Container
+from outrider.model.gguf.names import Part, names_of
 from outrider.native import PACKED, STORED_KINDS
 
-# Projection -> how many heads it makes.
-_TURNED = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+_HEADS = (".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.q_norm.", ".self_attn.k_norm.")
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -25,9 +27,9 @@ class GgufCheckpoint:
     def __init__(self, container: Container) -> None:
         self._container = container
         self.folder = container.path
-        self._names = names_of(container)
-        self._config = read_gguf_config(container)
-        self._turns = self._config["model_type"] == "llama"
+        self._config = read_decoder_config(read_gguf_config(container))
+        self._names = names_of(container, self._config)
+        self._turns = architecture_of(container).pairs
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -37,64 +39,77 @@ class GgufCheckpoint:
 
     def kind_of(self, name: str) -> int:
         """The tensor's type as outrider.h numbers it."""
-        kind = self._info(name).type
+        kind = self._part(name).info.type
         return STORED_KINDS[kind.name] if kind.values == 1 else PACKED + kind.id
 
     def tensor(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """The tensor called `name`: as it is stored, or as float32 if it is quantised."""
-        info = self._info(name, shape)
-        blocks = self._container.raw(info)
-        key = self._turned(name)
-        if key is not None:
-            blocks = self._in_halves(blocks, key)
-        if info.type.name in _PLAIN:
-            values = torch.frombuffer(bytearray(blocks), dtype=_PLAIN[info.type.name])
+        part = self._part(name, shape)
+        blocks = self._rows(part)
+        if part.info.type.name in _PLAIN:
+            values = torch.frombuffer(bytearray(blocks), dtype=_PLAIN[part.info.type.name])
         else:
-            values = torch.from_numpy(_dequantize(blocks, info.type.id))
-        self._container.release(info)
+            values = torch.from_numpy(_dequantize(blocks, part.info.type.id))
+        if self._turned(name):
+            values = self._in_halves(values, name)
+        self._container.release(part.info)
         return values.reshape(tuple(shape))
 
     @contextmanager
     def blocks(self, name: str, shape: Sequence[int]) -> Iterator[tuple[Bytes, bool]]:
         """A quantised tensor's blocks, mapped, [rows, bytes of a row], and whether rotary pairs are
         neighbours. Afterwards the system may drop the pages."""
-        info = self._info(name, shape)
-        yield self._container.raw(info), self._turned(name) is not None
-        self._container.release(info)
+        part = self._part(name, shape)
+        yield self._rows(part), self._turned(name)
+        self._container.release(part.info)
 
-    def _info(self, name: str, shape: Sequence[int] | None = None) -> TensorInfo:
+    def _part(self, name: str, shape: Sequence[int] | None = None) -> Part:
         if name not in self._names:
             raise ModelError(
                 f"{self.folder} lacks the tensor {name} that its metadata implies; "
                 "download the file again"
             )
-        info = self._container.tensors[self._names[name]]
-        if shape is not None and info.shape != tuple(shape):
+        part = self._names[name]
+        info = part.info
+        if shape is None:
+            return part
+        if part.rows < 0:
+            fits = _without_ones(info.shape) == _without_ones(shape)
+        else:  # of several in one tensor
+            held = prod(info.shape[:-1]) if len(shape) > 1 else prod(info.shape)
+            fits = part.rows == shape[0] and part.first + part.rows <= held
+            same = info.type.values == 1 if len(shape) == 1 else info.shape[-1] == shape[-1]
+            fits = fits and same
+        if not fits:
             raise ModelError(
                 f"{info.name} in {self.folder} has the shape {list(info.shape)} where the metadata "
                 f"implies {list(shape)}; download the file again"
             )
-        return info
+        return part
 
-    def _turned(self, name: str) -> str | None:
-        """The number of heads' key, if the tensor's rotary pairs are neighbours."""
-        if not self._turns:
-            return None
-        return next((key for part, key in _TURNED.items() if f".{part}." in name), None)
+    def _rows(self, part: Part) -> Bytes:
+        blocks = self._container.raw(part.info)
+        if part.rows < 0:
+            return blocks
+        if part.info.name.endswith(".bias"):  # a row of it is a number
+            blocks = blocks.reshape(-1, part.info.type.row_bytes(1))
+        return blocks[part.first : part.first + part.rows]
 
-    def _in_halves(self, blocks: Bytes, key: str) -> Bytes:
-        """Rope here turns dimension i of a head together with i + D/2. Files of the architecture
-        llama hold such pairs as neighbours, so the rows of queries and keys move."""
-        config = self._config
-        rows = config[key] * config["head_dim"]
-        if blocks.size % rows:
-            raise ModelError(
-                f"{self.folder} has queries or keys that do not make whole heads; "
-                "download the file again"
-            )
-        per_row = blocks.size // rows  # of a bias: one value
-        pairs = blocks.reshape(config[key], config["head_dim"] // 2, 2, per_row)
-        return pairs.swapaxes(1, 2).reshape(blocks.shape)
+    def _turned(self, name: str) -> bool:
+        return self._turns and any(part in name for part in _HEADS)
+
+    def _in_halves(self, values: torch.Tensor, name: str) -> torch.Tensor:
+        """Rope here turns dimension i of a head together with i + D/2. Some architectures hold such
+        pairs as neighbours, so the rows of queries and keys move."""
+        dim, turned = self._config.head_dim, self._config.rotated
+        order = torch.arange(dim)
+        order[:turned] = order[:turned].reshape(-1, 2).t().flatten()
+        rows = self._config.num_heads if ".q_" in name else self._config.num_kv_heads
+        return values.reshape(rows, dim, -1)[:, order]
+
+
+def _without_ones(shape: Sequence[int]) -> list[int]:
+    return [size for size in shape if size != 1]
 
 
 def _dequantize(blocks: Bytes, id: int) -> np.ndarray[Any, np.dtype[np.float32]]:

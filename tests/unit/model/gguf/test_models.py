@@ -115,7 +115,7 @@ def changed(tiny: Path, path: Path, more: dict[str, gguf_files.Stored], **metada
     ("key", "value", "line"),
     [
         ("general.architecture", "mamba", "architecture 'mamba'; of GGUF files we run"),
-        ("llama.expert_count", 8, "mixture of experts"),
+        ("llama.expert_count", 8, "lacks the metadata entry llama.expert_used_count"),
         ("llama.rope.dimension_count", 4, "use a model where the two are equal"),
         ("llama.rope.scaling.type", "longrope", "rope scaling 'longrope'"),
         ("llama.block_count", 0, "must be a positive integer"),
