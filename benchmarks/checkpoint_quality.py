@@ -4,8 +4,12 @@
 
 VENV holds this package, llama-cpp-python and accelerate. Its width of 576 allows the types with
 blocks of 32 values. Perplexity is of the text of this repository's documentation, in windows of 512
-tokens of which the second half counts; greedy text is compared with transformers on the
-dequantised weights, until the first difference and at most 64 tokens.
+tokens of which the second half counts. `+-` is the standard error of a difference over tokens: two
+ways to round the same activations differ by about as much. Greedy text is compared with
+transformers on the dequantised weights, until the first difference and at most 64 tokens.
+
+The types with blocks of 256 are made of a random model, 512 wide: the root mean square of what its
+logits differ by, over their deviation.
 """
 
 from __future__ import annotations
@@ -14,9 +18,11 @@ import argparse
 import ctypes
 import math
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import checkpoint_files
 import llama_cpp
 import numpy as np
 import report
@@ -29,7 +35,9 @@ from outrider.model.tokenizer import Tokenizer
 
 # ftype of llama.cpp's quantiser
 TYPES = {"F16": 1, "Q8_0": 7, "Q5_1": 9, "Q5_0": 8, "Q4_1": 3, "Q4_0": 2, "IQ4_NL": 25}
-USUAL = "F16,Q8_0,Q4_1,Q4_0"
+USUAL = "F16,Q8_0,Q5_1,Q5_0,Q4_1,Q4_0,IQ4_NL"
+WIDE = {"Q2_K": 10, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18, "IQ4_XS": 30}
+NARROW = checkpoint_files.Shape(512, 4, 8, 4, 1536, 49152, tied=True)
 WINDOW, LENGTH = 512, 64
 PROMPTS = ["The capital of France is", "def fibonacci(n):", "Once upon a time", "1, 2, 3, 4,"]
 
@@ -37,7 +45,8 @@ PROMPTS = ["The capital of France is", "def fibonacci(n):", "Once upon a time", 
 def requantised(source: Path, kind: str, folder: Path) -> Path:
     path = folder / f"{kind}.gguf"
     params = llama_cpp.llama_model_quantize_default_params()
-    params.allow_requantize, params.nthread, params.ftype = True, 1, TYPES[kind]
+    params.allow_requantize, params.nthread = True, 2
+    params.ftype = (TYPES | WIDE)[kind]
     params.pure = True
     if llama_cpp.llama_model_quantize(
         str(source).encode(), str(path).encode(), ctypes.byref(params)
@@ -46,34 +55,88 @@ def requantised(source: Path, kind: str, folder: Path) -> Path:
     return path
 
 
-def surprise(logits_TV: torch.Tensor, tokens: list[int]) -> float:
-    """The sum over the second half of the window of -log p(token)."""
+def surprise(logits_TV: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+    """-log p(token) of every token in the second half of the window."""
     half = len(tokens) // 2
     log_probs = torch.log_softmax(logits_TV[half - 1 : -1].double(), -1)
-    return -float(log_probs.gather(1, torch.tensor(tokens[half:])[:, None]).sum())
+    return -log_probs.gather(1, torch.tensor(tokens[half:])[:, None])[:, 0]
 
 
 def windows(tokens: list[int]) -> list[list[int]]:
     return [tokens[i : i + WINDOW] for i in range(0, len(tokens) - WINDOW + 1, WINDOW)]
 
 
-def our_perplexity(path: Path, pieces: list[list[int]], dtype: str = "auto") -> float:
+def our_logits(path: Path, pieces: list[list[int]], dtype: str = "auto") -> Iterator[torch.Tensor]:
     model: Any = load_model(path, dtype=dtype)
-    total = 0.0
     for piece in pieces:
         driver = Driver(model, num_blocks=WINDOW // 16 + 1, block_size=16)
-        total += surprise(driver.forward({"a": piece}).logits["a"], piece)
-    return math.exp(total / sum(len(piece) - len(piece) // 2 for piece in pieces))
+        yield driver.forward({"a": piece}).logits["a"]
 
 
-def their_perplexity(path: Path, pieces: list[list[int]]) -> float:
+def their_logits(path: Path, pieces: list[list[int]]) -> Iterator[torch.Tensor]:
     llama = llama_cpp.Llama(str(path), n_ctx=WINDOW, n_batch=WINDOW, logits_all=True, verbose=False)
-    total = 0.0
     for piece in pieces:
         llama.reset()
         llama.eval(piece)
-        total += surprise(torch.from_numpy(np.array(llama.scores[:WINDOW])), piece)
-    return math.exp(total / sum(len(piece) - len(piece) // 2 for piece in pieces))
+        yield torch.from_numpy(np.array(llama.scores[: len(piece)]))
+
+
+def reference_logits(path: Path, pieces: list[list[int]]) -> Iterator[torch.Tensor]:
+    model = dequantised(path)
+    for piece in pieces:
+        with torch.no_grad():
+            yield model(torch.tensor([piece])).logits[0]
+
+
+def dequantised(path: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    )
+
+
+def perplexities(path: Path, pieces: list[list[int]]) -> dict[str, Any]:
+    ways = {
+        "packed": our_logits(path, pieces),
+        "float32": our_logits(path, pieces, "float32"),
+        "llama.cpp": their_logits(path, pieces),
+        "transformers": reference_logits(path, pieces),
+    }
+    found = {
+        name: torch.cat([surprise(rows, piece) for rows, piece in zip(way, pieces, strict=True)])
+        for name, way in ways.items()
+    }
+    row: dict[str, Any] = {name: math.exp(values.mean()) for name, values in found.items()}
+    for name, other in (("packed", "llama.cpp"), ("packed", "float32"), ("llama.cpp", "float32")):
+        gap = found[name] - found[other]
+        error = float(gap.std()) / len(gap) ** 0.5
+        row[f"{name} over {other} %"] = f"{100 * math.expm1(gap.mean()):+.2f} +- {100 * error:.2f}"
+    return row
+
+
+def wide_types(tokenizer: Path, tokens: list[int], folder: Path) -> list[dict[str, Any]]:
+    """Types with blocks of 256 values, of a random model."""
+    source = checkpoint_files.write(folder / "narrow.gguf", NARROW, "Q8_0", tokenizer)
+    rows = []
+    for kind in WIDE:
+        path = requantised(source, kind, folder)
+        packed, exact, theirs = (
+            torch.cat(list(way))
+            for way in (
+                our_logits(path, [tokens]),
+                our_logits(path, [tokens], "float32"),
+                their_logits(path, [tokens]),
+            )
+        )
+        rows.append(
+            {
+                "type": kind,
+                "packed - float32": float((packed - exact).std() / exact.std()),
+                "llama.cpp - float32": float((theirs - exact).std() / exact.std()),
+                "packed - llama.cpp": float((packed - theirs).std() / exact.std()),
+            }
+        )
+        path.unlink()
+    return rows
 
 
 def greedy(model: Any, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
@@ -95,12 +158,10 @@ def first_difference(ours: list[int], theirs: list[int]) -> int:
     return next((i for i, (a, b) in pairs if a != b), len(ours))
 
 
-def compare_greedy(path: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+def compare_greedy(path: Path, tokenizer: Tokenizer, dtype: str) -> dict[str, Any]:
     """Equal tokens of all prompts, and the largest gap of logits at a first difference."""
-    reference = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
-    )
-    model = load_model(path)
+    reference = dequantised(path)
+    model = load_model(path, dtype=dtype)
     equal, gaps = 0, [0.0]
     for prompt in PROMPTS:
         ids = tokenizer.encode(prompt)
@@ -113,41 +174,41 @@ def compare_greedy(path: Path, tokenizer: Tokenizer) -> dict[str, Any]:
         equal += at
         if at < LENGTH:
             gaps.append(float(rows[at].max() - rows[at][theirs[at]]))
-    return {"equal tokens": f"{equal} of {len(PROMPTS) * LENGTH}", "largest gap": max(gaps)}
+    told = f"{equal} of {len(PROMPTS) * LENGTH}"
+    return {f"equal, {dtype}": told, f"largest gap, {dtype}": max(gaps)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--smollm2", type=Path, required=True)
     parser.add_argument("--types", default=USUAL)
-    parser.add_argument("--windows", type=int, default=12)
+    parser.add_argument("--windows", type=int, default=24)
     report.add_out(parser)
     options = parser.parse_args()
     tokenizer = Tokenizer(options.smollm2)
     pages = sorted((Path(__file__).parents[1] / "docs" / "explanation").glob("*.md"))
     text = "\n".join(page.read_text() for page in pages)
     pieces = windows(tokenizer.encode(text))[: options.windows]
-    rows = []
+    rows, texts = [], []
     with tempfile.TemporaryDirectory() as folder:
         for kind in options.types.split(","):
             path = requantised(options.smollm2, kind, Path(folder))
-            ours, theirs = our_perplexity(path, pieces), their_perplexity(path, pieces)
-            rows.append(
-                {
-                    "type": kind,
-                    "perplexity": ours,
-                    "llama.cpp": theirs,
-                    "difference %": 100 * (ours / theirs - 1),
-                    "float32": our_perplexity(path, pieces, "float32"),
-                    **compare_greedy(path, tokenizer),
-                }
-            )
+            rows.append({"type": kind, **perplexities(path, pieces)})
+            texts.append({"type": kind})
+            for dtype in ("auto", "float32"):
+                texts[-1] |= compare_greedy(path, tokenizer, dtype)
             path.unlink()
-            print(rows[-1], flush=True)
+            print(rows[-1], texts[-1], flush=True)
+        wide = wide_types(options.smollm2, pieces[0], Path(folder))
+    count = len(pieces) * (WINDOW - WINDOW // 2)
     report.write(
         "checkpoint-quality",
         "Quantised files of SmolLM2: quality beside llama.cpp and transformers",
-        {f"{len(pieces)} windows of {WINDOW} tokens, {len(PROMPTS)} prompts": rows},
+        {
+            f"Perplexity of {count} tokens": rows,
+            f"Greedy text of {len(PROMPTS)} prompts, beside transformers": texts,
+            "Logits of a random model in types with blocks of 256": wide,
+        },
         folder=options.out,
     )
 

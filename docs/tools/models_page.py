@@ -1,9 +1,15 @@
-"""docs/reference/models.md: which model types run where."""
+"""docs/reference/models.md: which model types run where, and files of which kinds how fast."""
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import results
+
 from outrider.model.families import FAMILIES, DecoderConfig, read_decoder_config
 from outrider.model.families.description import unlike
+from outrider.model.gguf.architectures import ARCHITECTURES
 from outrider.model.native_decoder import RUNS
 
 # Sizes that fit the defaults of every family.
@@ -29,6 +35,9 @@ Three paths run a model. `--backend auto` takes the first that can:
 3. **transformers**, with our KV store: any other causal model whose attention can be replaced. A
    self-check at load refuses a model whose drafts cannot be verified exactly. If a window stands
    in the model's mask only, the context ends where the window does.
+
+A model is a Hugging Face folder, quantised or not, or a GGUF file of one of the architectures in
+the column GGUF ([how](../how-to/run-quantised-models.md)).
 
 The tests compare every model type below with transformers on tiny random models: logits of whole
 texts, of pieces over a paged KV store and of trees of drafts. A sample is decoded with and
@@ -59,9 +68,43 @@ def rows() -> list[list[object]]:
         config = _described(model_type)
         parts = ", ".join(f"`{name}`" for name in config.deviations) or "none"
         native = "no: " + unlike(config, RUNS) if unlike(config, RUNS) else "yes"
-        found.append([f"`{model_type}`", f"`{FAMILIES[model_type].architecture}`", native, parts])
+        named = [name for name, of in ARCHITECTURES.items() if of.model_type == model_type]
+        named += [of for of in _ALSO.get(model_type, ()) if of in ARCHITECTURES]
+        files = ", ".join(f"`{name}`" for name in named) or "–"
+        architecture = f"`{FAMILIES[model_type].architecture}`"
+        found.append([f"`{model_type}`", architecture, native, files, parts])
     return found
 
 
+# Model types that an architecture's files may hold, too.
+_ALSO = {"mixtral": ("llama",), "mistral": ("llama",), "olmo3": ("olmo2",)}
+
+
+def measured() -> list[str]:
+    """Quantised files beside llama.cpp, from the committed result files."""
+    speed = ["| file | tokens/s | over llama.cpp | verify(5) | verify(9) |"]
+    speed += ["|---|---:|---:|---:|---:|"]
+    found = sorted(results.RESULTS.glob("checkpoints-*.json"))
+    for path in found:
+        tables: dict[str, list[dict[str, Any]]] = json.loads(path.read_text())["tables"]
+        decoding, verifying, _ = tables.values()
+        for row, wide in zip(decoding, verifying, strict=True):
+            speed.append(
+                f"| {row['case'].replace(':', ' ')} | {row['tokens/s']:.1f} | "
+                f"{row['ours / llama.cpp']:.2f} | "
+                f"{wide['verify(5)']:.2f} | {wide['verify(9)']:.2f} |"
+            )
+    sources = ", ".join(f"[{p.stem}](../../benchmarks/results/{p.stem}.md)" for p in found)
+    return [
+        "## Quantised files, measured",
+        "",
+        "One sequence at context 512 on two cores: SmolLM2 with 135M parameters, random weights in",
+        "the shapes of Llama 3.2 1B and Llama 3.1 8B. `verify(5)` is the time of a pass over five",
+        f"tokens, over that of one. Machine and versions: {sources}.",
+        "",
+        *speed,
+    ]
+
+
 def about() -> list[str]:
-    return ["# Models", "", *_ABOUT.splitlines()]
+    return ["# Models you can run", "", *_ABOUT.splitlines()]

@@ -455,8 +455,8 @@ def _short(value: float | None) -> str:
 
 def models() -> str:
     lines = [*models_page.about(), "", GENERATED, ""]
-    head = ["model type", "class", "native step", "parts beyond Llama's"]
-    return tidy([*lines, *table(head, models_page.rows())])
+    head = ["model type", "class", "native step", "GGUF", "parts beyond Llama's"]
+    return tidy([*lines, *table(head, models_page.rows()), "", *models_page.measured()])
 
 
 # --- all of it ------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.model.gguf.files import is_gguf
-from outrider.model.quantized.forms import FORMS
+from outrider.model.quantized.forms import METHODS, MXFP4
 from outrider.model.weights import Checkpoint, read_json
 
 if TYPE_CHECKING:
@@ -21,7 +21,14 @@ def open_checkpoint(folder: Path) -> Checkpoint | GgufCheckpoint:
 
         return GgufCheckpoint(open_gguf(folder))
     quantisation = read_json(folder / "config.json").get("quantization_config")
-    if isinstance(quantisation, dict) and str(quantisation.get("quant_method")) in FORMS:
+    if not isinstance(quantisation, dict):
+        return Checkpoint(folder)
+    method = str(quantisation.get("quant_method"))
+    if method == MXFP4:
+        from outrider.model.quantized.mxfp4 import Mxfp4Checkpoint
+
+        return Mxfp4Checkpoint(folder)
+    if method in METHODS:
         from outrider.model.quantized.checkpoint import QuantizedCheckpoint
 
         return QuantizedCheckpoint(folder, quantisation)

@@ -92,9 +92,12 @@ def _matrix_kinds(checkpoint: Source, weights: Weights) -> list[int]:
     kinds = [embedding, head]
     for layer in range(config.num_layers):
         shapes = layer_shapes(config, layer)
-        kinds += [kind(*weights.place(layer, n)) if n in shapes else 0 for n in _MATRICES]
+        for name in _MATRICES:
+            place, whole = weights.place(layer, name)
+            whole = whole and (config.latent is None or name not in _MATRICES[:3])
+            kinds.append(kind(place, whole) if name in shapes else native.STORED_KINDS["F32"])
         if not config.has_experts(layer):
-            kinds += [0, 0]
+            kinds += [native.STORED_KINDS["F32"]] * 2
             continue
         gate, up, down = (kind(*weights.expert_place(layer, 0, part)) for part in EXPERT_PARTS)
         kinds += [gate if gate == up else native.STORED_KINDS["F32"], down]

@@ -587,8 +587,8 @@ bool latent_makes_sense(const OutriderConfig& c) {
   auto in = [](int64_t v, int64_t lo, int64_t hi) { return v >= lo && v <= hi; };
   if (!in(p.value_dim, 0, c.head_dim)) return false;
   if (!p.latent_kv) return !p.latent_q && !p.latent_rope;
-  for (int i = 0; c.types && i < 2 + 7 * c.layers; ++i)
-    if (is_packed(c.types[i])) return false;
+  for (int i = 0; c.types && i < kLayerTypes * c.layers; ++i)
+    if (i % kLayerTypes < 3 && is_packed(c.types[2 + i])) return false;  // queries, keys and values
   return in(p.latent_kv, 1, 1 << 17) && in(p.latent_q, 0, 1 << 17) && in(p.latent_rope, 0, c.head_dim) &&
          c.heads == c.kv_heads && !c.qk_norm && !c.kind && !p.layer_norm;
 }

@@ -108,6 +108,13 @@ def write_int8(weight: torch.Tensor) -> Written:
     return code.float() * scale.float(), {".weight": code, ".weight_scale": scale}
 
 
+def write_by_rows(weight: torch.Tensor) -> Written:
+    most = weight.abs().amax(1)
+    code = (weight / most[:, None] * 127).round().to(torch.int8)
+    about = {".SCB": most, ".weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return code.float() * (most / 127)[:, None], {".weight": code, **about}
+
+
 def write_float8(weight: torch.Tensor) -> Written:
     scale = (weight.abs().amax(1, keepdim=True) / 448).bfloat16()
     code = (weight / scale.float()).to(torch.float8_e4m3fn)
@@ -170,6 +177,7 @@ INT4 = {"format": "pack-quantized", "num_bits": 4, "strategy": "group", "group_s
 FORMS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Written], bool]] = {
     "gptq": (GPTQ | {"bits": 4}, lambda w: write_gptq(w, 4, True, False), True),
     "gptq 8 bit": (GPTQ | {"bits": 8}, lambda w: write_gptq(w, 8, True, False), True),
+    "gptq 2 bit": (GPTQ | {"bits": 2}, lambda w: write_gptq(w, 2, False, False), False),
     "gptq asymmetric": (GPTQ | {"bits": 4}, lambda w: write_gptq(w, 4, False, False), False),
     "gptq act-order": (GPTQ | {"bits": 4}, lambda w: write_gptq(w, 4, True, True), False),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP}, write_awq, False),
@@ -186,6 +194,7 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Written], bool]]
         write_blockwise,
         False,
     ),
+    "llm.int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, write_by_rows, False),
     "nf4": ({"quant_method": "bitsandbytes"}, lambda w: write_nf4(w, False), False),
     "nf4 nested": ({"quant_method": "bitsandbytes"}, lambda w: write_nf4(w, True), False),
 }
@@ -271,6 +280,57 @@ def test_heads_whose_neighbours_rotate_together(tmp_path: Path) -> None:
         ]
         error = (logits[0] - logits[1]).square().mean().sqrt() / logits[1].std()
         assert error <= tolerance
+
+
+def write_mxfp4(tmp_path: Path) -> tuple[Path, Path]:
+    """A folder as gpt-oss has it, and the same weights in float32, by transformers' definition."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    sizes = tiny_models.SMALL | {"hidden_size": HIDDEN, "intermediate_size": GROUP}
+    config = transformers.GptOssConfig(
+        **sizes, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=9
+    )
+    exact, folder = tiny_models.write(tmp_path / "exact", config), tmp_path / "mxfp4"
+    folder.mkdir()
+    rng, stored = torch.Generator().manual_seed(3), {}
+    floats = load_file(exact / "model.safetensors")
+    for name, tensor in list(floats.items()):
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            stored[name] = tensor
+            continue
+        experts, inputs, outputs = tensor.shape
+        shape = (experts, outputs, inputs // 32)
+        blocks = torch.randint(0, 256, (*shape, 16), generator=rng, dtype=torch.uint8)
+        scales = torch.randint(121, 125, shape, generator=rng, dtype=torch.uint8)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        whole = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        floats[name] = whole.contiguous()
+    save_file(stored, folder / "model.safetensors")
+    save_file(floats, exact / "model.safetensors")
+    about = json.loads((exact / "config.json").read_text())
+    about["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(about))
+    return folder, exact
+
+
+def test_experts_in_the_form_of_gpt_oss(tmp_path: Path) -> None:
+    folder, exact = write_mxfp4(tmp_path)
+    logits = {}
+    for place in (folder, exact):
+        for backend in ("torch", "native"):
+            model = load_model(place, backend=backend, dtype="float32")
+            logits[place, backend] = Driver(model).forward({"a": TOKENS}).logits["a"].clone()
+    for backend in ("torch", "native"):
+        assert torch.equal(logits[folder, backend], logits[exact, backend])
+    packed: Any = load_model(folder)
+    assert packed.dtype == "packed"
+    error = Driver(packed).forward({"a": TOKENS}).logits["a"] - logits[exact, "native"]
+    assert 0 < float(error.std() / logits[exact, "native"].std()) < 0.05
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    save_file({k: t for k, t in tensors.items() if not k.endswith("down_proj_scales")}, path)
+    with pytest.raises(ModelError, match=r"lacks the tensor .*down_proj_scales"):
+        load_model(folder)
 
 
 def test_what_is_not_read_is_named(plain: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from outrider.model.families.granite import granite
 from outrider.model.families.llama import ernie, hunyuan, qwen_windows
 from outrider.model.families.olmo import olmo2
 from outrider.model.families.reader import SLIDING, Reader, family
+from outrider.model.quantized.forms import MXFP4
 from outrider.model.rope import rope_parameters
 
 _W = "block_sparse_moe.experts.E.w"
@@ -336,13 +337,16 @@ def gpt_oss(read: Reader) -> DecoderConfig:
         clamp=read.real("swiglu_limit"),
         alpha=read.real("swiglu_alpha"),
     )
-    places = ExpertLayout(
-        router="mlp.router",
-        all_gate_up="mlp.experts.gate_up_proj",
-        all_down="mlp.experts.down_proj",
-        transposed=True,
-        interleaved=True,
-    )
+    places = ExpertLayout(router="mlp.router")
+    quantisation = read.config.get("quantization_config") or {}
+    if quantisation.get("quant_method") != MXFP4:  # which is read expert by expert
+        places = replace(
+            places,
+            all_gate_up="mlp.experts.gate_up_proj",
+            all_down="mlp.experts.down_proj",
+            transposed=True,
+            interleaved=True,
+        )
     return read.llama(
         mlp_bias=False,
         sinks=True,

@@ -15,7 +15,7 @@ from outrider.model.families.description import (
     Layout,
     show,
 )
-from outrider.model.quantized.forms import FORMS
+from outrider.model.quantized.forms import METHODS
 from outrider.model.rope import RopeConfig, read_rope, rope_parameters
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -140,10 +140,10 @@ def _refuse_unusual(config: Mapping[str, Any], found: Family) -> None:
             "use a causal language model"
         )
     quantisation = config.get("quantization_config")
-    if quantisation and str(quantisation.get("quant_method")) not in FORMS:
+    if quantisation and str(quantisation.get("quant_method")) not in METHODS:
         raise UnsupportedByDecoder(
             f"the checkpoint is quantised by {quantisation.get('quant_method')!r}, not "
-            f"{', '.join(FORMS)}; use backend 'transformers'"
+            f"{', '.join(METHODS)}; use backend 'transformers'"
         )
 
 

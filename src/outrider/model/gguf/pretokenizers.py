@@ -40,10 +40,10 @@ _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
-def _modern(digits: str, endings: str = _ENDINGS) -> str:
+def _modern(digits: str, letters: str = r"\p{L}") -> str:
     return (
-        rf"{endings}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
-        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+        rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|\p{{N}}{digits}"
+        rf"| ?[^\s{letters}\p{{N}}]+[\r\n]*|{_SPACES}"
     )
 
 
@@ -55,11 +55,16 @@ def _by_case(digits: str, endings: str) -> str:
     )
 
 
+_SEED = (
+    rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
+)
 _DEFAULT = Rule((r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]"))
 _GPT2 = Rule((_WORDS,))
 _DIGITS = Rule((r"\p{N}", _WORDS))
 _LLAMA3 = Rule((_modern("{1,3}"),), ignore_merges=True, bos=True)
 _QWEN2 = Rule((_modern(""),))
+_GPT4O = Rule((_by_case("{1,3}", f"{_ENDINGS}?"),))
 _DEEPSEEK3 = Rule(
     (
         r"\p{N}{1,3}",
@@ -72,13 +77,20 @@ _DEEPSEEK3 = Rule(
 RULES: dict[str, Rule] = {
     "default": _DEFAULT,
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion"), _GPT2),
+    **dict.fromkeys(("exaone4", "granite-docling", "gigachat", "mellum", "a.x-4.0"), _GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _DIGITS),
+    **dict.fromkeys(("exaone", "minerva-7b", "mellum2"), _DIGITS),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), Rule((_modern("{1,3}"),))),
+    **dict.fromkeys(("falcon-h1", "midm-2.0", "lfm2"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), Rule((_modern("{1,3}"),))),
+    **dict.fromkeys(("glm4", "glm5"), Rule((_modern("{1,3}"),), ignore_merges=True)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan"), _QWEN2),
-    "deepseek-v3": _DEEPSEEK3,
+    **dict.fromkeys(("kormo", "grok-2", "solar-open"), _QWEN2),
+    "qwen35": Rule((_modern("", letters=r"\p{L}\p{M}"),)),
+    "seed-coder": Rule((_SEED,)),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK3),
     "tekken": Rule((_by_case("", ""),), ignore_merges=True, bos=True),
-    "gpt-4o": Rule((_by_case("{1,3}", f"{_ENDINGS}?"),)),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT4O),
 }
 
 

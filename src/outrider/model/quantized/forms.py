@@ -77,7 +77,7 @@ def need(part: Parts, name: str) -> torch.Tensor:
 def gptq(part: Parts, config: Mapping[str, Any]) -> Matrix:
     bits = int(config.get("bits", 4))
     if bits not in (2, 4, 8):
-        raise ModelError(f"GPTQ with {bits} bits is not read; use 4 or 8 bits")
+        raise ModelError(f"GPTQ with {bits} bits is not read; use 2, 4 or 8 bits")
     zero_NG = fields_of(need(part, ".qzeros"), bits, 1).t()
     if config.get("checkpoint_format", "gptq") != "gptq_v2":
         zero_NG = zero_NG + 1  # stored less one
@@ -179,3 +179,5 @@ FORMS: dict[str, Callable[[Parts, Mapping[str, Any]], Matrix]] = {
     "fp8": fp8,
     "bitsandbytes": bitsandbytes,
 }
+MXFP4 = "mxfp4"  # of experts alone: see `mxfp4`
+METHODS = (*FORMS, MXFP4)
