@@ -91,11 +91,20 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """generation_config.json, or what a GGUF file says of sampling; nothing if there is none."""
+    if is_gguf(folder):
+        from outrider.model.gguf.config import sampling
+        from outrider.model.gguf.container import open_gguf
+
+        return sampling(open_gguf(folder))
+    path = folder / "generation_config.json"
+    return read_json(path) if path.is_file() else {}
+
+
 def read_eos_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     """The ids that end a text, from generation_config.json, else from config.json."""
-    eos: Any = None
-    if (folder / "generation_config.json").is_file():
-        eos = read_json(folder / "generation_config.json").get("eos_token_id")
+    eos = read_generation_config(folder).get("eos_token_id")
     if eos is None:
         eos = config.get("eos_token_id")
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]

@@ -25,7 +25,7 @@ from outrider.engine.engine import Engine
 from outrider.errors import RequestError
 from outrider.model.chat_template import PLAIN, ChatTemplate, load_template
 from outrider.model.tokenizer import Tokenizer
-from outrider.model.weights import read_json
+from outrider.model.weights import read_generation_config
 from outrider.options import http_defaults
 from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError, overloaded
@@ -159,8 +159,7 @@ def _defaults(config: ServerConfig, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _model_defaults(tokenizer: Tokenizer) -> dict[str, Any]:
-    path = tokenizer.folder / "generation_config.json"
-    own = read_json(path) if path.is_file() else {}
+    own = read_generation_config(tokenizer.folder)
     if own.get("do_sample") is False:
         return {}
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

@@ -80,6 +80,14 @@ def read_gguf_config(container: Container) -> dict[str, Any]:
     return common | architecture.describe(m)
 
 
+def sampling(container: Container) -> dict[str, Any]:
+    """The sampling parameters in the metadata, in the spelling of generation_config.json."""
+    spelled = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+    keys = ("temp", "top_k", "top_p", "min_p", "penalty_repeat")
+    found = {key: container.metadata.get(f"general.sampling.{key}") for key in keys}
+    return {spelled.get(key, key): value for key, value in found.items() if value is not None}
+
+
 def end_ids(container: Container) -> list[int]:
     """Ids that end a text: those the metadata names, and control tokens spelled like an end."""
     metadata = container.metadata

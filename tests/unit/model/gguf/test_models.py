@@ -18,7 +18,7 @@ from outrider import LLM, Speculation
 from outrider.errors import ConfigError, ModelError
 from outrider.model.driver import Driver
 from outrider.model.load import load_model
-from outrider.model.weights import read_config
+from outrider.model.weights import read_config, read_generation_config
 from outrider.testing import write_tiny_llama
 from tiny_models import SMALL
 
@@ -143,6 +143,13 @@ def test_a_missing_or_misshapen_tensor_is_refused(tiny: Path, tmp_path: Path) ->
         load_model(changed(tiny, tmp_path / "m.gguf", more))
     with pytest.raises(ModelError, match=r"lacks the tensor model\.layers\.2\."):
         load_model(changed(tiny, tmp_path / "n.gguf", {}, **{"llama.block_count": 3}))
+
+
+def test_sampling_parameters_come_out_of_the_file(tiny: Path, tmp_path: Path) -> None:
+    found = {"general.sampling.temp": 0.25, "general.sampling.top_k": 40}
+    path = changed(tiny, tmp_path / "m.gguf", {}, **found)
+    assert read_generation_config(path) == {"temperature": 0.25, "top_k": 40}
+    assert read_generation_config(tiny) == {}
 
 
 def test_transformers_does_not_run_a_file(tiny: Path) -> None:
