@@ -8,6 +8,9 @@
 #   make clients    LM_EVAL=PYTHON VLLM=PYTHON: their clients against our server
 #   make zoo        every model family with and without drafts, on every decoder: minutes
 #   make arm-test   the kernels for ARM under qemu, with the bits of x86-64: two minutes
+#   make package-test  what users install: built, installed into fresh environments, run
+#   make audit      known vulnerabilities of the installed packages
+#   make perf       this tree beside the last tag: ratios   (OLD=COMMIT ONLY=WORD ROUNDS=12)
 #   make soak       20 minutes of mixed load on the server: memory and files must stay flat
 #   make vllm-test  the vLLM backend with vLLM's CPU build, in .venv-vllm/ (make vllm sets it up)
 #   make docs       the documentation as a site, in site/
@@ -31,7 +34,7 @@ LIBRARY := src/outrider/native/_outrider.so
 NATIVE_SOURCES := $(wildcard src/outrider/native/*.cpp src/outrider/native/*.h \
 	src/outrider/native/build.py)
 
-.PHONY: arm-test demo test lint typecheck unit zoo figures soak load clients client-libraries vllm vllm-test docs docs-test demo-picture live-picture reference clean distclean sanitize explore
+.PHONY: arm-test audit package-test perf demo test lint typecheck unit zoo figures soak load clients client-libraries vllm vllm-test docs docs-test demo-picture live-picture reference clean distclean sanitize explore
 
 demo: $(NATIVE)
 	@$(BIN)/outrider demo
@@ -91,6 +94,26 @@ sanitize: $(INSTALLED)
 # Needs Debian's g++-aarch64-linux-gnu and qemu-user.
 arm-test: $(INSTALLED)
 	@PYTHONPATH=src:tests $(BIN)/python -m native_bits
+
+TOOLS := .venv-tools/bin
+$(TOOLS)/uv:
+	@$(PYTHON) -m venv .venv-tools
+	@$(TOOLS)/pip install --quiet --disable-pip-version-check uv pipx pip-audit
+
+# Known vulnerabilities of everything installed here. torch's "+cpu" is no version that the database knows.
+audit: $(INSTALLED) $(TOOLS)/uv
+	@$(TOOLS)/uv pip freeze --python $(BIN)/python --exclude-editable \
+		| sed 's/+cpu//; /@ file:/d' > .venv-tools/installed.txt
+	@$(TOOLS)/pip-audit --no-deps --disable-pip --strict --progress-spinner off -r .venv-tools/installed.txt
+
+package-test: $(INSTALLED) $(TOOLS)/uv
+	@$(BIN)/python benchmarks/packages.py --uv $(TOOLS)/uv --pipx $(TOOLS)/pipx --write
+
+# Every figure is a ratio of two neighbouring runs: new over old, above 1 is better.
+OLD ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
+perf: $(NATIVE)
+	@test -n "$(OLD)" || { echo "make perf: there is no tag; give a commit: make perf OLD=COMMIT" >&2; exit 1; }
+	@$(BIN)/python benchmarks/compare_commits.py $(OLD) --rounds $(or $(ROUNDS),12) --only "$(ONLY)"
 
 reference: $(INSTALLED)
 	@$(BIN)/python docs/tools/reference.py
@@ -167,4 +190,4 @@ clean:
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	@rm -rf $(VENV)
+	@rm -rf $(VENV) .venv-tools

@@ -159,6 +159,7 @@ VARIABLES: list[list[object]] = [
     ["`OUTRIDER_VLLM`", "the `vllm` program of another environment"],
     ["`CXX`", "the compiler that builds the native kernels"],
     ["`OUTRIDER_NATIVE`", "native kernels at installation: `auto`, `require` or `off`"],
+    ["`OUTRIDER_BUNDLED`", "at installation: `off` leaves the bundled models out"],
 ]
 
 

@@ -40,6 +40,8 @@ def test_workflows_run_targets_that_exist(path: Path) -> None:
     targets = re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for job in load(path)["jobs"].values():
         assert job["timeout-minutes"]
+        matrix = job.get("strategy", {}).get("matrix", {})
+        assert set(matrix.get("target", [])) <= set(targets)
         for step in job["steps"]:
             for target in re.findall(r"\bmake ([a-z-]+)", step.get("run", "")):
                 assert target in targets
