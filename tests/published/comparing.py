@@ -25,6 +25,7 @@ from published.references import Draw, Shown
 
 PROMPTS = [[5, 9, 5, 9, 2], list(range(1, 30))]
 TEMPERATURE, SEED, K = 4.0, 3, 6
+NEAR = 0.03  # a lead of one score over another that rounded weights may turn
 
 
 class Seen:
@@ -59,16 +60,22 @@ def engine_for(target: Path, folder: Path, backend: str, **options: object) -> E
     )
 
 
-def following(drafted: list[int], wanted: list[int], start: int) -> Draw:
+def following(
+    drafted: list[int], wanted: list[int], start: int, leads: list[float] | None = None
+) -> Draw:
     """Draws that are noted in `wanted`, while the reference goes on with the tokens `drafted`.
 
-    So every draft is compared for itself, given the drafts before it.
+    So every draft is compared for itself, given the drafts before it. `leads`: by how much each
+    draw's score beats the runner-up's.
     """
 
     def draw(row_V: torch.Tensor, place: int) -> int:
         key = draw_key(SEED, 0, place, Stream.TARGET)
         row_V = row_V / TEMPERATURE + gumbel([key], len(row_V), row_V.device)[0]
         wanted.append(int(row_V.argmax()))
+        if leads is not None:
+            first, second = row_V.topk(2)[0].tolist()
+            leads.append(first - second)
         return drafted[place - start]
 
     return draw
@@ -90,7 +97,8 @@ def compare(
                 if trees:
                     drafted = first_children(drafted, event.draft_parents)
                 wanted: list[int] = []
-                draw = following(drafted, wanted, len(text))
+                leads: list[float] = []
+                draw = following(drafted, wanted, len(text), leads)
                 reference.draft(seen.shown(text), len(drafted), draw)
                 if len(drafted) == K:
                     count["whole drafts"] += 1
@@ -98,7 +106,11 @@ def compare(
                 count["drafts"] += len(drafted)
                 count["accepted"] += len(event.tokens) - 1
                 count["rejecting steps"] += len(event.tokens) <= len(drafted)
-                count["same"] += sum(map(int.__eq__, drafted, wanted))
+                same = list(map(int.__eq__, drafted, wanted))
+                count["same"] += sum(same)
+                clear = [lead >= NEAR for lead in leads]
+                count["clear"] += sum(clear)
+                count["clear and same"] += sum(map(int.__and__, clear, same))
             text += event.tokens
     return count
 

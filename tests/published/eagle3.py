@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from gguf_files import Stored, plain
+from gguf_files import write as write_gguf
+from outrider.model.gguf.types import INTEGERS
 from published.cases import (
     H,
+    Json,
     Reference,
+    Tensors,
     V,
     W,
     case,
@@ -269,3 +275,45 @@ def half_precision_and_scaled_logits(folder: Path) -> Reference:
     write(folder, config, midlayer(w))
     full = {name: t.float() if t.is_floating_point() else t for name, t in w.items()}
     return Eagle(full | {"logit_scale": torch.tensor(2.0)}, (2, 4, 5))
+
+
+def as_gguf(tensors: Tensors, **metadata: Any) -> tuple[Json, dict[str, Stored]]:
+    """Metadata and tensors of a head, as llama.cpp's converter names them."""
+    stored: dict[str, Stored] = {}
+    for name, tensor in tensors.items():
+        short = name.removeprefix("layers.0.").removesuffix(".weight")
+        if short in ("self_attn.q_proj", "self_attn.k_proj"):
+            halves = tensor.reshape(-1, 2, 4, tensor.shape[-1])  # heads of 8
+            tensor = halves.transpose(1, 2).reshape(tensor.shape)
+        if name == "d2t":
+            ids = (tensor + torch.arange(len(tensor))).numpy()
+            stored["d2t"] = Stored(INTEGERS[27], ids.shape, ids.astype("<i8").tobytes())
+        elif name != "t2d":
+            place = GGUF_NAMES.get(name) or f"blk.0.{GGUF_LAYER[short]}.weight"
+            stored[place] = plain(tensor)
+    shape = {
+        "general.architecture": "eagle3", "eagle3.block_count": 1, "eagle3.context_length": 2048,
+        "eagle3.embedding_length": H, "eagle3.feed_forward_length": 40,
+        "eagle3.attention.head_count": 4, "eagle3.attention.head_count_kv": 2,
+        "eagle3.attention.key_length": 8, "eagle3.attention.layer_norm_rms_epsilon": 1e-6,
+        "eagle3.rope.freq_base": 10000.0, "eagle3.target_hidden_size": H,
+        "eagle3.target_layers": [2, 4, 5],
+        "tokenizer.ggml.tokens": [f"t{i}" for i in range(V)],
+    }  # fmt: skip
+    return shape | metadata, stored
+
+
+GGUF_NAMES = {"fc.weight": "fc.weight", "norm.weight": "output_norm.weight",
+              "lm_head.weight": "output.weight"}  # fmt: skip
+GGUF_LAYER = {
+    "input_layernorm": "attn_norm", "hidden_norm": "attn_norm_2", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+
+
+def eagle3_gguf(file: Path) -> Reference:
+    """As a file of llama.cpp's."""
+    write_gguf(file, *as_gguf(eagle3(), **{"eagle3.norm_before_residual": True}))
+    return Eagle(eagle3(), (2, 4, 5), norm_before_residual=True)

@@ -124,7 +124,6 @@ CASES: dict[str, Callable[[], Case]] = {
         _with_one_more(FAMILY_CONFIGS["deepseek_v3"]),
         _inside(f"model.layers.{L}.", *_DEEPSEEK),
         _MORE,
-        native=False,
         copies=True,
     ),
     "glm4_moe": lambda: Case(
@@ -149,13 +148,18 @@ CASES: dict[str, Callable[[], Case]] = {
         _MORE,
     ),
     "qwen3_next": lambda: Case(
-        _with_one_more(FAMILY_CONFIGS["qwen3_next"], layer_types=_MIXED), _QWEN, _MORE, shift=1.0
+        _with_one_more(FAMILY_CONFIGS["qwen3_next"], layer_types=_MIXED),
+        _QWEN,
+        _MORE,
+        shift=1.0,
+        native=False,
     ),
     "qwen3_5": lambda: Case(
         _with_one_more(FAMILY_CONFIGS["qwen3_5"], layer_types=_MIXED),
         _QWEN,
         {"mtp_num_hidden_layers": 1},
         shift=1.0,
+        native=False,
     ),
     "speculators": lambda: Case(
         t.Qwen3Config(**SMALL | _DEEP, head_dim=16),
@@ -172,7 +176,6 @@ CASES: dict[str, Callable[[], Case]] = {
             "model_type": "deepseek_v3",
             "num_hidden_layers": 1,
         },
-        native=False,
     ),
 }
 

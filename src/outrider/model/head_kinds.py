@@ -48,7 +48,9 @@ def head_kind(folder: Path) -> str | None:
     Raises ModelError for heads of a kind that is not supported.
     """
     if is_gguf(folder):
-        return None
+        from outrider.model.dialects.gguf import is_gguf_head
+
+        return "eagle3" if is_gguf_head(folder) else None
     config = read_json(folder / "config.json")
     published = config.get("speculators_model_type")
     if published is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from gguf_files import write as write_gguf
 from outrider.engine.build import EngineConfig, build
 from outrider.errors import ModelError
 from outrider.model.head_kinds import head_kind
 from outrider.model.heads import load_head
 from outrider.testing import write_tiny_llama
-from published import CASES, TARGET, L
+from published import CASES, TARGET, L, cases, eagle3
 
 Change = Callable[[dict[str, Any], dict[str, Tensor]], None]
 
@@ -148,7 +150,8 @@ def test_leftovers_of_training_are_ignored(harmless: str, tmp_path: Path) -> Non
     [
         ({"architectures": ["DominoDraftModel"]}, None),
         ({"architectures": ["DFlash2DraftModel"]}, None),
-        ({"speculators_model_type": "mtp"}, None),
+        ({"speculators_model_type": "mtp"}, "mtp"),
+        ({"architectures": ["DeepseekV3ForCausalLMNextN"]}, "mtp"),
         ({"speculators_model_type": "peagle"}, "p-eagle"),
         ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, "mlp"),
         ({"medusa_num_heads": 2}, "medusa"),
@@ -163,6 +166,40 @@ def test_kinds_are_read_from_the_config(
             head_kind(tmp_path)
     else:
         assert head_kind(tmp_path) == kind
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("eagle3.target_layers", None, "lacks the metadata entry eagle3.target_layers"),
+        ("eagle3.target_layers", [2, 4], "config.json names 2 taps"),
+        ("eagle3.embedding_length", 0, "embedding_length = 0; it must be positive"),
+        ("eagle3.rope.scaling.type", "yarn", "rope scaling 'yarn', which is not supported"),
+    ],
+)
+def test_a_wrong_gguf_head_is_refused_in_one_line(
+    key: str, value: object, message: str, tmp_path: Path
+) -> None:
+    metadata, tensors = eagle3.as_gguf(cases.eagle3())
+    changes = metadata | {key: value}
+    file = tmp_path / "head.gguf"
+    write_gguf(file, {k: v for k, v in changes.items() if v is not None}, tensors)
+    with pytest.raises(ModelError, match=message) as raised:
+        load_head(file, num_layers=L)
+    assert "\n" not in str(raised.value)
+
+
+def test_ids_of_a_gguf_head_may_be_differences(tmp_path: Path) -> None:
+    """As early converters wrote them."""
+    metadata, tensors = eagle3.as_gguf(cases.eagle3())
+    loaded = []
+    offsets = cases.eagle3()["d2t"]
+    for number, d2t in enumerate((tensors["d2t"].data, offsets.numpy().astype("<i8").tobytes())):
+        stored = tensors | {"d2t": replace(tensors["d2t"], data=d2t)}
+        file = write_gguf(tmp_path / f"{number}.gguf", metadata, stored)
+        loaded.append(load_head(file, num_layers=L).state_dict()["d2t"])
+    assert torch.equal(loaded[0], offsets)
+    assert torch.equal(loaded[1], offsets)
 
 
 def test_a_llama_model_is_no_head(tmp_path: Path) -> None:

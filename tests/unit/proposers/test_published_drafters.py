@@ -11,7 +11,7 @@ import pytest
 from native_models import needs_native
 from outrider.model.head_kinds import head_kind
 from outrider.testing import write_tiny_llama
-from published import CASES, TARGET
+from published import CASES, TARGET, eagle3
 from published.comparing import Seen, compare, engine_for
 
 TREES = ("eagle", "eagle3", "medusa")
@@ -47,6 +47,16 @@ def test_drafts_are_the_reference(name: str, target: Path, seen: Seen, tmp_path:
     assert count["rejecting steps"] > 0, count
 
 
+def test_a_file_of_llama_cpp_drafts_like_its_folder(
+    target: Path, seen: Seen, tmp_path: Path
+) -> None:
+    file = tmp_path / "eagle3.gguf"
+    reference = eagle3.eagle3_gguf(file)
+    assert head_kind(file) == "eagle3"
+    count = compare(engine_for(target, file, "torch", children=1), reference, seen)
+    assert count["same"] == count["drafts"] > 0, count
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -69,14 +79,15 @@ def test_trees_go_down_the_chain(
 
 
 @needs_native
-@pytest.mark.parametrize(("weights", "share"), [("float32", 0.99), (None, 0.97)])
+@pytest.mark.parametrize("weights", ["float32", None])
 @pytest.mark.parametrize("name", CASES)
 def test_native_drafts_agree(
-    name: str, weights: str | None, share: float, target: Path, seen: Seen, tmp_path: Path
+    name: str, weights: str | None, target: Path, seen: Seen, tmp_path: Path
 ) -> None:
     """On the native engine, with the head's weights as they are and as it prefers them: int8.
 
-    Heads of width 32 lose more by int8 than real ones: one scale serves both inputs of a layer.
+    int8 moves scores by about 0.02 in heads of width 32, where one scale serves few weights, so
+    only those drafts count that win by more than that.
     """
     kind, write = CASES[name]
     reference = write(tmp_path)
@@ -84,4 +95,6 @@ def test_native_drafts_agree(
     if kind in TREES:
         options["children"] = 1
     count = compare(engine_for(target, tmp_path, "native", **options), reference, seen)
-    assert count["same"] >= share * count["drafts"] > 0, count
+    counted, same = ("drafts", "same") if weights else ("clear", "clear and same")
+    assert count[same] >= 0.99 * count[counted] > 0, count
+    assert count["clear"] > 0.9 * count["drafts"], count

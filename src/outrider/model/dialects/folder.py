@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError
+from outrider.model.gguf.files import is_gguf
 from outrider.model.weights import Checkpoint, read_json
 
 # Fields of config.json that change nothing in a draft.
@@ -118,7 +119,7 @@ class Fields:
 
 
 class Tensors:
-    """The tensors of a drafter's folder, however they are stored; `model.` in front is dropped."""
+    """The tensors of a drafter, however they are stored; `model.` in front is dropped."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -196,7 +197,11 @@ def _has_safetensors(folder: Path) -> bool:
 
 
 def _open(folder: Path) -> dict[str, Tensor]:
-    """The tensors by their stored names: safetensors, single or sharded, or a pickle of tensors."""
+    """The tensors by their stored names: of safetensors (also sharded), of a pickle, of a GGUF."""
+    if is_gguf(folder):
+        from outrider.model.dialects.gguf import head_tensors
+
+        return head_tensors(folder)
     if not _has_safetensors(folder):
         single = folder / "medusa_lm_head.safetensors"
         if single.is_file():

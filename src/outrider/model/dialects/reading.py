@@ -14,8 +14,10 @@ from outrider.model.dialects.dflash import read_dflash
 from outrider.model.dialects.eagle import read_eagle
 from outrider.model.dialects.eagle3 import read_eagle3
 from outrider.model.dialects.folder import Fields, Tensors
+from outrider.model.dialects.gguf import head_config
 from outrider.model.dialects.medusa import read_medusa
 from outrider.model.dialects.mlp import read_mlp
+from outrider.model.gguf.files import is_gguf
 from outrider.model.head_base import Head
 from outrider.model.head_kinds import MTP, head_kind
 from outrider.model.weights import read_json
@@ -26,14 +28,15 @@ def read_head(folder: Path, num_layers: int | None = None) -> Head:
 
     Raises ModelError, one line, for whatever is missing, unknown or impossible.
     """
-    if not (folder / "config.json").is_file():
+    if not is_gguf(folder) and not (folder / "config.json").is_file():
         raise ModelError(f"{folder} holds no drafting head: it has no config.json")
     kind = head_kind(folder)
     if kind is None:
         raise ModelError(f"{folder} holds no drafting head, but a language model")
     if kind == MTP:
         raise ModelError(f"{folder} holds an MTP layer, which only its target can load")
-    fields = Fields(read_json(folder / "config.json"), folder)
+    config = head_config(folder) if is_gguf(folder) else read_json(folder / "config.json")
+    fields = Fields(config, folder)
     tensors = Tensors(folder)
     tensors.drop_leftovers()
     try:

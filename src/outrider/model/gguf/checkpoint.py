@@ -15,6 +15,7 @@ from outrider.model.families import read_decoder_config
 from outrider.model.gguf.config import architecture_of, read_gguf_config
 from outrider.model.gguf.container import Bytes, Container
 from outrider.model.gguf.names import Part, names_of
+from outrider.model.gguf.types import INTEGERS
 from outrider.native import PACKED, STORED_KINDS
 
 _HEADS = (".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.q_norm.", ".self_attn.k_norm.")
@@ -71,6 +72,11 @@ class GgufCheckpoint:
             )
         part = self._names[name]
         info = part.info
+        if info.type.id in INTEGERS:
+            raise ModelError(
+                f"{info.name} in {self.folder} is stored as {info.type.name}, which is no type of "
+                "weights; use a file quantised to Q4_K_M, Q6_K or Q8_0"
+            )
         if shape is None:
             return part
         if part.rows < 0:

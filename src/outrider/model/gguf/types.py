@@ -40,6 +40,7 @@ _READ = (
     TensorType(39, "MXFP4", 32, 17),
 )
 TYPES = {kind.id: kind for kind in _READ}
+INTEGERS = {27: TensorType(27, "I64", 1, 8)}  # of tables in heads, never of weights
 _REFUSED = {
     9: "Q8_1",
     15: "Q8_K",
@@ -52,7 +53,6 @@ _REFUSED = {
     24: "I8",
     25: "I16",
     26: "I32",
-    27: "I64",
     28: "F64",
     29: "IQ1_M",
     34: "TQ1_0",
@@ -64,7 +64,7 @@ _REFUSED = {
 
 def tensor_type(id: int, tensor: str) -> TensorType:
     """The type with this number; `ModelError`, naming it, if we do not read it."""
-    found = TYPES.get(id)
+    found = TYPES.get(id) or INTEGERS.get(id)
     if found is None:
         name = _REFUSED.get(id, f"type {id}")
         raise ModelError(
