@@ -6,8 +6,8 @@
 VENV holds llama-cpp-python, built from source for this machine. Both engines have all cores and
 the same file, and take turns: in every round each computes the same passes, a few in a row, of
 which the first is not counted. Ratios are medians over rounds. 1B and 8B are random blocks in the
-shapes of Llama-3.2-1B and Llama-3.1-8B. The result file is named after the shapes: the larger ones
-take minutes, and may be run one by one.
+shapes of Llama-3.2-1B and Llama-3.1-8B. The result file is named after the shapes, or after the
+case if there is one: the larger ones take minutes, and may be run one by one.
 """
 
 from __future__ import annotations
@@ -179,8 +179,9 @@ def main() -> None:
         path = file_of(case, options.folder, options.smollm2)
         found.append(measure(case, path, options.rounds, options.llama))
     shapes = dict.fromkeys(case.split(":")[0] for case in options.cases.split(","))
+    name = options.cases.replace(":", "-") if len(found) == 1 else "-".join(shapes)
     report.write(
-        "-".join(["checkpoints", *shapes]),
+        f"checkpoints-{name}",
         "Quantised files",
         {
             f"Decoding at context {CONTEXT}": [rows["decode"] for rows in found],
