@@ -90,6 +90,7 @@ def _matrix_kinds(checkpoint: Source, weights: Weights) -> list[int]:
         return found if whole or found < native.PACKED else native.STORED_KINDS["F32"]
 
     kinds = [embedding, head]
+    experts = 0 if config.experts is None else config.experts.count
     for layer in range(config.num_layers):
         shapes = layer_shapes(config, layer)
         for name in _MATRICES:
@@ -99,8 +100,10 @@ def _matrix_kinds(checkpoint: Source, weights: Weights) -> list[int]:
         if not config.has_experts(layer):
             kinds += [native.STORED_KINDS["F32"]] * 2
             continue
-        gate, up, down = (kind(*weights.expert_place(layer, 0, part)) for part in EXPERT_PARTS)
-        kinds += [gate if gate == up else native.STORED_KINDS["F32"], down]
+        for parts in (EXPERT_PARTS[:2], EXPERT_PARTS[2:]):  # matrices of all experts have one type
+            places = (weights.expert_place(layer, i, p) for i in range(experts) for p in parts)
+            made = {kind(*place) for place in places}
+            kinds.append(made.pop() if len(made) == 1 else native.STORED_KINDS["F32"])
     return kinds
 
 
