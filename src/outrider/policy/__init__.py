@@ -10,3 +10,4 @@ controller   decides before a step, learns after it
 from __future__ import annotations
 
 MAX_AUTO_DRAFT_TOKENS = 16  # the most that "auto" drafts for one sequence in one step
+VALID_STEPS = 16  # of a decision: one call of an executor. The unit of all that lasts some steps

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 
-from outrider.policy import MAX_AUTO_DRAFT_TOKENS
+from outrider.policy import MAX_AUTO_DRAFT_TOKENS, VALID_STEPS
 
 START = 0.7  # acceptance of an unknown proposer: high enough to be tried
 PRIOR_WEIGHT = 5.0  # of the prior, in drafts: a request differs from it after some steps
@@ -25,7 +25,6 @@ DEEPER_WEIGHT = 16.0  # of the prior of later ages: fewer drafts reach them, and
 OWN_DECAY = 0.97  # per draft of a request: it remembers about 33, as texts change
 SHARED_DECAY = 0.99  # per draft of a proposer: about 100
 NUM_AGES = 5  # distinct ages of a run; older drafts are accepted alike
-HORIZON = 16.0  # steps that an estimate is about: a decision stands for about as many
 
 RARE = 0.02  # probability below which a run is not followed further: it would change nothing
 
@@ -66,7 +65,7 @@ def expected_accepted(rates: Sequence[float], most: int, in_run: bool = False) -
         tokens += visits * stay * deep
         mean = tokens / steps
         if in_run:
-            mean += min(1.0, stay / HORIZON) * (deep - mean)
+            mean += min(1.0, stay / VALID_STEPS) * (deep - mean)
         found.append(mean)
     return found
 

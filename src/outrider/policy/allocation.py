@@ -15,13 +15,12 @@ from itertools import pairwise
 from math import inf
 
 from outrider.contracts import ControlledView, StopRule
-from outrider.policy import MAX_AUTO_DRAFT_TOKENS
+from outrider.policy import MAX_AUTO_DRAFT_TOKENS, VALID_STEPS
 from outrider.policy.acceptance import OWN_DECAY, RARE, Acceptance, Prior, temperature_bucket
 from outrider.policy.confidence import TOLL, Confidence, Levels, Outcome, floors
 from outrider.policy.costs import Costs, batch_bucket
 
 DEPTHS = [float(k) for k in range(MAX_AUTO_DRAFT_TOKENS + 1)]  # a round for each draft
-FADE_STEPS = 16  # idle steps after which a sequence trusts its own evidence less
 
 Kind = tuple[str, bool]  # of a request: how its tokens are drawn, and whether its logits are edited
 Group = tuple[Levels, Kind]  # requests that start with the same estimates
@@ -92,12 +91,12 @@ class Track:
 
     def rest(self, num_steps: int) -> None:
         """Steps without a draft: old evidence fades, and the prior counts for more."""
-        before = self.idle // FADE_STEPS
+        before = self.idle // VALID_STEPS
         self.idle += num_steps
-        for _ in range(self.idle // FADE_STEPS - before):
+        for _ in range(self.idle // VALID_STEPS - before):
             for evidence in (self._confidence, self._acceptance):
                 if evidence is not None:
-                    evidence.fade(OWN_DECAY**FADE_STEPS)
+                    evidence.fade(OWN_DECAY**VALID_STEPS)
 
 
 class StepModel:

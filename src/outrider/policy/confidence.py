@@ -20,10 +20,10 @@ from outrider.contracts import LEVEL_STEP, NUM_LEVELS
 from outrider.policy import MAX_AUTO_DRAFT_TOKENS
 from outrider.policy.acceptance import OWN_DECAY, PRIOR_WEIGHT, SHARED_DECAY, START
 
-MISSES, STEEPNESS = 0.8, 0.7  # first guess: 1 - MISSES * exp(-STEEPNESS * margin), as models do
+# First guess of a draft's chance: 1 - MISSES * exp(-STEEPNESS * margin), as draft models do.
+MISSES = 0.8  # refused drafts at margin 0
+STEEPNESS = 0.7  # e-fold fewer for each 1.4 of margin
 TOLL = 3.0  # drafting rounds that one more round has to bring: most of the next ones are refused
-
-MAX_FLOORS = 32  # drafts of a pass with a floor of their own; later ones share the last
 
 Outcome = tuple[Seq[int], int, int]  # levels of the drawn tokens; how many were verified, accepted
 
@@ -183,9 +183,10 @@ def floors(row: Seq[float], start: int, rate: float) -> list[float]:
 
     `row[w]`: seconds of a pass over w tokens, of which `start` are no drafts. A jump of the cost is
     shared by all drafts since the last cheaper count (the lower convex hull): floors never fall.
+    Drafts after the first `2 * MAX_AUTO_DRAFT_TOKENS` share the last floor.
     """
     hull = [start]
-    for w in range(start + 1, min(len(row), start + MAX_FLOORS + 1)):
+    for w in range(start + 1, min(len(row), start + 2 * MAX_AUTO_DRAFT_TOKENS + 1)):
         while len(hull) > 1 and _slope(row, hull[-2], hull[-1]) >= _slope(row, hull[-1], w):
             hull.pop()
         hull.append(w)

@@ -4,12 +4,12 @@ Before a step, `decide` asks `allocation` for the best budgets. A decision stand
 which an executor may run in one call; turning drafts on or off must win by `MARGIN`.
 
 Losses are bounded by one account, a balance of seconds per proposer and batch size. Every step pays
-`PROBE_SHARE` of its time in. A step with drafts pays in what plain decoding would have needed for
-its tokens, and pays out what it took. Drafts need a positive balance. Where estimates say that they
-do not pay, a *probe* drafts a little as soon as the balance covers its price: so a drafter that is
-never right costs no more than the first balance and `PROBE_SHARE`, and one that becomes good is
-found. Now and then a decision is a *trial*, with other budgets or none, so that prices of what is
-not done at present stay true.
+`PROBE_SHARE` of its time in, up to `VALID_STEPS` plain steps. A step with drafts pays in what plain
+decoding would have needed for its tokens, and pays out what it took. Drafts need a positive
+balance. Where estimates say that they do not pay, a *probe* drafts a little as soon as the balance
+covers its price: so a drafter that is never right costs no more than the first balance and
+`PROBE_SHARE`, and one that becomes good is found. Now and then a decision is a *trial*, with other
+budgets or none, so that prices of what is not done at present stay true.
 
 Budgets depend on finished steps only, so the ratio rules stay exact. Requests with a K of their own
 are left alone.
@@ -25,10 +25,10 @@ from statistics import median_low
 
 from outrider.contracts import ControlledView, Proposal, StopRule, Verdict
 from outrider.events import StepTiming
-from outrider.policy import MAX_AUTO_DRAFT_TOKENS
+from outrider.policy import MAX_AUTO_DRAFT_TOKENS, VALID_STEPS
 from outrider.policy.allocation import Group, Source, StepModel, Track
 from outrider.policy.base import Choice, Decision
-from outrider.policy.costs import CATCH_UP, Costs, batch_bucket
+from outrider.policy.costs import Costs, batch_bucket
 from outrider.policy.learning import (
     FIRST_BALANCE,
     PROBE_STEPS,
@@ -41,10 +41,8 @@ from outrider.policy.learning import (
 )
 
 MARGIN = 0.01  # by which a change must win: the noise of the estimates
-VALID_STEPS = 16  # of a decision: one call of an executor, so that deciding costs little
 PROBE_SHARE = 0.005  # of all time goes to probes: half a percent for a drafter that is never right
 CALL_SHARE = 0.1  # of a plain step: what a short call costs each of its steps by its beginning
-MAX_BALANCE = 16  # plain steps that drafts may lose before they are stopped, after having won them
 TRIAL_EVERY = 24  # decisions: trials of steps that are 10 % slower then cost 0.2 %
 
 HORIZON = 128  # tokens to come that count where a drafter has to read a long text first
@@ -235,8 +233,8 @@ class AdaptivePolicy:
         if not self.costs.draft(name).is_known:
             price_s = min(price_s, FIRST_BALANCE * step.plain_s)  # the price may be wrong
         elif step.rate(everyone, acceptance=1.0) < step.rate(nothing):
-            price_s = MAX_BALANCE * step.plain_s  # costs would have to change first
-        price_s = min(price_s, 0.9 * MAX_BALANCE * step.plain_s)
+            price_s = VALID_STEPS * step.plain_s  # costs would have to change first
+        price_s = min(price_s, 0.9 * VALID_STEPS * step.plain_s)
         if any(track.source.balance_s[step.batch] < price_s
                for track, k in zip(step.tracks, tried, strict=True) if k):  # fmt: skip
             return nothing
@@ -334,7 +332,7 @@ class AdaptivePolicy:
         plain_s, batch = lesson.step.plain_s, lesson.step.batch
         for source in {track.source for part in lesson.parts for _, track, _ in part.members}:
             left_s = source.balance_s[batch] + PROBE_SHARE * total_s
-            source.balance_s[batch] = min(left_s, MAX_BALANCE * plain_s)
+            source.balance_s[batch] = min(left_s, VALID_STEPS * plain_s)
         lesson.parts = [Part.begin(lesson.parts[-1].views, now.members, now.rules)]
 
     # --- what the live page shows -------------------------------------------------------------
@@ -377,4 +375,4 @@ def _to_come(view: ControlledView) -> int:
 def _num_unread(view: ControlledView, track: Track) -> int:
     """Tokens that the drafter has yet to read; 0 for a few, which it reads in passing."""
     num_unread = len(view.tokens) - track.num_read
-    return num_unread if num_unread > CATCH_UP else 0
+    return num_unread if num_unread > MAX_AUTO_DRAFT_TOKENS else 0

@@ -21,18 +21,13 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import TypeGuard
 
+from outrider.policy import VALID_STEPS
+
 SPEED_RATE = 0.05  # of an error goes to the machine's speed: 20 steps follow it
 FIT_DECAY = 0.996  # per step: a fit remembers about 250 steps
-KNOWN_STEPS = 16  # steps after which a fit is trusted: their mean error is below 2 %
 MAX_ERROR = 0.15  # relative; a larger error of a fit that is trusted is a disturbance
-GUESS_PASS_S, GUESS_TOKEN, GUESS_DRAFT = (
-    1e-3,
-    0.03,
-    0.1,
-)  # a pass, each token, each draft: CPUs, GPUs
-
-CATCH_UP = 16  # tokens that a drafter reads in passing; more take time of their own
-
+GUESS_TOKEN = 0.03  # of a pass, for each token in it: as CPUs and GPUs have it, ...
+GUESS_DRAFT = 0.1  # ... and for each draft
 USUAL_CONTEXT = 256  # tokens of each sequence to which the rows refer: most texts are short
 
 
@@ -98,7 +93,7 @@ class CostTable:
         self.pair_s = pair_s
         self.speed = 1.0
         self._measured = {size: list(row) for size, row in rows.items()}
-        self._num_seen = KNOWN_STEPS if measured else 0
+        self._num_seen = VALID_STEPS if measured else 0
         self._bases: dict[int, list[float]] = {}  # by batch bucket: before any fit
         self._fits: dict[int, _Fit] = {}
         self._rows: dict[int, list[float]] = {}  # answers of `row`
@@ -111,7 +106,7 @@ class CostTable:
     @property
     def is_known(self) -> bool:
         """Whether steps have confirmed it."""
-        return any(fit.num_steps >= KNOWN_STEPS / 2 for fit in self._fits.values())
+        return any(fit.num_steps >= VALID_STEPS / 2 for fit in self._fits.values())
 
     def row(self, batch: int, most: int) -> list[float]:
         """Cells 0..most at least, never falling, at speed 1.
@@ -161,7 +156,7 @@ class CostTable:
         fit = self._fits.get(batch)
         if fit is None:
             fit = self._fits[batch] = _Fit()
-        is_known = fit.num_steps >= KNOWN_STEPS
+        is_known = fit.num_steps >= VALID_STEPS
         largest = MAX_ERROR if is_known else 3 * MAX_ERROR
         error = seconds / (self.speed * cell) - 1.0
         if speed and is_known:
@@ -238,7 +233,8 @@ class Costs:
 
     @classmethod
     def guess(cls) -> Costs:
-        row = [GUESS_PASS_S * (1 + GUESS_TOKEN * n) for n in range(65)]
+        # A millisecond, like any other time: the first step sets the speed.
+        row = [1e-3 * (1 + GUESS_TOKEN * n) for n in range(65)]
         return cls(CostTable({1: row}, measured=False))
 
     def draft(self, proposer: str) -> CostTable:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from outrider.contracts import ControlledView, Proposal, StopRule, Verdict
 from outrider.events import StepTiming
+from outrider.policy import MAX_AUTO_DRAFT_TOKENS
 from outrider.policy.allocation import StepModel, Track
-from outrider.policy.costs import CATCH_UP, Costs, batch_bucket
+from outrider.policy.costs import Costs, batch_bucket
 
 NUM_SIZES = 2  # of pass widths, the most common ones, that costs are learnt from; and the largest
-PROBE_TOKENS, PROBE_STEPS = 2, 4  # of a probe: enough to see whether first drafts are accepted
+PROBE_TOKENS = 2  # of a probe: enough to see whether first drafts are accepted
+PROBE_STEPS = 4  # of a probe: a call of fewer steps tells little about costs
 FIRST_BALANCE = 3  # plain steps that a proposer may lose before it has won any
-ENOUGH_STEPS = 8  # of a call: fewer do not tell what a step costs outside the models
 
 Outcomes = tuple[StepTiming, Seq[Proposal], Seq[Verdict]]  # of one step
 Member = tuple[int, Track, int]  # index of the view, track, budget
@@ -144,7 +145,7 @@ def _usual_other_s(step: StepModel, outcomes: list[Outcomes], costs: Costs) -> f
     """Seconds of a step outside the models. Part of them comes once a call, and the calls of a
     probe or at the end of a text have few steps."""
     other_s = sum([timing.other_s for timing, _, _ in outcomes]) / len(outcomes)
-    if len(outcomes) < ENOUGH_STEPS:
+    if len(outcomes) < 2 * PROBE_STEPS:
         return min(other_s, costs.other_s.get(step.batch, other_s))
     costs.other_s[step.batch] = other_s
     return other_s
@@ -184,7 +185,7 @@ def _learn_drafts(lesson: Lesson, parts: list[Part], costs: Costs) -> None:
                 took.append((lesson.step.rounds_of(source, drawn), timing.draft_s))
         batch = batch_bucket(len(drafting))
         unread = [part.num_tokens[i] - track.num_read for i, track, _ in drafting]
-        num_unread = sum([n for n in unread if n > CATCH_UP])
+        num_unread = sum([n for n in unread if n > MAX_AUTO_DRAFT_TOKENS])
         if num_unread:
             num_rounds, first_s = took[0]
             more_s = first_s - costs.draft_s(source.name, batch, num_rounds)

@@ -34,7 +34,7 @@ from outrider.policy.acceptance import (
     temperature_bucket,
 )
 from outrider.policy.controller import HORIZON, MARGIN
-from outrider.policy.costs import CATCH_UP, Costs, batch_bucket
+from outrider.policy.costs import Costs, batch_bucket
 from outrider.policy.learning import undisturbed
 from outrider.policy.lookups import LookupAcceptance, LookupPrior, follow
 
@@ -103,7 +103,7 @@ class Track:
     def num_unread(self, drafter: str) -> int:
         """Tokens that the drafter has to read first; 0 for a few, which it reads in passing."""
         num_unread = len(self.view.tokens) - self.num_read.get(drafter, 0)
-        return num_unread if num_unread > CATCH_UP else 0
+        return num_unread if num_unread > MAX_AUTO_DRAFT_TOKENS else 0
 
 
 class SourcePolicy:
@@ -272,7 +272,7 @@ class SourcePolicy:
             if step.drafter is None or not step.draft_s:
                 continue
             batch = batch_bucket(step.num_members)
-            if step.num_unread > CATCH_UP:
+            if step.num_unread > MAX_AUTO_DRAFT_TOKENS:
                 more_s = step.draft_s - self._draft_s(
                     step.drafter, step.num_members, step.num_drafts
                 )

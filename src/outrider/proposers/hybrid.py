@@ -36,12 +36,11 @@ from outrider.contracts import (
 from outrider.draft_plans import Chain, DraftPlan, Lookup, Propose
 from outrider.errors import ConfigError
 from outrider.policy import MAX_AUTO_DRAFT_TOKENS
+from outrider.policy.learning import PROBE_STEPS
 from outrider.policy.sources import Answer, Place, SourcePolicy, Step, Track, Trial
 from outrider.proposers._lookup import TextProposer
 from outrider.proposers.options import read_options
 from outrider.registry import BESIDE_MODEL
-
-LEARN_EVERY = 4  # steps: one call of an executor has about as many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +277,7 @@ class HybridProposer:
 
     def _learn(self, num_sequences: int) -> None:
         """From the steps since the last time, if they are enough or the batch has changed."""
-        if len(self._news) >= LEARN_EVERY or num_sequences != self.policy.num_sequences:
+        if len(self._news) >= PROBE_STEPS or num_sequences != self.policy.num_sequences:
             self.policy.learn(self._news, num_sequences)
             self._news = []
 

@@ -11,9 +11,9 @@ import pytest
 
 from outrider.contracts import ControlledView, Proposal, Verdict
 from outrider.events import StepTiming
-from outrider.policy import controller
+from outrider.policy import VALID_STEPS, controller
 from outrider.policy.allocation import StepModel
-from outrider.policy.controller import VALID_STEPS, AdaptivePolicy
+from outrider.policy.controller import AdaptivePolicy
 from outrider.sampling import SamplingParams
 
 from .simulator import GPU, NATIVE, Machine, View, fixed, measured, run
