@@ -6,6 +6,7 @@ from outrider.config import ServerConfig as ServerConfig
 
 # Without any one of these, a real server once lost memory or minutes.
 MAX_PROMPTS = 64
+MAX_BEST_OF = 16
 MAX_MESSAGES = 1024
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256

@@ -7,12 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from outrider import __version__
 from outrider.engine.engine import Completion, Result
 from outrider.server.errors import ApiError
 from outrider.server.generation import Delta
 from outrider.server.reply import Reply
 from outrider.server.schema import GenerationBody, StreamOptions
 from outrider.server.stream import DONE, frame
+
+FINGERPRINT = f"b{__version__}-outrider"  # of the program that answers
 
 
 class OpenAIWriter(ABC):
@@ -48,18 +51,17 @@ class OpenAIWriter(ABC):
         """The choices of chunks, one each."""
 
     def whole(self, results: list[Result]) -> dict[str, Any]:
-        n = self._reply.generation.ask.params.n
+        found = [(result, completion) for result in results for completion in result.completions]
         choices = [
-            self.choice(i * n + j, completion, result) | self._raw(result, completion.tokens)
-            for i, result in enumerate(results)
-            for j, completion in enumerate(result.completions)
+            self.choice(index, completion, result) | self._raw(result, completion.tokens)
+            for index, (result, completion) in enumerate(found)
         ]
         return {
             "object": self.name,
             **self._head,
             "choices": choices,
             "usage": self._usage(),
-            "system_fingerprint": None,
+            "system_fingerprint": FINGERPRINT,
             **self._more(),
         }
 
@@ -83,7 +85,7 @@ class OpenAIWriter(ABC):
                 ask = self._reply.generation.ask
                 choices[0]["prompt_token_ids"] = ask.prompts[delta.index // ask.params.n]
         for choice in choices:
-            chunk = {"object": self.chunk_name, **self._head, "choices": [choice]}
+            chunk = self._chunk([choice])
             options = self._options
             if options.continuous_usage_stats and options.include_usage is not False:
                 chunk["usage"] = self._usage()
@@ -96,8 +98,15 @@ class OpenAIWriter(ABC):
         """A chunk without choices, with the usage and figures of a stream."""
         more: dict[str, Any] = {"usage": self._usage()} if self._options.include_usage else {}
         more |= self._more()
-        head = {"object": self.chunk_name, **self._head, "choices": []}
-        return [head | more] if more else []
+        return [self._chunk([]) | more] if more else []
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "object": self.chunk_name,
+            **self._head,
+            "choices": choices,
+            "system_fingerprint": FINGERPRINT,
+        }
 
     def _more(self) -> dict[str, Any]:
         found = self._reply.figures()
@@ -119,9 +128,12 @@ class OpenAIWriter(ABC):
         }
         if found.num_cached_tokens is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": found.num_cached_tokens}
+        details: dict[str, Any] = {}
+        if found.num_reasoning_tokens:
+            details["reasoning_tokens"] = found.num_reasoning_tokens
         if found.num_predicted_accepted is not None:
-            usage["completion_tokens_details"] = {
-                "accepted_prediction_tokens": found.num_predicted_accepted,
-                "rejected_prediction_tokens": found.num_predicted_rejected,
-            }
+            details["accepted_prediction_tokens"] = found.num_predicted_accepted
+            details["rejected_prediction_tokens"] = found.num_predicted_rejected
+        if details:
+            usage["completion_tokens_details"] = details
         return usage

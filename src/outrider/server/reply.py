@@ -26,6 +26,7 @@ class Usage(NamedTuple):
     num_cached_tokens: int | None  # of the prompt; None: not known yet
     num_predicted_accepted: int | None  # of the request's prediction; None: it had none
     num_predicted_rejected: int | None
+    num_reasoning_tokens: int = 0  # of the completion
 
 
 class Writer(Protocol):
@@ -71,6 +72,7 @@ class Reply:
         self.created = int(time.time())
         self.paced = paced  # every delta must become a frame
         self._readers: dict[int, Reader] = {}
+        self._reasoned: list[str] = []  # the reasoning of all choices so far
 
     @property
     def id_length(self) -> int:
@@ -85,7 +87,9 @@ class Reply:
 
     def message(self, completion: Completion) -> Message:
         """A whole choice."""
-        return read_whole(self.generation.ask.manner, completion.text)
+        found = read_whole(self.generation.ask.manner, completion.text)
+        self._reasoned.append(found.reasoning)
+        return found
 
     def parts(self, delta: Delta) -> list[Part]:
         """What is new in a choice of a stream."""
@@ -96,7 +100,10 @@ class Reply:
         if reader is None:
             reader = self._readers[delta.index] = Reader(manner)
         found = reader.feed(delta.text)
-        return found + reader.end() if delta.finish_reason is not None else found
+        if delta.finish_reason is not None:
+            found += reader.end()
+        self._reasoned += [part.text for part in found if part.kind == "reasoning"]
+        return found
 
     def finish_reason(self, reason: str | None, num_calls: int) -> str | None:
         return TOOL_CALLS if reason == "stop" and num_calls else reason
@@ -116,8 +123,11 @@ class Reply:
         generation = self.generation
         results = [result for result in generation.results if result is not None]
         cached = accepted = rejected = None
+        num_reasoning = 0
         if len(results) == len(generation.results):
             cached = sum(result.num_cached_tokens for result in results)
+            if any(self._reasoned):
+                num_reasoning = self.texts.count("".join(self._reasoned))
             drafting = generation.drafting
             if generation.ask.prediction and drafting is not None:
                 accepted = drafting.num_predicted_accepted
@@ -128,6 +138,7 @@ class Reply:
             cached,
             accepted,
             rejected,
+            num_reasoning,
         )
 
     def timings(self) -> dict[str, Any]:

@@ -401,3 +401,20 @@ def test_what_ends_a_stream_goes_in_one_piece() -> None:
     assert first.count(b"data: ") == 1
     assert last.count(b"data: ") == 3
     assert last.endswith(b"data: [DONE]\n\n")
+
+
+def test_best_of_keeps_the_most_probable(live: Live) -> None:
+    body = {"prompt": "in the beginning", "max_tokens": 6, "temperature": 1.5, "seed": 3}
+
+    def mean(choice: dict[str, Any]) -> float:
+        scores = choice["logprobs"]["token_logprobs"]
+        return float(sum(scores) / len(scores))
+
+    every = live.complete(**body, n=5, logprobs=0)["choices"]
+    ranked = sorted(every, key=mean, reverse=True)
+    best = live.complete(**body, n=2, best_of=5)
+    assert [choice["text"] for choice in best["choices"]] == [c["text"] for c in ranked[:2]]
+    assert [choice["index"] for choice in best["choices"]] == [0, 1]
+    assert best["choices"][0]["logprobs"] is None
+    assert best["usage"]["completion_tokens"] == 30
+    assert best["system_fingerprint"].startswith("b")

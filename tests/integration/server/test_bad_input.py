@@ -68,7 +68,9 @@ def refused(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"prompt": "x", "logit_bias": {str(i): 1 for i in range(10**5)}}, "logit_bias"),
         ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias"),
         ({"prompt": "x", "logit_bias": {"319": 1}}, "logit_bias"),
-        ({"prompt": "x", "best_of": 5}, None),
+        ({"prompt": "x", "n": 2, "best_of": 1}, None),
+        ({"prompt": "x", "best_of": 5, "stream": True}, None),
+        ({"prompt": "x", "best_of": 17}, "best_of"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": [300]}, "prompt"),  # padding of the embedding: no token

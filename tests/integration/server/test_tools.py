@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import openai
 import pydantic
@@ -371,6 +372,19 @@ def test_reasoning_is_split_also_before_calls(
         assert found["content"] == "Yes."
     script.say(said + (call if calls else "Yes."))
     assert without_ids(streamed(thinking, body)) == without_ids(found)
+
+
+def test_tokens_of_reasoning_are_counted(thinking: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(Target(thinking, monkeypatch), thinking)
+    body = {"messages": ASK, "temperature": 0}
+    script.say("<think>\nlet me see\n</think>\n\nYes.")
+    usage = thinking.post(CHAT, body).json()["usage"]
+    assert 0 < usage["completion_tokens_details"]["reasoning_tokens"] < usage["completion_tokens"]
+    script.say("<think>\nlet me see\n</think>\n\nYes.")
+    chunks = thinking.stream(CHAT, **body, stream_options={"include_usage": True})
+    assert chunks[-1]["usage"] == usage | {"prompt_tokens_details": ANY}
+    script.say("Yes.")
+    assert "completion_tokens_details" not in thinking.post(CHAT, body).json()["usage"]
 
 
 def test_forced_calls_after_reasoning(thinking: Live, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -13,7 +14,7 @@ from outrider.config import MAX_LOGPROBS
 from outrider.engine.engine import Completion, Result
 from outrider.events import TokenLogprob
 from outrider.server.answering import Answering
-from outrider.server.config import MAX_PROMPTS
+from outrider.server.config import MAX_BEST_OF, MAX_PROMPTS
 from outrider.server.generation import Delta
 from outrider.server.infill import infill
 from outrider.server.openai_format import OpenAIWriter
@@ -32,7 +33,7 @@ class CompletionBody(GenerationBody):
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     suffix: Text | None = None
-    best_of: int | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_BEST_OF)] | None = None
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -46,13 +47,20 @@ class CompletionBody(GenerationBody):
 
     @model_validator(mode="after")
     def _best(self) -> CompletionBody:
-        if self.best_of not in (None, self.n or 1):
-            raise ValueError("best_of must equal n")
+        if self.best_of is not None and self.best_of < self.num_shown:
+            raise ValueError(f"best_of must be at least n: {self.num_shown}")
+        if self.stream and (self.best_of or 0) > self.num_shown:
+            raise ValueError("best_of above n goes without stream")
         if self.max_tokens == 0 and (not self.echo or self.stream):
             raise ValueError("max_tokens of 0 goes with echo: true, and without stream")
         if self.suffix and (self.echo or not isinstance(self.prompt, str)):
             raise ValueError("suffix goes with one prompt of text, and without echo")
         return self
+
+    @property
+    def num_shown(self) -> int:
+        """Choices of a prompt in the reply."""
+        return self.n or 1
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -64,6 +72,8 @@ class CompletionBody(GenerationBody):
         common = self.common()
         limit = self.max_tokens if self.max_tokens is not None else DEFAULT_TOKENS
         common["sampling"]["logprobs"] = self.logprobs
+        if (self.best_of or 1) > self.num_shown:
+            common["sampling"] |= {"n": self.best_of, "logprobs": self.logprobs or 0}
         if self.echo and self.prompt_logprobs is None:
             common["sampling"]["prompt_logprobs"] = self.logprobs
         return Request(prompt=self.prompts, **common, max_tokens=max(limit, 1))
@@ -79,6 +89,8 @@ class CompletionWriter(OpenAIWriter):
     def __init__(self, body: CompletionBody, reply: Reply) -> None:
         super().__init__(body, reply)
         self._ask = reply.generation.ask
+        self._num_shown = body.num_shown
+        self._scores = body.logprobs is not None
         self._echo: list[str] | None = None
         if body.echo:
             self._echo = [
@@ -91,7 +103,14 @@ class CompletionWriter(OpenAIWriter):
     def whole(self, results: list[Result]) -> dict[str, Any]:
         if self._echo_only:
             self._reply.generation.num_completion_tokens = 0
-        return super().whole(results)
+        return super().whole([self._best(result) for result in results])
+
+    def _best(self, result: Result) -> Result:
+        """The result with those completions that have the highest log-probability per token."""
+        if len(result.completions) == self._num_shown:
+            return result
+        ranked = sorted(result.completions, key=_mean_logprob, reverse=True)
+        return replace(result, completions=ranked[: self._num_shown])
 
     def choice(self, index: int, completion: Completion, result: Result) -> dict[str, Any]:
         logprobs, tokens = completion.logprobs or [], completion.tokens
@@ -124,19 +143,24 @@ class CompletionWriter(OpenAIWriter):
         self._begun.add(index)
         scored: list[TokenLogprob | None] = [*logprobs]
         if self._echo is not None and first:
-            prompt = self._ask.prompts[index // self._ask.params.n]
-            text = self._echo[index // self._ask.params.n] + text
+            prompt = self._ask.prompts[index // self._num_shown]
+            text = self._echo[index // self._num_shown] + text
             tokens = [*prompt, *tokens]
             # The first token has no score. Later samples share the scores of the prompt.
             before: list[TokenLogprob | None] = [None] * len(prompt)
             before[1:] = prompt_logprobs or before[1:]
             scored = [*before, *scored]
         legacy = None
-        if self._ask.params.logprobs is not None:
+        if self._scores:
             offset = self._offsets.get(index, 0)
             legacy = self._texts.legacy(scored, tokens, offset)
             self._offsets[index] = offset + sum(map(len, legacy["tokens"]))
         return {"index": index, "text": text, "logprobs": legacy, "finish_reason": finish_reason}
+
+
+def _mean_logprob(completion: Completion) -> float:
+    scores = [token.logprob for token in completion.logprobs or ()]
+    return sum(scores) / max(len(scores), 1)
 
 
 def router(answering: Answering) -> APIRouter:

@@ -11,11 +11,14 @@ from fastapi import Request as HttpRequest
 from pydantic import Field, field_validator, model_validator
 from starlette.responses import JSONResponse, Response
 
+from outrider import __version__
 from outrider.config import MAX_LOGPROBS
 from outrider.engine.engine import Result
+from outrider.events import TokenLogprob
 from outrider.server.answering import Answering
 from outrider.server.asking import encode, prompt_text
 from outrider.server.chat_schema import ConversationFields
+from outrider.server.config import MAX_LOGIT_BIAS, MAX_PROMPTS
 from outrider.server.embedding import embed
 from outrider.server.errors import ApiError
 from outrider.server.generation import Delta
@@ -35,8 +38,10 @@ from outrider.server.schema import (
     TolerantBody,
     dumped,
 )
-from outrider.server.service import Service
+from outrider.server.service import Served, Service
 from outrider.server.stream import SSE, frame
+
+Bias = float | Literal[False]
 
 
 class LlamaBody(TolerantBody):
@@ -56,11 +61,17 @@ class LlamaBody(TolerantBody):
     seed: Annotated[int, Field(ge=-1, le=INT64)] | None = None
     stop: Stops | None = None
     ignore_eos: bool | None = None
-    logit_bias: list[tuple[TokenId, float]] | None = None
+    # Pairs or an object: a token's id, or a text whose tokens are meant; false forbids them.
+    logit_bias: (
+        Annotated[list[tuple[TokenId | Text, Bias]], Field(max_length=MAX_LOGIT_BIAS)]
+        | Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIAS)]
+        | None
+    ) = None
     n_probs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     grammar: Text | None = None
     json_schema: dict[str, Any] | None = None
     return_tokens: bool = False
+    response_fields: Annotated[list[Text], Field(max_length=64)] | None = None
     timings_per_token: bool | None = None
     return_progress: Literal[False] | None = None
     speculation: SpeculationBody | None = None  # not llama-server's
@@ -72,7 +83,7 @@ class LlamaBody(TolerantBody):
             return given
         return [tuple(pair) if isinstance(pair, list) else pair for pair in given]
 
-    def common(self) -> dict[str, Any]:
+    def common(self, served: Served) -> dict[str, Any]:
         names = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty")
         found = {name: getattr(self, name) for name in (*names, "ignore_eos")}
         found["repetition_penalty"] = self.repeat_penalty
@@ -82,7 +93,7 @@ class LlamaBody(TolerantBody):
         if self.stop:
             found["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if self.logit_bias:
-            found["logit_bias"] = dict(self.logit_bias)
+            found["logit_bias"] = _bias(self.logit_bias, served)
         wanted = None
         if self.json_schema is not None:
             wanted = Wanted("json", dumped(self.json_schema))
@@ -99,18 +110,39 @@ class LlamaBody(TolerantBody):
         }
 
 
+class Prompt(Body):
+    """A prompt as an object; llama-server takes images beside the text."""
+
+    prompt_string: Text
+
+
 class LlamaCompletionBody(LlamaBody):
     prompt: Annotated[
-        Text | list[TokenId | Text],
-        Field(description="a text, or tokens and texts in a row"),
+        Text
+        | list[TokenId | Text]
+        | Annotated[list[Text | Prompt | list[TokenId | Text]], Field(max_length=MAX_PROMPTS)],
+        Field(description="a text; tokens and texts in a row; or a list of prompts"),
     ]
 
     @field_validator("prompt", mode="before")
     @classmethod
     def _some(cls, given: object) -> object:
-        if isinstance(given, list) and not given:
+        if given == [] or (isinstance(given, list) and [] in given):
             raise ValueError("the prompt is empty")
         return given
+
+    @property
+    def prompts(self) -> list[str | list[str | int]]:
+        """Each a text, or tokens and texts in a row. A list with a token in it is one prompt."""
+        given: Any = self.prompt
+        if isinstance(given, str) or any(isinstance(part, int) for part in given):
+            return [given]
+        return [part.prompt_string if isinstance(part, Prompt) else part for part in given]
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the reply is a list."""
+        return len(self.prompts) > 1
 
 
 class LlamaInfillBody(LlamaBody):
@@ -135,77 +167,125 @@ class LlamaEmbeddingBody(Body):
         return self
 
 
+def _bias(
+    given: list[tuple[int | str, Bias]] | dict[str, Bias], served: Served
+) -> dict[int, float]:
+    pairs: list[tuple[int | str, Bias]] = given if isinstance(given, list) else [*given.items()]
+    found: dict[int, float] = {}
+    for what, bias in pairs:
+        value = -100.0 if bias is False else bias
+        if isinstance(what, str):
+            is_id = isinstance(given, dict) and what.isascii() and what.isdigit()
+            tokens = [int(what)] if is_id else served.tokenizer.encode(what, special=False)
+        else:
+            tokens = [what]
+        found |= dict.fromkeys(tokens, value)
+    return found
+
+
 class LlamaWriter:
     media_type = SSE
     done = b""
 
-    def __init__(self, body: LlamaBody, reply: Reply) -> None:
+    def __init__(self, body: LlamaBody, reply: Reply, *, is_list: bool = False) -> None:
         self.id = f"llama-{secrets.token_hex(12)}"
-        self._body, self._reply = body, reply
-        self._tokens: list[int] = []
-        self._finish: str | None = None
+        self._body, self._reply, self._is_list = body, reply, is_list
+        num_prompts = len(reply.generation.ask.prompts)
+        self._tokens: list[list[int]] = [[] for _ in range(num_prompts)]
+        self._texts = [""] * num_prompts
+        self._finish: list[str | None] = [None] * num_prompts
 
-    def whole(self, results: list[Result]) -> dict[str, Any]:
-        completion = results[0].completions[0]
-        self._tokens, self._finish = completion.tokens, completion.finish_reason
-        found = self._last(completion.text, self._tokens if self._body.return_tokens else [])
-        if completion.logprobs is not None:
-            found["completion_probabilities"] = self._scored(completion.logprobs)
-        return found
+    def whole(self, results: list[Result]) -> Any:
+        found = []
+        for index, result in enumerate(results):
+            completion = result.completions[0]
+            self._tokens[index], self._texts[index] = completion.tokens, completion.text
+            self._finish[index] = completion.finish_reason
+            shown = completion.tokens if self._body.return_tokens else []
+            one = self._last(index, completion.text, shown)
+            if completion.logprobs is not None:
+                one["completion_probabilities"] = self._scored(completion.logprobs)
+            found.append(self._chosen(one))
+        return found if self._is_list else found[0]
 
-    def _last(self, text: str, tokens: list[int]) -> dict[str, Any]:
+    def _chosen(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a reply that the request wants, each under its path."""
+        found = {}
+        for path in self._body.response_fields or ():
+            value: Any = reply
+            for name in path.split("/"):
+                value = value.get(name) if isinstance(value, dict) else None
+            if value is not None:
+                found[path] = value
+        return found if self._body.response_fields else reply
+
+    def _last(self, index: int, text: str, tokens: list[int]) -> dict[str, Any]:
         ask, usage = self._reply.generation.ask, self._reply.usage()
-        word = self._reply.stop_text(self._tokens) if self._finish == "stop" else None
-        kind = "limit" if self._finish == "length" else "eos" if word is None else "word"
+        finish, written = self._finish[index], self._tokens[index]
+        word = self._reply.stop_text(written) if finish == "stop" else None
+        kind = "limit" if finish == "length" else "eos" if word is None else "word"
         params = ask.params
         return {
-            "index": 0,
+            "index": index,
             "content": text,
             "tokens": tokens,
-            "id_slot": 0,
+            "id_slot": index,
             "stop": True,
             "model": self._reply.model,
-            "tokens_predicted": usage.num_completion_tokens,
-            "tokens_evaluated": usage.num_prompt_tokens,
+            "tokens_predicted": len(written),
+            "tokens_evaluated": len(ask.prompts[index]),
             "tokens_cached": usage.num_cached_tokens or 0,
             "generation_settings": {
                 "temperature": params.temperature,
                 "top_k": params.top_k,
                 "top_p": params.top_p,
                 "min_p": params.min_p,
+                "repeat_penalty": params.repetition_penalty,
+                "presence_penalty": params.presence_penalty,
+                "frequency_penalty": params.frequency_penalty,
                 "seed": params.seed,
                 "n_predict": params.max_tokens,
+                "n_probs": params.logprobs or 0,
+                "ignore_eos": params.ignore_eos,
                 "stop": list(params.stop),
+                "stream": self._body.stream,
             },
-            "prompt": self._reply.texts.all(ask.prompts[0]),
+            "prompt": self._reply.texts.all(ask.prompts[index]),
+            "has_new_line": "\n" in self._texts[index],
             "truncated": False,
             "stop_type": kind,
             "stopping_word": word or "",
             "timings": self._reply.timings(),
         }
 
-    def _scored(self, logprobs: Any) -> list[dict[str, Any]]:
+    def _scored(self, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
         entries = self._reply.texts.chat(logprobs)["content"]
-        return [{"id": s.token, **e} for s, e in zip(logprobs, entries, strict=True)]
+        for scored, entry in zip(logprobs, entries, strict=True):
+            entry["id"] = scored.token
+            for token, other in zip(scored.top, entry["top_logprobs"], strict=True):
+                other["id"] = token
+        return list(entries)
 
     def delta(self, delta: Delta) -> Sequence[dict[str, Any]]:
-        self._tokens += delta.tokens
-        self._finish = delta.finish_reason
+        index = delta.index
+        self._tokens[index] += delta.tokens
+        self._texts[index] += delta.text
+        self._finish[index] = delta.finish_reason
         found: dict[str, Any] = {
-            "index": 0,
+            "index": index,
             "content": delta.text,
             "tokens": delta.tokens,
             "stop": False,
-            "id_slot": 0,
-            "tokens_predicted": len(self._tokens),
-            "tokens_evaluated": self._reply.usage().num_prompt_tokens,
+            "id_slot": index,
+            "tokens_predicted": len(self._tokens[index]),
+            "tokens_evaluated": len(self._reply.generation.ask.prompts[index]),
         }
         if delta.logprobs:
             found["completion_probabilities"] = self._scored(delta.logprobs)
         return [found]
 
     def end(self) -> Sequence[dict[str, Any]]:
-        return [self._last("", [])]
+        return [self._chosen(self._last(i, "", [])) for i in range(len(self._tokens))]
 
     def failure(self, error: ApiError) -> dict[str, Any]:
         return error.body()
@@ -217,32 +297,35 @@ class LlamaWriter:
 def router(answering: Answering) -> APIRouter:
     routes, service = APIRouter(), answering.service
 
-    async def answer(body: LlamaBody, prompt: str | list[int], http: HttpRequest) -> Response:
-        request = Request(prompt=[prompt], **body.common())
+    async def answer(
+        body: LlamaBody, prompts: list[list[int]], http: HttpRequest, *, is_list: bool = False
+    ) -> Response:
+        request = Request(prompt=[*prompts], **body.common(service.served))
         return await answering.answer(
-            request, http, lambda reply: LlamaWriter(body, reply), body.ignored
+            request, http, lambda reply: LlamaWriter(body, reply, is_list=is_list), body.ignored
         )
+
+    async def tokens_of(prompt: str | list[str | int]) -> list[int]:
+        tokens: list[int] = []
+        for i, part in enumerate([prompt] if isinstance(prompt, str) else prompt):
+            if isinstance(part, str):
+                tokens += await encode(service.served, part, "prompt", special=i == 0)
+            else:
+                tokens.append(part)
+        return tokens
 
     @routes.post("/completion", response_model=None)
     @routes.post("/completions", response_model=None, include_in_schema=False)
     async def completion(body: LlamaCompletionBody, http: HttpRequest) -> Response:
-        prompt = body.prompt
-        if not isinstance(prompt, str):
-            tokens: list[int] = []
-            for i, part in enumerate(prompt):
-                if isinstance(part, str):
-                    tokens += await encode(service.served, part, "prompt", special=i == 0)
-                else:
-                    tokens.append(part)
-            prompt = tokens  # type: ignore[assignment]
-        return await answer(body, prompt, http)  # type: ignore[arg-type]
+        prompts = [await tokens_of(prompt) for prompt in body.prompts]
+        return await answer(body, prompts, http, is_list=body.is_list)
 
     @routes.post("/infill", response_model=None)
     async def fill(body: LlamaInfillBody, http: HttpRequest) -> Response:
         served = service.served
         prompt = await infill(served, body.input_prefix, body.input_suffix, "input_prefix")
         prompt += await encode(served, body.prompt, "prompt", special=False)
-        return await answer(body, prompt, http)
+        return await answer(body, [prompt], http)
 
     @routes.post("/apply-template", response_model=None)
     async def apply_template(body: LlamaTemplateBody) -> Response:
@@ -275,6 +358,8 @@ def _add_facts(routes: APIRouter, service: Service) -> None:
                 },
                 "total_slots": served.core.scheduler.config.max_sequences,
                 "model_alias": service.config.model_name,
+                "model_path": str(served.tokenizer.folder),
+                "build_info": f"outrider {__version__}",
                 "chat_template": served.template.source,
                 "modalities": {"vision": False, "audio": False},
             }

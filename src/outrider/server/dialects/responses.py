@@ -127,13 +127,11 @@ class ResponsesWriter:
 
     def _usage(self) -> dict[str, Any]:
         usage = self._reply.usage()
-        thought = self._message.reasoning
-        num_reasoning = self._reply.texts.count(thought) if thought else 0
         return {
             "input_tokens": usage.num_prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.num_cached_tokens or 0},
             "output_tokens": usage.num_completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": num_reasoning},
+            "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
             "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
         }
 
