@@ -235,24 +235,23 @@ class SamplingParams:
     )
     stop: tuple[str, ...] = param(
         (), "Stop before this text; may be repeated.", "--stop TEXT", STOPPING, http="stop",
-        http_help="texts to stop before"
-    )
+        http_help="texts to stop before")
     stop_ids: tuple[int, ...] = param((), "Token ids to stop at.", http="stop_token_ids")
     ignore_eos: bool = param(
         False, "Go on after the end-of-text token.", "--ignore-eos", STOPPING, http="ignore_eos"
     )
     skip_special_tokens: bool = param(
         True, "Leave special tokens out of the text.", http="skip_special_tokens",
-        http_help="false: special tokens appear in the text"
-    )
+        http_help="false: special tokens appear in the text")
     logprobs: int | None = param(
         None, "Log-probabilities, with that many alternatives.", "--logprobs N", OUTPUT,
-        none="off", low=0, high=MAX_LOGPROBS
-    )
+        none="off", low=0, high=MAX_LOGPROBS)
     prompt_logprobs: int | None = param(
         None, "The same for the prompt's tokens; the prefix cache is not used.", none="off", low=0,
-        high=MAX_LOGPROBS, http="prompt_logprobs"
-    )
+        high=MAX_LOGPROBS, http="prompt_logprobs")
+    logprob_ids: tuple[int, ...] = param(
+        (), "Log-probabilities of these tokens instead of the most probable ones.",
+        http="logprob_token_ids")
 
     def __post_init__(self) -> None:
         check(self, RequestError)

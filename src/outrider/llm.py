@@ -46,6 +46,7 @@ class SamplingKeywords(TypedDict, total=False):
     skip_special_tokens: bool
     logprobs: int | None
     prompt_logprobs: int | None
+    logprob_ids: tuple[int, ...]
     # end
 
 

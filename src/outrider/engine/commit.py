@@ -46,11 +46,14 @@ def commit(engine: Engine, sequence: Sequence, index: int, result: StepResult) -
     sequence.num_computed = first_slot + len(path)
     engine.kv.commit(sequence.id, sequence.tokens, sequence.num_computed)
     logprobs = None
-    if sequence.params.logprobs is not None and result.distributions is not None:
+    params = sequence.params
+    if params.logprobs is not None and result.distributions is not None:
         root = result.distributions.starts[index]
         rows = [root, *(root + 1 + node for node in path)]
         logprobs = [
-            token_logprob(result.distributions.logprobs(row), token, sequence.params.logprobs)
+            token_logprob(
+                result.distributions.logprobs(row), token, params.logprobs, params.logprob_ids
+            )
             for row, token in zip(rows, emitted, strict=False)
         ]
         sequence.logprobs += logprobs

@@ -167,8 +167,15 @@ def _layout(
 # Log-probabilities of the model itself.
 
 
-def token_logprob(logprobs_V: torch.Tensor, token: int, num_top: int) -> TokenLogprob:
-    values, ids = logprobs_V.topk(min(num_top, len(logprobs_V)))
+def token_logprob(
+    logprobs_V: torch.Tensor, token: int, num_top: int, wanted: tuple[int, ...] = ()
+) -> TokenLogprob:
+    """With the `num_top` most probable alternatives, or with those that are wanted."""
+    if wanted:
+        ids = torch.tensor(list(dict.fromkeys((token, *wanted))), device=logprobs_V.device)
+        values = logprobs_V[ids]
+    else:
+        values, ids = logprobs_V.topk(min(num_top, len(logprobs_V)))
     top = dict(zip(ids.tolist(), values.tolist(), strict=True))
     return TokenLogprob(token, float(logprobs_V[token]), top)
 

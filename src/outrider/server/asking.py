@@ -103,6 +103,13 @@ def _params(
         raise RequestError("min_tokens must not exceed max_tokens", "min_tokens")
     if manner is not None and served.forms.are_special:
         given["skip_special_tokens"] = False  # the marks that the reader looks for
+    num_tokens = served.core.target.spec.num_tokens
+    if any(token >= num_tokens for token in given.get("logprob_ids", ())):
+        raise RequestError(f"token ids must be below {num_tokens}", "logprob_token_ids")
+    if request.allowed_ids is not None:
+        given["banned_ids"] = tuple(set(range(num_tokens)) - set(request.allowed_ids))
+        if len(given["banned_ids"]) == num_tokens:
+            raise RequestError(f"token ids must be below {num_tokens}", "allowed_token_ids")
     return SamplingParams(**given | {"max_tokens": limit})
 
 

@@ -67,13 +67,15 @@ class OpenAIWriter(ABC):
 
     def _raw(self, result: Result, tokens: list[int]) -> dict[str, Any]:
         """Token ids and scores of the prompt, if the request wants them."""
-        found: dict[str, Any] = {}
-        if self._ids:
-            found |= {"token_ids": tokens, "prompt_token_ids": result.prompt_tokens}
+        scores = None
         if self._scores_prompt:
-            prompt, scores = result.prompt_tokens, result.prompt_logprobs
-            found["prompt_logprobs"] = self._texts.prompt_scores(scores, len(prompt))
-        return found
+            num_tokens = len(result.prompt_tokens)
+            scores = self._texts.prompt_scores(result.prompt_logprobs, num_tokens)
+        return {
+            "token_ids": tokens if self._ids else None,
+            "prompt_token_ids": result.prompt_tokens if self._ids else None,
+            "prompt_logprobs": scores,
+        }
 
     def delta(self, delta: Delta) -> Sequence[dict[str, Any]]:
         found = []
@@ -88,7 +90,8 @@ class OpenAIWriter(ABC):
             chunk = self._chunk([choice])
             options = self._options
             if options.continuous_usage_stats and options.include_usage is not False:
-                chunk["usage"] = self._usage()
+                begins = "role" in choice.get("delta", ())  # before the first token
+                chunk["usage"] = self._usage() | ({"completion_tokens": 0} if begins else {})
             elif options.include_usage:
                 chunk["usage"] = None
             found.append(chunk)

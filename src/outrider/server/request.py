@@ -75,6 +75,7 @@ class Request:
     model: str | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None  # None: the rest of the context
+    allowed_ids: list[int] | None = None  # no other tokens; None: all
     wanted: Wanted | None = None  # the form of the output
     speculation: Wish | None = None
     metrics: Literal["summary", "detailed"] | None = None  # figures of this request in the reply

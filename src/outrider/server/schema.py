@@ -145,7 +145,13 @@ else:
         __base__=TolerantBody,
         model=(Name | None, None),
         **http_fields(
-            SamplingParams, {"logit_bias": LogitBias, "stop": Stops, "stop_ids": TokenIds}
+            SamplingParams,
+            {
+                "logit_bias": LogitBias,
+                "stop": Stops,
+                "stop_ids": TokenIds,
+                "logprob_ids": TokenIds,
+            },
         ),
     )
 
@@ -222,6 +228,9 @@ class GenerationBody(SamplingFields):
     structured_outputs: StructuredOutputs | None = None
     cache_salt: Name | None = None
     timings_per_token: bool | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1 << 16)] | None = (
+        None
+    )
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     # Other servers' names for `structured_outputs`.
@@ -237,9 +246,12 @@ class GenerationBody(SamplingFields):
     @field_validator("logit_bias")
     @classmethod
     def _ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
-        for key in bias or ():
-            if not (key.isascii() and key.isdigit() and len(key) <= 10):
-                raise ValueError("keys must be token ids")
+        wrong = [
+            key for key in bias or () if not (key.isascii() and key.isdigit() and len(key) <= 10)
+        ]
+        if wrong:
+            shown = ", ".join(repr(key[:32]) for key in wrong[:8])
+            raise ValueError(f"keys must be token ids, not {shown}")
         return bias
 
     @model_validator(mode="after")
@@ -258,6 +270,7 @@ class GenerationBody(SamplingFields):
         return {
             "model": self.model,
             "sampling": sampling(self),
+            "allowed_ids": self.allowed_token_ids,
             "wanted": self._wanted(),
             "speculation": None if wish is None else wish.wish(),
             "metrics": None if wish is None else wish.metrics,
@@ -297,8 +310,9 @@ def sampling(body: object) -> dict[str, Any]:
     if "stop" in given:
         stop = given["stop"]
         given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-    if "stop_ids" in given:
-        given["stop_ids"] = tuple(given["stop_ids"])
+    for name in ("stop_ids", "logprob_ids"):
+        if name in given:
+            given[name] = tuple(given[name])
     if "logit_bias" in given:
         given["logit_bias"] = {int(token): x for token, x in given["logit_bias"].items()}
     return given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
@@ -39,6 +40,7 @@ class ChatBody(ConversationFields, GenerationBody):
     prediction: Prediction | None = None
     modalities: list[Literal["text"]] | None = None
     include_reasoning: bool = True
+    echo: bool = False  # the reply begins with the text that it continues
 
     @model_validator(mode="after")
     def _chat(self) -> ChatBody:
@@ -72,12 +74,25 @@ class ChatWriter(OpenAIWriter):
         self._logprobs = bool(body.logprobs)
         self._reasoning = body.include_reasoning
         self._begun: set[int] = set()
+        last = body.messages[-1]
+        echoes = body.echo and body.continue_final_message
+        self._echo = text_of(last.content) if echoes else ""
+
+    def whole(self, results: list[Result]) -> dict[str, Any]:
+        return _lifted(super().whole(results))
+
+    def delta(self, delta: Delta) -> Sequence[dict[str, Any]]:
+        return [_lifted(chunk) for chunk in super().delta(delta)]
 
     def choice(self, index: int, completion: Completion, result: Result) -> dict[str, Any]:
         found = self._reply.message(completion)
-        message: dict[str, Any] = {"role": "assistant", "content": found.text, "refusal": None}
-        if found.reasoning and self._reasoning:
-            message |= {"reasoning_content": found.reasoning, "reasoning": found.reasoning}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": self._echo + found.text,
+            "refusal": None,
+        }
+        reasoning = found.reasoning if self._reasoning else ""
+        message |= dict.fromkeys(("reasoning_content", "reasoning"), reasoning or None)
         if found.calls:
             message["content"] = found.text or None
             message["tool_calls"] = [
@@ -103,7 +118,7 @@ class ChatWriter(OpenAIWriter):
             gained.append({} if delta.finish_reason is not None else {"content": ""})
         if delta.index not in self._begun:
             self._begun.add(delta.index)
-            gained.insert(0, {"role": "assistant", "content": ""})
+            gained.insert(0, {"role": "assistant", "content": self._echo})
         found: list[dict[str, Any]] = [
             {"index": delta.index, "delta": one, "logprobs": None, "finish_reason": None}
             for one in gained
@@ -130,6 +145,13 @@ class ChatWriter(OpenAIWriter):
 
     def _scored(self, logprobs: list[TokenLogprob]) -> dict[str, Any] | None:
         return self._texts.chat(logprobs) if self._logprobs else None
+
+
+def _lifted(reply: dict[str, Any]) -> dict[str, Any]:
+    """What concerns the prompt also where vLLM has it: all choices have the same one."""
+    first = reply["choices"][0]
+    names = ("prompt_token_ids", "prompt_logprobs")
+    return reply | {name: first[name] for name in names if name in first}
 
 
 def router(answering: Answering) -> APIRouter:
