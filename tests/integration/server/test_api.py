@@ -418,3 +418,37 @@ def test_best_of_keeps_the_most_probable(live: Live) -> None:
     assert best["choices"][0]["logprobs"] is None
     assert best["usage"]["completion_tokens"] == 30
     assert best["system_fingerprint"].startswith("b")
+
+
+def test_scores_of_chosen_tokens(live: Live) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, "temperature": 0}
+    more = {"logprobs": True, "top_logprobs": 3, "return_tokens_as_token_ids": True}
+    reply = live.post(
+        "/v1/chat/completions",
+        body | more | {"logprob_token_ids": [5, 9], "allowed_token_ids": [7, 11]},
+    ).json()
+    for entry in reply["choices"][0]["logprobs"]["content"]:
+        assert entry["token"] in ("token_id:7", "token_id:11")
+        found = {other["token"]: other["logprob"] for other in entry["top_logprobs"]}
+        assert found.keys() == {"token_id:5", "token_id:9", entry["token"]}
+        assert found[entry["token"]] == entry["logprob"]
+    assert reply["prompt_logprobs"] is None
+    for field in ("logprob_token_ids", "allowed_token_ids"):
+        error = live.post("/v1/chat/completions", body | {field: [100_000]}).json()["error"]
+        assert error["param"] == field
+
+
+def test_a_reply_may_begin_with_the_message_that_it_continues(live: Live) -> None:
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well, "}]
+    body = {"messages": said, "max_tokens": 4, "temperature": 0, "echo": True}
+    body |= {"add_generation_prompt": False, "continue_final_message": True}
+    reply = live.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+    assert reply.startswith("well, ")
+    chunks = live.stream("/v1/chat/completions", **body)
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == reply
+
+
+def test_an_error_names_the_keys_that_are_no_tokens(live: Live) -> None:
+    body = {"prompt": "x", "logit_bias": {"5": 1, "bad": 1, "worse": 2}}
+    error = live.post("/v1/completions", body).json()["error"]
+    assert "'bad', 'worse'" in error["message"]

@@ -90,7 +90,11 @@ def test_biases_are_pairs(live: Live) -> None:
     (token,) = live.post("/tokenize", {"content": "q"}).json()["tokens"]
     body = LLAMA | {"n_predict": 4, "logit_bias": [[token, 100.0]]}
     assert live.post("/completion", body).json()["content"] == "qqqq"
-    for wrong in (5, {"q": 1}, [5], [[token]], [["q", 1.0]], [[token, "x"]]):
+    for form in ([["q", 100]], {"q": 100}, {str(token): 100}):
+        assert live.post("/completion", body | {"logit_bias": form}).json()["content"] == "qqqq"
+    banned = live.post("/completion", body | {"logit_bias": [[token, 100], ["q", False]]}).json()
+    assert "q" not in banned["content"]
+    for wrong in (5, [5], [[token]], [[token, "x"]], [[token, True]], {"q": "x"}):
         assert live.post("/completion", LLAMA | {"logit_bias": wrong}).status_code == 400
 
 
@@ -292,3 +296,18 @@ def test_metrics_that_dashboards_for_vllm_read(live: Live) -> None:
     page = live.client.get("/metrics").text
     blocks = live.core.kv.num_blocks
     assert f'num_gpu_blocks="{blocks}"' in page
+
+
+def test_several_prompts_in_one_request(live: Live) -> None:
+    text = str(LLAMA["prompt"])
+    tokens = live.post("/tokenize", {"content": text, "add_special": True}).json()["tokens"]
+    prompts = [text, tokens, {"prompt_string": text}]
+    replies = live.post("/completion", LLAMA | {"prompt": prompts}).json()
+    assert [reply["content"] for reply in replies] == [live.expected_probe] * 3
+    assert [reply["index"] for reply in replies] == [0, 1, 2]
+
+
+def test_chosen_fields_of_a_reply(live: Live) -> None:
+    fields = ["content", "generation_settings/n_predict", "no/such/field"]
+    reply = live.post("/completion", LLAMA | {"response_fields": fields}).json()
+    assert reply == {"content": live.expected_probe, "generation_settings/n_predict": 24}
