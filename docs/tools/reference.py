@@ -357,7 +357,8 @@ FIELDS = {
     "regex": "`structured_outputs.regex`",
     "ebnf": "GBNF or Lark",
     "grammar": "GBNF or Lark",
-    "best_of": "that many are generated, and the `n` with the highest log-probability per token returned; without `stream`",
+    "best_of": "generates that many, returns the `n` with the highest log-probability per token; "
+    "without `stream`",
     "modalities": "only text",
     "tools": "functions that the model may call ([how](../how-to/call-tools.md))",
     "tool_choice": "`auto`, `none`, `required` or `{type: function, function: {name}}`",
