@@ -18,6 +18,7 @@ import transformers as t
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import gguf_files
 from family_models import FAMILY_CONFIGS
 from outrider.testing import write_tiny_tokenizer
 from published.cases import Json, Tensors, rand, speculators
@@ -217,3 +218,55 @@ def write(name: str, folder: Path) -> tuple[Path, Path | None, Mtp]:
     write_tiny_tokenizer(target)
     eps = config.get("rms_norm_eps", 1e-6)
     return target, apart, Mtp(reference(whole), moved, case.names, case.shift, eps)
+
+
+def as_gguf(target: Path) -> Path:
+    """A GLM-4.5 target as llama.cpp stores it: the layer that drafts is the last block."""
+    config = json.loads((target / "config.json").read_text())
+    stored: dict[str, gguf_files.Stored] = {}
+    stacks: dict[str, list[Tensor]] = {}
+    tensors = load_file(target / "model.safetensors")
+    for name in sorted(tensors):
+        words = name.split(".")
+        layer, parts = "".join(words[2:3]), words[3:]
+        if "experts" in parts and "shared_experts" not in parts:
+            which = parts[3].removesuffix("_proj")
+            stacks.setdefault(f"blk.{layer}.ffn_{which}_exps.weight", []).append(tensors[name])
+            continue
+        module = ".".join(parts).removesuffix(".weight")
+        if module.endswith("correction_bias"):
+            place = f"blk.{layer}.exp_probs_b.bias"
+        elif module in NEXTN:
+            place = f"blk.{layer}.nextn.{NEXTN[module]}.weight"
+        else:
+            place = gguf_files.file_name_of(name)
+        stored[place] = gguf_files.plain(tensors[name])
+    stored |= {name: gguf_files.plain(torch.stack(some)) for name, some in stacks.items()}
+    arch = "glm4moe"
+    metadata = gguf_files.metadata_of(config | {"model_type": arch, "num_hidden_layers": L + 1})
+    more = {
+        "nextn_predict_layers": 1,
+        "rope.dimension_count": config["head_dim"] // 2,
+        "expert_count": config["n_routed_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config["n_shared_experts"],
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_weights_norm": config["norm_topk_prob"],
+        "expert_group_count": config["n_group"],
+        "expert_group_used_count": config["topk_group"],
+    }
+    metadata |= {f"{arch}.{key}": value for key, value in more.items()}
+    file = target.with_suffix(".gguf")
+    return gguf_files.write(file, metadata | gguf_files.tokenizer_of(target), stored)
+
+
+NEXTN = {
+    "enorm": "enorm",
+    "hnorm": "hnorm",
+    "eh_proj": "eh_proj",
+    "shared_head.norm": "shared_head_norm",
+    "shared_head.head": "shared_head_head",
+    "embed_tokens": "embed_tokens",
+}

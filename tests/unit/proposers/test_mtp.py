@@ -20,6 +20,11 @@ from outrider.testing import write_tiny_llama
 from published import mtp
 from published.comparing import PROMPTS, K, Seen, compare
 
+SAMPLINGS = [
+    SamplingParams(max_tokens=32, ignore_eos=True),
+    SamplingParams(max_tokens=32, ignore_eos=True, temperature=1.0, seed=5),
+    SamplingParams(max_tokens=32, ignore_eos=True, temperature=0.8, seed=6, presence_penalty=0.7),
+]
 RUNS = [
     *((name, "torch") for name in mtp.CASES),
     *(
@@ -56,17 +61,33 @@ def test_drafts_are_the_reference(name: str, backend: str, tmp_path: Path) -> No
     assert count["rejecting steps"] > 0, count
 
 
+@pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_native)])
+def test_a_layer_in_a_gguf_file_drafts(backend: Any, tmp_path: Path) -> None:
+    target, _, reference = mtp.write("glm4_moe", tmp_path)
+    file = mtp.as_gguf(target)
+    engine = build(
+        EngineConfig(
+            model=str(file),
+            proposer_options={"mtp": {"weights": "float32"}},
+            num_draft_tokens=K,
+            kv_tokens=512,
+            backend=backend,
+        )
+    )
+    assert engine.default.proposer == "mtp"
+    count = compare(engine, reference, Seen(file))
+    assert count["same"] == count["drafts"] > 0, count
+    for params in SAMPLINGS:
+        plain = run(engine, PROMPTS, params, Speculation(proposer=None))
+        assert_same(engine, run(engine, PROMPTS, params), plain, params, "gguf")
+
+
 FORMS = [
     ("qwen3_next", {"backend": "torch"}),
     *(
         pytest.param(name, {"dtype": dtype}, marks=needs_native)
         for name, dtype in (("mimo", "int8"), ("glm4_moe", "int4"), ("deepseek_v3", "bfloat16"))
     ),
-]
-SAMPLINGS = [
-    SamplingParams(max_tokens=32, ignore_eos=True),
-    SamplingParams(max_tokens=32, ignore_eos=True, temperature=1.0, seed=5),
-    SamplingParams(max_tokens=32, ignore_eos=True, temperature=0.8, seed=6, presence_penalty=0.7),
 ]
 
 

@@ -36,6 +36,13 @@ MODULES = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
+# Modules around a layer that drafts: its other `nextn` tensors are copies of the target's.
+_NEXTN = {
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.eh_proj": "eh_proj",
+    "nextn.shared_head_norm": "shared_head.norm",
+}
 _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _SINKS, _CHOICE = "attn_sinks.weight", "exp_probs_b.bias"
 _UNREAD = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -60,7 +67,8 @@ def names_of(container: Container, config: DecoderConfig) -> dict[str, Part]:
         if name in _UNREAD or suffix == "attn_rot_embd.weight":
             continue
         if block == "blk" and index.isdigit():
-            if int(index) >= config.num_layers:  # a layer that drafts
+            if int(index) >= config.num_layers:
+                found |= _of_drafting_layer(suffix, info, config, int(index))
                 continue
             at = f"model.layers.{int(index)}."
             parts = {at + k: v for k, v in _of_layer(suffix, info, config, int(index)).items()}
@@ -105,6 +113,20 @@ def _of_layer(
     if module == "ffn_norm" and config.one_norm:
         return {}
     return {f"{LAYER_MODULES.get(module, module)}.{kind}": Part(info)}
+
+
+def _of_drafting_layer(
+    suffix: str, info: TensorInfo, config: DecoderConfig, layer: int
+) -> Mapping[str, Part]:
+    """Of a layer for multi-token prediction, which is like the target's last one."""
+    module, _, kind = suffix.rpartition(".")
+    if module in _NEXTN:
+        parts: Mapping[str, Part] = {f"{_NEXTN[module]}.{kind}": Part(info)}
+    elif module.startswith("nextn."):
+        parts = {}
+    else:
+        parts = _of_layer(suffix, info, config, config.num_layers - 1)
+    return {f"model.layers.{layer}.{name}": part for name, part in parts.items()}
 
 
 def _lead(info: TensorInfo) -> tuple[int, ...]:
