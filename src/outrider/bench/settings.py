@@ -46,6 +46,10 @@ class Work:
         "--categories NAME,...",
         WORK,
     )
+    minutes: float | None = param(
+        None, "Fewer prompts, so that it ends in time.", "--minutes M", WORK, above=0,
+        none="all prompts"
+    )  # fmt: skip
     workload: str = param("code", "One of them, or a file.", "--workload -w NAME", WORK)
     temperatures: str | None = param(
         None, "Every workload at these.", "--temperatures T,...", WORK, none="its own"

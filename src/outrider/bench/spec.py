@@ -6,11 +6,12 @@ geometric means over categories, each of which counts the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import exp, log
+from time import perf_counter
 from typing import Any
 
-from outrider.bench.contenders import Contender
+from outrider.bench.contenders import Contender, make_jobs, plain
 from outrider.bench.decode import decode
 from outrider.bench.measure import Tell
 from outrider.bench.peers.base import Peer
@@ -52,20 +53,26 @@ def spec(
     temperatures: Sequence[float],
     settings: Settings,
     tell: Tell,
+    minutes: float | None = None,
 ) -> Iterator[list[Row]]:
-    """The rows of each category at each temperature, ours first; then the means."""
+    """The rows of each category at each temperature, ours first; then the means.
+
+    With `minutes`, a category gets as many prompts as fit its share of the time that is left.
+    """
     found: list[Row] = []
-    for temperature in temperatures:
-        for name in categories:
-            work = load_category(name, settings.num_prompts).at_temperature(temperature)
-            rows = decode(engine, contenders, [work], settings, tell)
-            for peer in peers:
-                rows += peer.rows(engine, [work], settings, tell)
-            for row in rows:
-                row["workload"] = name
-                row |= _positions(row)
-            found += rows
-            yield rows
+    places = [(t, name) for t in temperatures for name in categories]
+    budget = Budget(minutes, len(places), settings.num_prompts)
+    for temperature, name in places:
+        num_prompts = budget.begin(lambda: _one_prompt_s(engine, contenders, settings))
+        work = load_category(name, num_prompts).at_temperature(temperature)
+        rows = decode(engine, contenders, [work], settings, tell)
+        for peer in peers:
+            rows += peer.rows(engine, [work], settings, tell)
+        budget.end()
+        for row in rows:
+            row |= {"workload": name, "num_prompts": num_prompts, **_positions(row)}
+        found += rows
+        yield rows
     yield [
         mean
         for temperature in temperatures
@@ -73,6 +80,47 @@ def spec(
         if set(names) <= set(categories)
         for mean in _means(title, names, [r for r in found if r["temperature"] == temperature])
     ]
+
+
+class Budget:
+    """Divides the time that is left evenly among the places that are left."""
+
+    def __init__(self, minutes: float | None, num_places: int, most: int) -> None:
+        self._end = None if minutes is None else perf_counter() + 60 * minutes
+        self._num_left, self._most = num_places, most
+        self._prompt_s: float | None = None  # of all contenders and rounds
+        self._began, self._num_prompts = 0.0, most
+
+    def begin(self, measure: Callable[[], float]) -> int:
+        """The number of prompts; `measure` gives the seconds of the first."""
+        if self._end is not None:
+            if self._prompt_s is None:
+                self._prompt_s = measure()
+            share = (self._end - perf_counter()) / self._num_left
+            self._num_prompts = max(1, min(self._most, int(share / self._prompt_s)))
+        self._began = perf_counter()
+        return self._num_prompts
+
+    def end(self) -> None:
+        self._prompt_s = (perf_counter() - self._began) / self._num_prompts
+        self._num_left -= 1
+
+
+def _one_prompt_s(engine: Engine, contenders: Sequence[Contender], settings: Settings) -> float:
+    """An estimate from one plain answer; the first category corrects it."""
+    jobs = make_jobs(engine, load_category(CATEGORIES[0], 1).prompts, settings.max_tokens)
+    began = perf_counter()
+    plain(engine).run(jobs)
+    return (perf_counter() - began) * len(contenders) * (settings.repeats + 1)
+
+
+def line(rows: Sequence[Row]) -> str:
+    """The rows of one category as a line, for where there is no terminal."""
+    parts = [
+        f"{row['contender']} {row['tokens_per_s']:.0f} tokens/s ({row['speedup']:.2f} x)"
+        for row in rows
+    ]
+    return f"{rows[0]['workload']}, T={rows[0]['temperature']:g}: {', '.join(parts)}"
 
 
 def _positions(row: Row) -> Row:

@@ -20,6 +20,7 @@ from outrider.cli import (
     doctor,
     export,
     generate,
+    models,
     plan,
     plot,
     prove,
@@ -93,6 +94,8 @@ app.command(epilog=demo.EXAMPLE, rich_help_panel=START)(demo.demo)
 app.command(epilog=generate.EXAMPLE, rich_help_panel=START)(generate.generate)
 app.command(epilog=chat.EXAMPLE, rich_help_panel=START)(chat.chat)
 app.command(epilog=serve.EXAMPLE, rich_help_panel=START)(serve.serve)
+app.command(epilog=models.MODELS_EXAMPLE, rich_help_panel=START)(models.models)
+app.command(epilog=models.PULL_EXAMPLE, rich_help_panel=START)(models.pull)
 app.command(epilog=doctor.EXAMPLE, rich_help_panel=DECIDE)(doctor.doctor)
 app.command(epilog=prove.EXAMPLE, rich_help_panel=DECIDE)(prove.prove)
 app.add_typer(bench.app, name="bench", epilog=BENCH_EXAMPLE, rich_help_panel=DECIDE)

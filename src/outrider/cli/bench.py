@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -79,7 +79,7 @@ def spec(
         Options,
         of(
             Work,
-            *("categories", "proposers", "counts", "temperatures"),
+            *("categories", "proposers", "counts", "temperatures", "minutes"),
             temperatures={"default": "0,0.8"},
         ),
     ],
@@ -108,8 +108,9 @@ def spec(
     categories = read_names(work["categories"])
     found = bench.result(model, output.get("title"), how)
     with _telling() as tell:
-        rows = bench.spec(core, contenders, others, categories, temperatures, how, tell)
-        _collect(found, rows, output)
+        minutes = work.get("minutes")
+        rows = bench.spec(core, contenders, others, categories, temperatures, how, tell, minutes)
+        _collect(found, _with_lines(rows, bench.line), output)
     _conclude(found, output, as_json)
 
 
@@ -226,6 +227,17 @@ def _collect(found: Result, measured: Iterable[list[Row]], output: Options) -> N
         found.rows += rows
         if "out" in output:
             found.write(output["out"])
+
+
+def _with_lines(
+    measured: Iterable[list[Row]], line: Callable[[list[Row]], str]
+) -> Iterator[list[Row]]:
+    """Where there is no terminal, each part is a line on stderr as soon as it is measured."""
+    console = stderr()
+    for rows in measured:
+        if rows and not console.is_terminal:
+            console.print(line(rows), soft_wrap=True)
+        yield rows
 
 
 def _telling() -> Any:

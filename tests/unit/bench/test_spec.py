@@ -10,6 +10,7 @@ import pytest
 
 import gguf_files
 from outrider import LLM
+from outrider.bench import spec as bench
 from outrider.bench.contenders import make_jobs
 from outrider.bench.decode import ours
 from outrider.bench.peers import find_peers
@@ -85,3 +86,17 @@ def test_transformers_runs_a_gguf_target(model: Path, tmp_path: Path) -> None:
     settings = Settings(max_tokens=8, repeats=1)
     rows = peer.rows(engine, [load_category("json-records", 1)], settings, lambda what: None)
     assert {row["identical_to_ours"] for row in rows} == {"1/1"}
+
+
+def test_a_budget_of_time_is_divided_among_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(bench, "perf_counter", lambda: now[0])
+    budget = bench.Budget(minutes=1, num_places=3, most=20)
+    assert budget.begin(lambda: 2.0) == 10  # 20 s for each
+    now[0] = 50.0  # five seconds for each prompt, not two
+    budget.end()
+    assert budget.begin(lambda: 2.0) == 1
+    now[0] = 51.0
+    budget.end()
+    assert budget.begin(lambda: 2.0) == 9
+    assert bench.Budget(None, 3, most=20).begin(lambda: 2.0) == 20
