@@ -8,9 +8,8 @@ from typing import Any
 import results
 
 from outrider.model.families import FAMILIES, DecoderConfig, read_decoder_config
-from outrider.model.families.description import unlike
 from outrider.model.gguf.architectures import ARCHITECTURES
-from outrider.model.native_decoder import RUNS
+from outrider.model.native_description import cannot_run
 
 # Sizes that fit the defaults of every family.
 _SIZES = {
@@ -47,7 +46,7 @@ Of models that also see images, the text part of Gemma 3, Llama 4, Mistral 3 and
 the first two paths.
 
 Types with the part `mixer` have recurrent layers; `mixing` says in which layers. They draft with
-every proposer, chains and trees; `quantized` needs the native step.
+every proposer, chains and trees; `quantized` needs the native step, which runs short convolutions.
 [Recurrent state](../explanation/recurrent-state.md) explains how it stays exact.
 
 Refused are models with a recurrent state that are not below, and models whose class in transformers
@@ -67,7 +66,7 @@ def rows() -> list[list[object]]:
     for model_type in sorted(FAMILIES):
         config = _described(model_type)
         parts = ", ".join(f"`{name}`" for name in config.deviations) or "none"
-        native = "no: " + unlike(config, RUNS) if unlike(config, RUNS) else "yes"
+        native = "no: " + cannot_run(config) if cannot_run(config) else "yes"
         named = [name for name, of in ARCHITECTURES.items() if of.model_type == model_type]
         named += [of for of in _ALSO.get(model_type, ()) if of in ARCHITECTURES]
         files = ", ".join(f"`{name}`" for name in named) or "–"

@@ -33,8 +33,8 @@ SAMPLE: tuple[str, ...] = (
 )
 SAMPLE += ("mixtral", "qwen2_moe", "gpt_oss", "glm4_moe", "phimoe", "llama4", "bloom")
 SAMPLE += ("deepseek_v3",)
-# Recurrent layers are no part of the native step.
-NOT_NATIVE: tuple[str, ...] = ("lfm2", "mamba2", "granite4", "falcon_h1", "nemotron_h")
+# The native step runs no recurrent layers but short convolutions.
+NOT_NATIVE: tuple[str, ...] = ("mamba2", "granite4", "falcon_h1", "nemotron_h")
 NOT_NATIVE += ("qwen3_next", "qwen3_5")
 PARAMS = (
     SamplingParams(max_tokens=40),

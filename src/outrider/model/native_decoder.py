@@ -35,17 +35,17 @@ from outrider.model.families.description import (
     count_parameters,
     layer_shapes,
     norm_names,
-    unlike,
 )
 from outrider.model.gguf.files import model_name
 from outrider.model.latent import LatentRows, latent_rows
 from outrider.model.native_description import (
     LAYER_TENSORS,
     NORMS,
-    RUNS,
+    cannot_run,
     experts_of,
     layer_arrays,
     parts_of,
+    widths_of,
 )
 from outrider.model.native_model import SOURCE_TYPES, WEIGHT_TYPES, NativeModel
 from outrider.model.tensors import Source, Weights
@@ -65,12 +65,16 @@ _LOSSLESS = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
 
 def available(config: DecoderConfig, device: str) -> bool:
     """Whether the native engine is compiled here and can run this model."""
-    runs = not unlike(config, RUNS)
+    runs = not cannot_run(config)
     return runs and torch.device(device).type == "cpu" and native.available()
 
 
 _O = LAYER_TENSORS["self_attn.o_proj.weight"]
-_MATRICES = tuple(name for name in LAYER_TENSORS if name.endswith("_proj.weight"))
+_PRODUCTS = tuple(name for name in LAYER_TENSORS if name.endswith("_proj.weight"))
+_MATRICES = tuple(name for name in _PRODUCTS if not name.startswith("mixer."))
+# The products that stand in place of attention's in a layer with a convolution.
+_IN_PLACE = {f"self_attn.{part}_proj.weight": "mixer.in_proj.weight" for part in "qkv"}
+_IN_PLACE["self_attn.o_proj.weight"] = "mixer.out_proj.weight"
 _LAYER_KINDS = len(_MATRICES) + 2  # and those of experts
 
 
@@ -93,7 +97,8 @@ def _matrix_kinds(checkpoint: Source, weights: Weights) -> list[int]:
     experts = 0 if config.experts is None else config.experts.count
     for layer in range(config.num_layers):
         shapes = layer_shapes(config, layer)
-        for name in _MATRICES:
+        for matrix in _MATRICES:
+            name = matrix if matrix in shapes else _IN_PLACE.get(matrix, matrix)
             place, whole = weights.place(layer, name)
             whole = whole and (config.latent is None or name not in _MATRICES[:3])
             kinds.append(kind(place, whole) if name in shapes else native.STORED_KINDS["F32"])
@@ -124,7 +129,7 @@ class NativeDecoder(NativeModel):
     ) -> None:
         """`dtype` of the arithmetic; `kinds` of the matrices, unless all have that of `dtype`."""
         types = None if kinds is None else (ctypes.c_int32 * len(kinds))(*kinds)
-        arrays = layer_arrays(config)  # alive until the library has read them
+        arrays, widths = layer_arrays(config), widths_of(config)  # alive until they are read
         super().__init__(
             native.Config(
                 hidden=config.hidden_size,
@@ -143,6 +148,7 @@ class NativeDecoder(NativeModel):
                 eps=config.norm_eps,
                 attention_scale=config.score_scale,
                 types=None if types is None else ctypes.addressof(types),
+                widths=None if widths is None else ctypes.addressof(widths),
                 parts=parts_of(config),
                 experts=experts_of(config, *arrays),
             ),
@@ -235,7 +241,8 @@ class NativeDecoder(NativeModel):
                 if config.latent is not None and kind != _O and name.startswith("self_attn."):
                     continue  # see `_read_latent`
                 if not (whole and self._set_blocks(checkpoint, kind, layer, place, shape)):
-                    self.set_tensor(kind, layer, weights.layer(layer, name))
+                    tensor = weights.layer(layer, name)
+                    self.set_tensor(kind, layer, tensor.flatten(1) if tensor.ndim > 2 else tensor)
             if config.has_experts(layer):
                 made = kinds[2 + _LAYER_KINDS * layer :][_LAYER_KINDS - 2 : _LAYER_KINDS]
                 self._read_experts(checkpoint, weights, layer, made)
@@ -407,6 +414,7 @@ class NativeDecoder(NativeModel):
 
 def _spec(folder: Path, raw: dict[str, Any], config: DecoderConfig) -> ModelSpec:
     slot = -(-config.head_dim // 16) * 16
+    inputs = config.num_states * config.hidden_size  # of convolutions, kept for every token
     return ModelSpec(
         name=model_name(folder),
         vocab_size=config.vocab_size,
@@ -415,7 +423,7 @@ def _spec(folder: Path, raw: dict[str, Any], config: DecoderConfig) -> ModelSpec
         hidden_size=config.hidden_size,
         max_positions=config.max_positions,
         shortened=config.shortened,
-        kv_bytes_per_token=2 * config.num_layers * config.num_kv_heads * slot * 4,
+        kv_bytes_per_token=4 * (2 * config.num_attentions * config.num_kv_heads * slot + inputs),
         num_parameters=count_parameters(config),
         eos_ids=read_eos_ids(folder, raw),
         draft_dtype="int8" if native.isa().startswith("avx512") else "auto",

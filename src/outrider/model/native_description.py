@@ -6,7 +6,14 @@ import ctypes
 from typing import Any
 
 from outrider import native
-from outrider.model.families.description import ACTIVATIONS, ROUTERS, SPANS, DecoderConfig
+from outrider.model.families.description import (
+    ACTIVATIONS,
+    ROUTERS,
+    SPANS,
+    DecoderConfig,
+    unlike,
+)
+from outrider.model.families.mixers import ShortConvolution
 
 # Tensor name -> kind in outrider.h.
 LAYER_TENSORS = {
@@ -27,6 +34,12 @@ LAYER_TENSORS = {
     "mlp.up_proj.bias": 19,
     "mlp.down_proj.bias": 20,
     "self_attn.sinks": 29,
+    "mixer.out_proj.weight": 7,
+    "mixer.out_proj.bias": 11,
+    "mixer.in_proj.weight": 57,
+    "mixer.in_proj.bias": 58,
+    "mixer.conv.weight": 59,
+    "mixer.conv.bias": 60,
 }
 # Norm over the hidden size -> the kinds of its weight and bias.
 NORMS = {
@@ -72,9 +85,26 @@ RUNS = frozenset(
         "logit_cap",
         "head_bias",
         "experts",
+        "mixer",
+        "mixing",
         "latent",
     }
 )
+
+
+def cannot_run(config: DecoderConfig) -> str:
+    """The first part that the native step cannot run; "" for none."""
+    if config.mixer is not None and not isinstance(config.mixer, ShortConvolution):
+        return "mixer"
+    return unlike(config, RUNS)
+
+
+def widths_of(config: DecoderConfig) -> Any:
+    """Per layer the width of the convolution in place of attention; None: there is none."""
+    if config.mixer is None:
+        return None
+    width, layers = config.mixer.width, range(config.num_layers)
+    return (ctypes.c_int32 * config.num_layers)(*(width * config.has_state(i) for i in layers))
 
 
 def parts_of(config: DecoderConfig) -> native.Parts:

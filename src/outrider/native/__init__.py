@@ -86,6 +86,7 @@ class Config(Structure):
         ("eps", c_float),
         ("attention_scale", c_float),
         ("types", c_void_p),
+        ("widths", c_void_p),
         ("parts", Parts),
         ("experts", Experts),
     ]

@@ -250,7 +250,7 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
   const bool global = kind <= OUTRIDER_HEAD || of_heads ||
                       (kind >= OUTRIDER_FINAL_NORM_BIAS && kind <= OUTRIDER_POSITIONS) ||
                       (kind >= OUTRIDER_SLOPES && kind <= OUTRIDER_EMBEDDING_NORM_BIAS);
-  if (kind < 0 || kind > OUTRIDER_KV_A_NORM || (of_heads && !c.kind) || (!global && (layer < 0 || layer >= c.layers)))
+  if (kind < 0 || kind > OUTRIDER_CONVOLUTION_BIAS || (of_heads && !c.kind) || (!global && (layer < 0 || layer >= c.layers)))
     return set_error("no such tensor");
   auto shape = [&](int64_t r, int64_t k) {
     return (rows == r && columns == k) || fail_shape(kind, layer, rows, columns);
@@ -338,11 +338,20 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
     case OUTRIDER_MLP_NORM:
       good = shape(1, c.hidden) && set_vector(l->mlp_norm, 0, data, type, c.hidden);
       break;
-    case OUTRIDER_Q: good = heads_into_qkv(0, 0, c.heads); break;
-    case OUTRIDER_K: good = heads_into_qkv(1, c.heads, c.kv_heads); break;
-    case OUTRIDER_V: good = heads_into_qkv(2, c.heads + c.kv_heads, c.kv_heads); break;
-    case OUTRIDER_O: good = whole(l->o, c.hidden, m.is(OUTRIDER_MEDUSA) ? c.hidden : c.heads * m.value_dim());
+    case OUTRIDER_Q: good = !l->width && heads_into_qkv(0, 0, c.heads); break;
+    case OUTRIDER_K: good = !l->width && heads_into_qkv(1, c.heads, c.kv_heads); break;
+    case OUTRIDER_V: good = !l->width && heads_into_qkv(2, c.heads + c.kv_heads, c.kv_heads); break;
+    case OUTRIDER_O:
+      good = whole(l->o, c.hidden,
+                   m.is(OUTRIDER_MEDUSA) || l->width ? c.hidden : c.heads * m.value_dim());
       break;
+    case OUTRIDER_MIX: good = l->width && whole(l->qkv.part[0], 3 * c.hidden, c.hidden); break;
+    case OUTRIDER_MIX_BIAS: good = l->width && vector(l->mix_bias, 3 * c.hidden); break;
+    case OUTRIDER_CONVOLUTION:
+      good = l->width && shape(c.hidden, l->width) &&
+             set_vector(l->convolution, 0, data, type, c.hidden * l->width);
+      break;
+    case OUTRIDER_CONVOLUTION_BIAS: good = l->width && vector(l->convolution_bias, c.hidden); break;
     case OUTRIDER_Q_BIAS:
       good = shape(1, q) && set_heads(m, l->qkv_bias, 0, c.heads, data, type);
       break;
@@ -508,7 +517,9 @@ bool place_weights(OutriderModel& m) {
     }
     const OutriderParts& parts = c.parts;
     const int32_t type_of_o = own ? own[3] : Places::kUsual;
-    if (parts.latent_kv) {
+    if (l.width) {
+      places.add_together(l.qkv, {3 * c.hidden}, c.hidden, own);
+    } else if (parts.latent_kv) {
       places.add(l.q_a, parts.latent_q, c.hidden, type_of_o);
       places.add(l.q_b, c.heads * dp, parts.latent_q ? parts.latent_q : c.hidden, type_of_o);
       places.add(l.kv_a, parts.latent_kv + parts.latent_rope, c.hidden, type_of_o);
@@ -517,7 +528,7 @@ bool place_weights(OutriderModel& m) {
       places.add_together(l.qkv, {c.heads * dp, c.kv_heads * dp, c.kv_heads * dp},
                           m.layer_inputs(i), own);
     }
-    places.add(l.o, c.hidden, c.heads * m.value_dim(), type_of_o);
+    places.add(l.o, c.hidden, l.width ? c.hidden : c.heads * m.value_dim(), type_of_o);
     const int inner = round_up(l.inner, kLanes);
     if (c.parts.plain_mlp) {
       places.add_together(l.gate_up, {inner}, c.hidden, own ? own + 5 : nullptr);
@@ -638,7 +649,14 @@ OutriderModel* outrider_new(const OutriderConfig* config) {
   m->layers = std::vector<Layer>(size_t(config->layers));
   m->dim_p = round_up(config->head_dim, kLanes);
   m->head_stride = size_t(kLanes) * m->dim_p + kLanes;
-  m->tile_stride = m->layers.size() * 2 * size_t(config->kv_heads) * m->head_stride;
+  int attentions = 0;
+  for (int l = 0; l < config->layers; ++l) {
+    Layer& layer = m->layers[size_t(l)];
+    layer.width = config->widths ? config->widths[l] : 0;
+    layer.place = layer.width ? m->convolutions++ : attentions++;
+  }
+  m->config.widths = nullptr;  // the caller's
+  m->tile_stride = size_t(attentions) * 2 * size_t(config->kv_heads) * m->head_stride;
   const OutriderExperts& experts = config->experts;
   for (int l = 0; l < config->layers; ++l) {
     Layer& layer = m->layers[size_t(l)];
@@ -734,7 +752,11 @@ int32_t outrider_ready(OutriderModel* m) {
     }
     const OutriderParts& parts = m->config.parts;
     const OutriderExperts& experts = m->config.experts;
-    good = good && has(l.seen, {OUTRIDER_Q, OUTRIDER_K, OUTRIDER_V, OUTRIDER_O});
+    if (l.width) {
+      good = good && has(l.seen, {OUTRIDER_MIX, OUTRIDER_CONVOLUTION, OUTRIDER_O});
+    } else {
+      good = good && has(l.seen, {OUTRIDER_Q, OUTRIDER_K, OUTRIDER_V, OUTRIDER_O});
+    }
     if (parts.latent_kv) good = good && has(l.seen, {OUTRIDER_KV_A, OUTRIDER_KV_A_NORM});
     if (parts.latent_q) good = good && has(l.seen, {OUTRIDER_Q_A, OUTRIDER_Q_A_NORM});
     if (l.inner) good = good && has(l.seen, {OUTRIDER_UP, OUTRIDER_DOWN});
@@ -747,7 +769,7 @@ int32_t outrider_ready(OutriderModel* m) {
     if (!parts.no_input_norms && !parts.one_norm) good = good && has(l.seen, {OUTRIDER_MLP_NORM});
     if (parts.out_norms)
       good = good && has(l.seen, {OUTRIDER_ATTENTION_OUT_NORM, OUTRIDER_MLP_OUT_NORM});
-    if (m->config.qk_norm && !(parts.qk_rotated && l.rope < 0)) good = good && has(l.seen, {OUTRIDER_Q_NORM, OUTRIDER_K_NORM});
+    if (m->config.qk_norm && !l.width && !(parts.qk_rotated && l.rope < 0)) good = good && has(l.seen, {OUTRIDER_Q_NORM, OUTRIDER_K_NORM});
   }
   if (!good) return set_error("the checkpoint lacks tensors"), OUTRIDER_INVALID;
   return OUTRIDER_OK;
@@ -762,6 +784,8 @@ int32_t outrider_allocate(OutriderModel* m, int32_t blocks, int32_t block_size) 
   m->num_blocks = m->block_size = 0;
   const size_t bytes = tiles * m->tile_stride * 4;
   if (!m->cache.reserve(bytes)) return OUTRIDER_MEMORY;
+  const size_t inputs = size_t(m->convolutions) * size_t(m->config.hidden) * size_t(blocks) * block_size;
+  if (inputs && !m->inputs.reserve(inputs * 4)) return OUTRIDER_MEMORY;
   guard(m->cache.data(), bytes, m->cache.size());
   m->num_blocks = blocks;
   m->block_size = block_size;
@@ -797,7 +821,17 @@ int32_t outrider_copy_slots(OutriderModel* m, const int32_t* source, const int32
   const int dp = m->dim_p, heads = m->config.kv_heads;
   const size_t per_slot = size_t(2) * dp;
   std::vector<float> kept(size_t(count) * heads * per_slot);
+  const size_t wide = size_t(m->convolutions) * size_t(m->config.hidden);
+  std::vector<float> inputs(size_t(count) * wide);
+  for (int pass = 0; wide && pass < 2; ++pass) {
+    for (int32_t i = 0; i < count; ++i) {
+      float* slot = m->inputs.floats() + size_t(pass ? target[i] : source[i]) * wide;
+      float* keep = inputs.data() + size_t(i) * wide;
+      memcpy(pass ? slot : keep, pass ? keep : slot, wide * 4);
+    }
+  }
   for (size_t layer = 0; layer < m->layers.size(); ++layer) {
+    if (m->layers[layer].width) continue;
     for (int pass = 0; pass < 2; ++pass) {
       for (int32_t i = 0; i < count; ++i) {
         const int32_t slot = pass ? target[i] : source[i];

@@ -66,6 +66,10 @@ struct Layer {
   std::vector<float> router_bias, choice_bias, expert_gate_up_bias, expert_down_bias;
   std::vector<uint8_t> expert_seen;  // bit per part
   int inner = 0;  // of the MLP, or of the one beside the experts
+  // A convolution in place of attention: qkv is the product before it.
+  int width = 0;
+  std::vector<float> mix_bias, convolution, convolution_bias;
+  int place = 0;  // how many layers before it have keys and values, or with a width: inputs
   int window = 0, chunk = 0, rope = 0;
   bool sparse() const { return !expert_down.empty(); }
   uint64_t seen = 0;  // bit per tensor kind
@@ -170,7 +174,15 @@ struct OutriderModel {
                             // that tiles do not share their cache sets
   size_t tile_stride = 0;   // floats of sixteen slots: tiles of all layers and heads
   float* keys(int layer, int head) const {
-    return cache.floats() + (size_t(layer) * 2 * config.kv_heads + head) * head_stride;
+    const size_t place = size_t(layers[size_t(layer)].place);
+    return cache.floats() + (place * 2 * config.kv_heads + head) * head_stride;
+  }
+  // The inputs of convolutions are kept for every slot, like keys: whatever path a token continues,
+  // the inputs before it are there, and rejected tokens leave nothing to undo.
+  outrider::Memory inputs;
+  int convolutions = 0;  // layers
+  float* input(const outrider::Layer& layer, int slot) const {
+    return inputs.floats() + (size_t(slot) * convolutions + layer.place) * config.hidden;
   }
   float* values(int layer, int head) const { return keys(layer, config.kv_heads + head); }
   int value_dim() const { return config.parts.value_dim ? config.parts.value_dim : config.head_dim; }

@@ -67,6 +67,11 @@ enum {
   OUTRIDER_Q_A_NORM = 54,
   OUTRIDER_KV_A = 55,  // [latent_kv + latent_rope][hidden]
   OUTRIDER_KV_A_NORM = 56,
+  // Of layers with a convolution in place of attention; O is the product after it.
+  OUTRIDER_MIX = 57,  // [3 * hidden][hidden]: B, C, x
+  OUTRIDER_MIX_BIAS = 58,
+  OUTRIDER_CONVOLUTION = 59,  // [hidden][width], the newest input last
+  OUTRIDER_CONVOLUTION_BIAS = 60,
 };
 
 // Types of tensor data: 0 float32, 1 bfloat16, 4 float16; 64 + the number that GGUF files give a type of
@@ -157,6 +162,9 @@ typedef struct {
   // output head (OUTRIDER_TIED: the embedding, which is packed) and, for each layer, Q, K, V, O, gate,
   // up and down, an expert's gate and up, and its down. Read by outrider_new alone.
   const int32_t* types;
+  // Null, or for each layer the width of the convolution that stands in place of attention: it gives
+  // C * convolution(B * x). 0: attention. Read by outrider_new alone.
+  const int32_t* widths;
   OutriderParts parts;
   OutriderExperts experts;
 } OutriderConfig;

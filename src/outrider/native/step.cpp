@@ -48,7 +48,11 @@ class Worker {
     tap(s_.start_layer);
     for (int l = s_.start_layer; l < exit; ++l) {
       const bool prune = m_.plan.prune && l + 1 == exit;
-      attention_layer(l, rows, prune);
+      if (m_.layers[size_t(l)].width) {
+        convolution_layer(l, rows);
+      } else {
+        attention_layer(l, rows, prune);
+      }
       if (prune) rows = int(m_.plan.kept.size());
       // Before the output product, the residual is what attention read.
       if (p_.parallel) inner_of_mlp(l, rows);
@@ -353,6 +357,64 @@ class Worker {
     }
     attend(l, layer, prune);
     team_.sync();
+  }
+
+  // C * convolution(B * x), in place of attention.
+  void convolution_layer(int l, int rows) {
+    Layer& layer = m_.layers[size_t(l)];
+    const int hidden = c_.hidden;
+    const Rows x = prepare(layer.qkv, b_.x, b_.ldx, rows, {layer.attention_norm, layer.attention_norm_bias});
+    product(layer.qkv, x, unit_for(layer.qkv, 1),
+            [&](int row, int n, int panel, int panels, float* c, ptrdiff_t ldc) {
+              const int first = panel * kLanes, width = std::min(panels * kLanes, 3 * hidden - first);
+              for (int r = 0; r < n; ++r) {
+                if (!layer.mix_bias.empty()) k_.add(c + r * ldc, layer.mix_bias.data() + first, width);
+                memcpy(b_.hidden + (row + r) * b_.ldh + first, c + r * ldc, size_t(width) * 4);
+              }
+            });
+    team_.sync();
+    my_rows(rows, [&](int r) {
+      const float* b = b_.hidden + r * b_.ldh;
+      float* in = m_.input(layer, m_.plan.slots[size_t(r)]);
+      for (int i = 0; i < hidden; ++i) in[i] = b[i] * b[2 * hidden + i];
+    });
+    team_.sync();
+    my_rows(rows, [&](int r) { convolve(layer, r); });
+    team_.sync();
+  }
+
+  void convolve(const Layer& layer, int r) {
+    const int hidden = c_.hidden, width = layer.width;
+    int seq = 0;
+    while (s_.starts[seq + 1] <= r) ++seq;
+    float* out = b_.att + r * b_.ldatt;
+    const float* c = b_.hidden + r * b_.ldh + hidden;
+    if (layer.convolution_bias.empty()) {
+      std::fill(out, out + hidden, 0.0f);
+    } else {
+      memcpy(out, layer.convolution_bias.data(), size_t(hidden) * 4);
+    }
+    for (int back = width - 1; back >= 0; --back) {
+      const int slot = slot_before(seq, r, back);
+      if (slot < 0) continue;  // the text begins later
+      const float* in = m_.input(layer, slot);
+      const float* weight = layer.convolution.data() + width - 1 - back;
+      for (int i = 0; i < hidden; ++i) out[i] += weight[i * width] * in[i];
+    }
+    for (int i = 0; i < hidden; ++i) out[i] *= c[i];
+  }
+
+  // The physical slot of the token `back` tokens before that of row r on its path; -1: there is none.
+  int slot_before(int seq, int r, int back) const {
+    const Plan& p = m_.plan;
+    int at = s_.context[seq] + (s_.fed ? s_.fed[seq] : 0) + r - s_.starts[seq] - back;
+    if (p.tree && p.path[size_t(r)]) {
+      const int depth = p.depth[size_t(r)];
+      at = s_.context[seq] + (back < depth ? p.path[size_t(r)][depth - 1 - back] : depth - 1 - back);
+    }
+    if (at < 0) return -1;
+    const int32_t* table = s_.tables + int64_t(seq) * s_.table_width;
+    return table[at / m_.block_size] * m_.block_size + at % m_.block_size;
   }
 
   void output_of_attention(int l, int rows) {
@@ -880,6 +942,7 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   int inner = c.intermediate;
   for (const Layer& l : m.layers) inner = std::max(inner, l.inner);
   inner = std::max(inner, experts.inner);
+  if (m.convolutions) inner = std::max(inner, 3 * c.hidden);
   const int width = std::max({m.widest_inputs(), c.heads * c.head_dim, inner, c.feature_width,
                               c.parts.latent_q, c.parts.latent_kv});
   b.ldx = padded(c.hidden);
@@ -887,7 +950,7 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   b.ldq = padded(c.heads * m.dim_p);
   b.ldk = padded(c.kv_heads * m.dim_p);
   b.ldlatent = padded(std::max(c.parts.latent_q, c.parts.latent_kv + c.parts.latent_rope));
-  b.ldatt = padded(c.heads * c.head_dim);
+  b.ldatt = padded(std::max(c.heads * c.head_dim, m.convolutions ? c.hidden : 0));
   b.ldh = padded(inner);
   b.ldscores = padded(experts.count + 1);
   b.ldpairs = padded((width + 1) / 2);

@@ -16,9 +16,9 @@ from outrider.errors import ModelError
 from outrider.model import load_model
 from outrider.model.driver import Driver
 from outrider.model.families import FAMILIES, read_decoder_config
-from outrider.model.families.description import count_parameters, unlike
+from outrider.model.families.description import count_parameters
 from outrider.model.native_decoder import NativeDecoder
-from outrider.model.native_description import RUNS
+from outrider.model.native_description import cannot_run
 from outrider.model.selfcheck import self_check
 from outrider.model.torch_decoder import TorchDecoder
 from outrider.model.weights import read_config
@@ -61,8 +61,8 @@ def test_agrees_with_transformers(name: str, tmp_path: Path) -> None:
     parameters = {k: p for k, p in theirs.named_parameters() if "correction_bias" not in k}
     assert model.spec.num_parameters == sum(p.numel() for p in parameters.values())
     assert model.spec.num_parameters == count_parameters(config)
-    assert unlike(config, RUNS) in ("", "mixer", "attention_gate")
-    if native.available() and not unlike(config, RUNS):
+    assert cannot_run(config) in ("", "mixer", "attention_gate")
+    if native.available() and not cannot_run(config):
         native_model = load_model(folder, backend="native")
         check(native_model, expected)
         self_check(native_model, plain=lambda tokens: logits(theirs, tokens))

@@ -30,6 +30,7 @@ SAMPLE: tuple[str, ...] = (
     "glm4",
 )
 SAMPLE += ("llama4", "bloom", "deepseek_v2 lite", "qwen2_moe", "gpt_oss", "flex_olmo", "dots1")
+SAMPLE += ("lfm2",)
 _ODD = {k: v for k, v in ODD.items() if k != "head_dim"}
 
 
