@@ -113,6 +113,7 @@ def test_bad_layers_are_one_line_before_the_first_token(tmp_path: Path) -> None:
     wide = {f"{at}hidden_layernorm.weight": torch.ones(48)}
     for change, message in (
         ({f"{at}input_proj.weight": torch.full((32, 64), torch.nan)}, "no numbers"),
+        ({f"{at}mlp.up_proj.weight": torch.full((48, 32), torch.nan)}, "no numbers"),
         (wide, r"shape \[48\]"),
         ({f"{at}self_attn.q_proj.weight": None}, "lacks the tensor model.mtp_layers.0.self_attn"),
     ):

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from outrider.errors import ModelError
 from outrider.model.families.description import DecoderConfig
 from outrider.model.tensors import Source, Weights
 
@@ -113,7 +114,10 @@ class Spliced:
 
     def tensor(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         source, stored = self._find(name)
-        return source.tensor(stored, shape)
+        tensor = source.tensor(stored, shape)
+        if stored != name and not bool(torch.isfinite(tensor).all()):
+            raise ModelError(f"{stored} has values that are no numbers: the file is damaged")
+        return tensor
 
     def kind_of(self, name: str) -> int:
         source, stored = self._find(name)
