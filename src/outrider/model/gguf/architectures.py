@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from outrider.model.gguf.metadata import Metadata
 
 Described = dict[str, Any]
@@ -29,31 +31,31 @@ class Architecture:
 
 def windows(m: Metadata, period: int) -> Described:
     """A window in all layers but every `period`-th, unless the file lists the layers."""
-    size = m.get("attention.sliding_window") or None
+    size = m.count("attention.sliding_window") or None
     listed = m.get("attention.sliding_window_pattern", period)
-    count = m.layers
-    if isinstance(listed, int):
-        near = [bool(listed) and (i + 1) % listed != 0 for i in range(count)]
+    if isinstance(listed, np.ndarray):
+        near = [bool(value) for value in listed][: m.layers]
     else:
-        near = [bool(value) for value in listed][:count]
+        period = m.count("attention.sliding_window_pattern", period)
+        near = [bool(period) and (i + 1) % period != 0 for i in range(m.layers)]
     types = [SLIDING if yes and size else FULL for yes in near]
     return {"sliding_window": size, "layer_types": types}
 
 
 def one_window(m: Metadata) -> Described:
-    return {"sliding_window": m.get("attention.sliding_window") or None}
+    return {"sliding_window": m.count("attention.sliding_window") or None}
 
 
 def experts(m: Metadata, count: str = "num_experts") -> Described:
     return {
-        count: m.number("expert_count"),
+        count: m.experts,
         "num_experts_per_tok": m.number("expert_used_count"),
         "moe_intermediate_size": m.number("expert_feed_forward_length", m.inner),
     }
 
 
 def llama(m: Metadata) -> Described:
-    if not m.get("expert_count", 0):
+    if not m.count("expert_count"):
         return {}
     inner = m.number("expert_feed_forward_length", m.inner)
     return experts(m, "num_local_experts") | {
@@ -81,14 +83,14 @@ def gemma2(m: Metadata) -> Described:
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": m.hidden // m.heads if largest else m.head_dim,
-        "attn_logit_softcapping": m.get("attn_logit_softcapping"),
-        "final_logit_softcapping": m.get("final_logit_softcapping"),
+        "attn_logit_softcapping": m.cap("attn_logit_softcapping"),
+        "final_logit_softcapping": m.cap("final_logit_softcapping"),
         **windows(m, 2),
     }
 
 
 def gemma3(m: Metadata) -> Described:
-    local = {"rope_type": "default", "rope_theta": m.real("rope.freq_base_swa", 10_000.0)}
+    local = {"rope_type": "default", "rope_theta": m.positive("rope.freq_base_swa", 10_000.0)}
     both = {"sliding_attention": local, "full_attention": m.rope(1_000_000.0)}
     return gemma2(m) | windows(m, 6) | {"rope_parameters": both}
 
@@ -113,11 +115,11 @@ def phimoe(m: Metadata) -> Described:
 
 
 def olmo(m: Metadata) -> Described:
-    return {"clip_qkv": m.get("attention.clamp_kqv") or None}
+    return {"clip_qkv": m.cap("attention.clamp_kqv") or None}
 
 
 def olmo2(m: Metadata) -> Described:
-    if not m.get("attention.sliding_window"):
+    if not m.count("attention.sliding_window"):
         return {}
     local = {"rope_type": "default", "rope_theta": m.theta()}
     both = {"sliding_attention": local, "full_attention": m.rope()}
@@ -138,7 +140,7 @@ def granite(m: Metadata) -> Described:
 
 
 def granite_moe(m: Metadata) -> Described:
-    if m.get("expert_shared_feed_forward_length"):
+    if m.count("expert_shared_feed_forward_length"):
         raise m.refuse("has an MLP beside its experts")
     return granite(m) | experts(m, "num_local_experts")
 
@@ -155,10 +157,10 @@ def cohere2(m: Metadata) -> Described:
 def grouped(m: Metadata) -> Described:
     """Experts in the manner of DeepSeek-V3."""
     return experts(m, "n_routed_experts") | {
-        "n_shared_experts": m.get("expert_shared_count", 0),
-        "first_k_dense_replace": m.get("leading_dense_block_count", 0),
+        "n_shared_experts": m.count("expert_shared_count"),
+        "first_k_dense_replace": m.count("leading_dense_block_count"),
         "routed_scaling_factor": m.real("expert_weights_scale", 1.0),
-        "norm_topk_prob": bool(m.get("expert_weights_norm", False)),
+        "norm_topk_prob": m.flag("expert_weights_norm"),
         "n_group": m.number("expert_group_count", 1),
         "topk_group": m.number("expert_group_used_count", 1),
     }
@@ -194,7 +196,7 @@ def starcoder(m: Metadata) -> Described:
 
 
 def gpt_neox(m: Metadata) -> Described:
-    parallel = bool(m.get("use_parallel_residual", True))
+    parallel = m.flag("use_parallel_residual", True)
     return {"hidden_act": "gelu", "use_parallel_residual": parallel}
 
 
@@ -222,11 +224,11 @@ def ernie_moe(m: Metadata) -> Described:
     inner = m.number("expert_feed_forward_length")
     shared = m.width("ffn_up_shexp.weight", 0)
     return ernie(m) | {
-        "moe_num_experts": m.number("expert_count"),
+        "moe_num_experts": m.experts,
         "moe_k": m.number("expert_used_count"),
         "moe_intermediate_size": inner,
         "moe_num_shared_experts": shared // inner,
-        "moe_layer_start_index": m.get("leading_dense_block_count", 0),
+        "moe_layer_start_index": m.count("leading_dense_block_count"),
         "moe_layer_interval": m.number("interleave_moe_layer_step", 1),
     }
 

@@ -17,7 +17,7 @@ class Metadata:
     def __init__(self, container: Container) -> None:
         self.container = container
         self.architecture = str(container.metadata.get("general.architecture"))
-        self.layers = self.number("block_count") - int(self.get("nextn_predict_layers", 0))
+        self.layers = self.number("block_count") - self.count("nextn_predict_layers")
         if not 1 <= self.layers <= len(container.tensors):
             raise self.missing(f"tensors for {self.layers} layers")
         self.heads = self.number("attention.head_count")
@@ -60,6 +60,20 @@ class Metadata:
             )
         return value
 
+    def count(self, key: str, default: int = 0) -> int:
+        """A number that may be 0."""
+        value = self.get(key, default)
+        return 0 if type(value) is int and value == 0 else self.number(key, default)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self.refuse(f"has {self.architecture}.{key} = {str(value)[:80]!r}")
+        return value
+
+    def cap(self, key: str) -> float | None:
+        return None if self.get(key) is None else self.real(key, 0.0)
+
     def real(self, key: str, default: float) -> float:
         value = self.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -69,12 +83,32 @@ class Metadata:
             )
         return float(value)
 
+    def positive(self, key: str, default: float) -> float:
+        value = self.real(key, default)
+        if not 0 < value < 1e15:
+            raise ModelError(
+                f"{self.container.path} has {self.architecture}.{key} = {value:g}; "
+                "it must be a positive number"
+            )
+        return value
+
     @property
     def inner(self) -> int:
         return self.number("feed_forward_length")
 
+    @property
+    def experts(self) -> int:
+        """As many as a tensor of the file has."""
+        found = self.number("expert_count")
+        held = max(
+            (t.shape[0] for t in self.container.tensors.values() if len(t.shape) == 3), default=0
+        )
+        if found > held:
+            raise self.missing(f"tensors of {found} experts")
+        return found
+
     def theta(self, default: float = 10_000.0) -> float:
-        return self.real("rope.freq_base", default)
+        return self.positive("rope.freq_base", default)
 
     def rope(self, theta: float = 10_000.0) -> dict[str, Any]:
         """As `rope_parameters` in a config.json."""
@@ -94,6 +128,7 @@ class Metadata:
             }
         if kind == "none" or factor in (0.0, 1.0):
             return plain
+        self.positive("rope.scaling.factor", factor)
         if kind == "linear":
             return plain | {"rope_type": "linear", "factor": factor}
         if kind != "yarn":
@@ -105,12 +140,12 @@ class Metadata:
             "rope_type": "yarn",
             "factor": factor,
             "original_max_position_embeddings": self._original(),
-            "beta_fast": self.real("rope.scaling.yarn_beta_fast", 32.0),
-            "beta_slow": self.real("rope.scaling.yarn_beta_slow", 1.0),
+            "beta_fast": self.positive("rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": self.positive("rope.scaling.yarn_beta_slow", 1.0),
         }
-        attention = self.get("rope.scaling.attn_factor")
-        if attention is not None:
-            scaled["attention_factor"] = float(attention) * float(1 + 0.1 * np.log(factor))
+        if self.get("rope.scaling.attn_factor") is not None:
+            given = self.positive("rope.scaling.attn_factor", 1.0)
+            scaled["attention_factor"] = given * float(1 + 0.1 * np.log(factor))
         return scaled
 
     def _original(self) -> int:

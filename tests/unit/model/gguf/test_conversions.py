@@ -13,6 +13,7 @@ import torch
 
 import gguf_files
 from gguf_conversions import ARCHIVE, CONFIGS, build
+from outrider.errors import ModelError
 from outrider.model.driver import Driver
 from outrider.model.gguf.container import read_container
 from outrider.model.load import load_model
@@ -78,3 +79,24 @@ def test_blocks_are_computed_as_they_are(name: str, tmp_path: Path) -> None:
         piece = driver.forward({"a": TOKENS[at : at + 3]}).logits["a"]
         driver.keep("a", range(3))
         assert torch.equal(piece, whole[at : at + 3])
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt_oss", "glm4_moe", "ernie4_5_moe", "phi3 longrope"])
+def test_hostile_metadata_is_refused_or_harmless(name: str, tmp_path: Path) -> None:
+    old = read_container(converted(name, tmp_path))
+    tensors = {
+        key: gguf_files.Stored(info.type, info.shape, old.raw(info).tobytes())
+        for key, info in old.tensors.items()
+    }
+    metadata = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in old.metadata.items()}
+    entries = [key for key in metadata if not key.startswith(("general.", "tokenizer."))]
+    lines = []
+    for key in entries:
+        for value in ("x", -1, 0, [1, 2], (1 << 31) - 1, 1e30, True):
+            path = gguf_files.write(tmp_path / "h.gguf", metadata | {key: value}, tensors)
+            try:
+                logits(path, backend="native", dtype="float32")
+            except ModelError as error:
+                lines.append(str(error))
+    assert len(lines) > len(entries)
+    assert not [line for line in lines if "\n" in line]

@@ -115,7 +115,8 @@ def changed(tiny: Path, path: Path, more: dict[str, gguf_files.Stored], **metada
     ("key", "value", "line"),
     [
         ("general.architecture", "mamba", "architecture 'mamba'; of GGUF files we run"),
-        ("llama.expert_count", 8, "lacks the metadata entry llama.expert_used_count"),
+        ("llama.expert_count", 1 << 30, "lacks tensors of 1073741824 experts"),
+        ("llama.expert_count", "8", "must be a positive integer"),
         ("llama.rope.dimension_count", 4, "use a model where the two are equal"),
         ("llama.rope.scaling.type", "longrope", "rope scaling 'longrope'"),
         ("llama.block_count", 0, "must be a positive integer"),
