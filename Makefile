@@ -55,7 +55,7 @@ explore: $(NATIVE)
 zoo: $(NATIVE)
 	@OUTRIDER_ZOO=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 \
 		tests/unit/model/test_family_models.py tests/unit/native/test_family_parts.py \
-		tests/exactness/test_same_tokens_of_families.py tests/exactness/test_recurrent.py
+		tests/exactness/test_same_tokens_of_families.py tests/exactness/test_recurrent.py tests/exactness/test_zoo.py
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .

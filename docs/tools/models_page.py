@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import results
 
 from outrider.model.families import FAMILIES, DecoderConfig, read_decoder_config
 from outrider.model.gguf.architectures import ARCHITECTURES
-from outrider.model.native_description import cannot_run
+
+_RECORD = Path(__file__).parents[2] / "tests" / "zoo.json"
+_NUM_PROPOSERS = 6
 
 # Sizes that fit the defaults of every family.
 _SIZES = {
@@ -38,9 +41,10 @@ Three paths run a model. `--backend auto` takes the first that can:
 A model is a Hugging Face folder, quantised or not, or a GGUF file of one of the architectures in
 the column GGUF ([how](../how-to/run-quantised-models.md)).
 
-The tests compare every model type below with transformers on tiny random models: logits of whole
-texts, of pieces over a paged KV store and of trees of drafts. A sample is decoded with and
-without drafts; the tokens are the same.
+The table says what a test measured with a tiny random model of each type: the path, whether the
+logits of a text are those of transformers, and the proposers with which greedy and sampled tokens
+are those of plain decoding. `all` are `suffix`, `lookahead`, `draft-model`, `draft-tree`,
+`early-exit` and `quantized`. The context is given where it ends before the configured length.
 
 Of models that also see images, the text part of Gemma 3, Llama 4, Mistral 3 and Qwen 3.5 runs on
 the first two paths.
@@ -61,18 +65,46 @@ def _described(model_type: str) -> DecoderConfig:
     return read_decoder_config({"model_type": model_type, **_SIZES})
 
 
-def rows() -> list[list[object]]:
-    found: list[list[object]] = []
-    for model_type in sorted(FAMILIES):
-        config = _described(model_type)
-        parts = ", ".join(f"`{name}`" for name in config.deviations) or "none"
-        native = "no: " + cannot_run(config) if cannot_run(config) else "yes"
-        named = [name for name, of in ARCHITECTURES.items() if of.model_type == model_type]
-        named += [of for of in _ALSO.get(model_type, ()) if of in ARCHITECTURES]
-        files = ", ".join(f"`{name}`" for name in named) or "–"
-        architecture = f"`{FAMILIES[model_type].architecture}`"
-        found.append([f"`{model_type}`", architecture, native, files, parts])
+def _record() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(_RECORD.read_text())
     return found
+
+
+def rows() -> list[list[object]]:
+    """Types that run: path, logits equal, proposers, context, parts beyond Llama's."""
+    found: list[list[object]] = []
+    record = _record()
+    for model_type in sorted({*FAMILIES, *record}):
+        entry = record.get(model_type, {})
+        if "refused" in entry:
+            continue
+        parts = "-"
+        if model_type in FAMILIES:
+            config = _described(model_type)
+            parts = ", ".join(f"`{name}`" for name in config.deviations) or "none"
+        working = entry.get("proposers", [])
+        drafts = "all" if len(working) == _NUM_PROPOSERS else ", ".join(f"`{p}`" for p in working)
+        exact = ("yes" if entry["exact"] else "no") if entry else "no class in transformers"
+        path = entry.get("path", "native")
+        context = entry.get("context") or "whole"
+        files = _files_of(model_type)
+        found.append([f"`{model_type}`", path, exact, drafts or "-", context, files, parts])
+    return found
+
+
+def _files_of(model_type: str) -> str:
+    """The GGUF architectures that files of this type may name."""
+    named = [name for name, of in ARCHITECTURES.items() if of.model_type == model_type]
+    named += [of for of in _ALSO.get(model_type, ()) if of in ARCHITECTURES]
+    return ", ".join(f"`{name}`" for name in named) or "-"
+
+
+def refused() -> list[list[object]]:
+    return [
+        [f"`{model_type}`", entry["refused"]]
+        for model_type, entry in sorted(_record().items())
+        if "refused" in entry
+    ]
 
 
 # Model types that an architecture's files may hold, too.

@@ -458,8 +458,10 @@ def _short(value: float | None) -> str:
 
 def models() -> str:
     lines = [*models_page.about(), "", GENERATED, ""]
-    head = ["model type", "class", "native step", "GGUF", "parts beyond Llama's"]
-    return tidy([*lines, *table(head, models_page.rows()), "", *models_page.measured()])
+    head = ["model type", "path", "as transformers", "drafts exactly with", "context", "GGUF"]
+    runs = table([*head, "parts beyond Llama's"], models_page.rows())
+    refused = table(["refused type", "reason"], models_page.refused())
+    return tidy([*lines, *runs, "", "## Refused", "", *refused, "", *models_page.measured()])
 
 
 # --- all of it ------------------------------------------------------------------------------------
