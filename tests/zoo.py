@@ -105,7 +105,7 @@ def _own() -> dict[str, Any]:
 
 
 OWN = _own()
-TYPES = sorted([*OWN, *_OTHERS.split()])
+TYPES = sorted({*OWN, *_OTHERS.split()})
 
 
 def config_of(model_type: str) -> Any:

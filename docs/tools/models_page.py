@@ -53,8 +53,7 @@ Types with the part `mixer` have recurrent layers; `mixing` says in which layers
 every proposer, chains and trees; `quantized` needs the native step, which runs short convolutions.
 [Recurrent state](../explanation/recurrent-state.md) explains how it stays exact.
 
-Refused are models with a recurrent state that are not below, and models whose class in transformers
-ignores the attention setting (XGLM, BioGPT and others) and that are not below.
+Below the table is what is refused, with the reason.
 
 A rope of type `longrope` changes all keys past its original length, and one of type `dynamic`
 past the configured one: the context ends there.

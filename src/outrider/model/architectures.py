@@ -59,10 +59,12 @@ def _architecture(raw: Mapping[str, Any]) -> str:
 def _refuse_state(model_class: Any, config: Any, kind: str) -> None:
     types = set(getattr(config.get_text_config(), "layer_types", None) or [])
     others = types - _ATTENTION_TYPES
-    if "indexed_attention" in others:
+    selective = sorted(t for t in others if t.endswith("_attention") and t != "linear_attention")
+    if selective:
         raise ModelError(
-            f"{kind!r} models choose the keys they see by an indexer, which our KV store does not "
-            "keep; use a model with full or sliding attention"
+            f"{kind!r} models choose or compress the keys they see, by an indexer or in groups "
+            f"({selective[0]}), which our KV store does not keep; "
+            "use a model with full or sliding attention"
         )
     # A class that can keep a state keeps none if all of its layers are attention.
     if others or (getattr(model_class, "_is_stateful", False) and not types):
