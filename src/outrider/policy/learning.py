@@ -69,13 +69,10 @@ def learn(lesson: Lesson, costs: Costs) -> float:
         return 0.0
     other_s = _usual_other_s(step, [o for part in parts for o in part.outcomes], costs)
     pass_s: dict[int, list[float]] = {}
-    plain: list[float] = []
     took: list[float] = []
-    gained_s = 0.0
-    for part in parts:
-        gained_s += _clock(part, step, costs, other_s, pass_s, took)
-        if not part.drafting:
-            plain += pass_s.get(len(part.views), [])
+    gained_s = sum([_clock(part, step, costs, other_s, pass_s, took) for part in parts])
+    sizes = {len(part.views) for part in parts if not part.drafting}
+    plain = [seconds for size in sizes for seconds in pass_s.get(size, [])]
     if len(plain) >= PROBE_STEPS:
         unit_s = costs.verify.base(step.batch, step.num_sequences)
         costs.plain_clock[step.batch] = undisturbed(plain) / unit_s
