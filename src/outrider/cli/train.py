@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.cli.console import Json, print_json, stdout
+from outrider.errors import ConfigError
+from outrider.model.named import SHORT_NAMES
 from outrider.options import Group, Options, expanded, of, option
 from outrider.parameters import OUTPUT
 from outrider.train.config import COMMANDS, DEFAULT_STEPS, Kind, OptimConfig, SessionConfig
 
 if TYPE_CHECKING:
     from outrider.train.session import Outcome
+
+OWN_TOKENS = 400_000  # that a target writes where no files are given
 
 app = typer.Typer(
     help="Train drafters: draft models, Medusa, EAGLE-3 and DFlash heads, early exits.",
@@ -72,7 +76,8 @@ def _train(
     kind: str, session: Options, optim: Options, recipe: Options, plot: Path | None, as_json: bool
 ) -> None:
     """Runs one session with a command's options and says what it gained."""
-    if "minutes" not in session:
+    _take_target(session)
+    if not {"minutes", "hours"} & {*session}:
         session.setdefault("num_steps", DEFAULT_STEPS)
     config = SessionConfig(kind=kind, optim=OptimConfig(**optim), options=recipe, **session)
     if not sys.stderr.isatty():
@@ -87,6 +92,19 @@ def _train(
 
         plot_run(outcome.folder / "provenance.json", plot)
     _show(kind, outcome, as_json)
+
+
+def _take_target(session: Options) -> None:
+    """A short name in front of the files is the target: `outrider train eagle3 smollm2`. Without
+    files, the target writes its own text."""
+    files = list(session.get("data", ()))
+    if files and str(files[0]) in SHORT_NAMES and not files[0].exists():
+        if "target" in session and session["target"] != "bundled":
+            raise ConfigError(f"two targets: {files[0]} and {session['target']}; give one of them")
+        session["target"], session["data"] = str(files[0]), tuple(files[1:])
+        if not session["data"]:
+            session.setdefault("own_tokens", OWN_TOKENS)
+            session["own_tokens"] = session["own_tokens"] or OWN_TOKENS
 
 
 def _show(kind: str, outcome: Outcome, as_json: bool) -> None:

@@ -78,6 +78,7 @@ class SessionConfig:
     minutes: float | None = param(
         None, "Length in minutes instead; the first steps are timed.", "--minutes M", RUN
     )
+    hours: float | None = param(None, "The same in hours.", "--hours H", RUN)
     rows_per_step: int = param(16, "Sequences per step.", "--batch N", RUN)
     accumulation: int = param(1, "Passes per step, to save memory.", "--accumulation N", RUN)
     seed: int = param(0, "Same seed, same run.", "--seed INT", RUN)
@@ -93,8 +94,8 @@ class SessionConfig:
     def __post_init__(self) -> None:
         if not self.data and not self.own_tokens:
             raise DataError("no training data: give files, or --own-tokens for the target's text")
-        if self.num_steps is not None and self.minutes is not None:
-            raise ConfigError("--steps and --minutes both set the length: give one of them")
+        if sum(x is not None for x in (self.num_steps, self.minutes, self.hours)) > 1:
+            raise ConfigError("--steps, --minutes and --hours set the length: give one of them")
         check(self, config_error)
         if self.length < 16:
             raise ConfigError(f"sequences of {self.length} tokens are too short: take 16 or more")

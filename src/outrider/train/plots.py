@@ -34,7 +34,7 @@ def plot_run(provenance: Path, picture: Path) -> None:
     if "alpha" in results.get("after", {}):
         before, after = results["before"]["alpha"], results["after"]["alpha"]
         loss_axis.set_title(f"held-out alpha {before:.3f} before, {after:.3f} after")
-    figure.legend(loc="upper center", ncols=2)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    figure.legend(loc="lower center", ncols=2, frameon=False)
     figure.savefig(picture, dpi=120)
     pyplot.close(figure)

@@ -13,8 +13,10 @@ SHOWN = ("loss", "alpha", "agreement")
 class Progress:
     """Context manager; `update` may be called at any rate."""
 
-    def __init__(self, title: str, *, every_s: float = 10.0, quiet: bool = False) -> None:
-        self.title, self.every_s, self.quiet = title, every_s, quiet
+    def __init__(
+        self, title: str, *, every_s: float = 10.0, quiet: bool = False, unit: str = "steps"
+    ) -> None:
+        self.title, self.every_s, self.quiet, self.unit = title, every_s, quiet, unit
         self._bar: Any = None
         self._task: Any = None
         self._began = self._printed = time.monotonic()
@@ -35,7 +37,23 @@ class Progress:
             )
             self._bar.start()
             self._task = self._bar.add_task(self.title, total=1, figures="")
+        elif not self.quiet and self.unit == "steps":
+            print(f"{self.title}: the first steps are timed", file=sys.stderr, flush=True)
         return self
+
+    def count(self, done: int, total: int) -> None:
+        """Shows how much is done; in lines, the first one at once."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total)
+            return
+        now = time.monotonic()
+        if self.quiet or not (done == 0 or done >= total or now - self._printed >= self.every_s):
+            return
+        self._printed = now
+        left = ""
+        if done:
+            left = f", {(now - self._began) / done * (total - done):.0f} s left"
+        print(f"{self.title}: {done}/{total} {self.unit}{left}", file=sys.stderr, flush=True)
 
     def update(self, step: int, num_steps: int | None, row: dict[str, float]) -> None:
         """Show `row`'s figures at `step` of `num_steps` (None while that is measured)."""

@@ -10,7 +10,7 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,15 +21,20 @@ _BUCKET = 256
 
 
 def generate_rows(
-    model: Any, prompts_BP: Tensor, length: int, temperature_B: Tensor, seed: int
+    model: Any,
+    prompts_BP: Tensor,
+    length: int,
+    temperature_B: Tensor,
+    seed: int,
+    tell: Callable[[int], None] = lambda position: None,
 ) -> Tensor:
     """Continue each prompt to `length` tokens, past any end-of-text; int64 [B, length].
 
     `temperature_B` may differ by row; 0 is greedy. Same result for the same seed on the same
-    device.
+    device. `tell` gets the position that all rows have reached (not of other architectures).
     """
     if model.config.model_type == "llama":
-        return _StaticDecoder(model, prompts_BP, length, temperature_B).run(seed)
+        return _StaticDecoder(model, prompts_BP, length, temperature_B).run(seed, tell)
     return _generate_any(model, prompts_BP, length, temperature_B, seed)
 
 
@@ -62,18 +67,22 @@ class _StaticDecoder:
         ]  # fmt: skip
 
     @torch.no_grad()
-    def run(self, seed: int) -> Tensor:
+    def run(self, seed: int, tell: Callable[[int], None] = lambda position: None) -> Tensor:
         torch.manual_seed(seed)
         for start in range(0, self.length - 1, _BUCKET):
             num_steps = min(_BUCKET, self.length - 1 - start)
             context = min(start + _BUCKET, self.length)
-            self._run_bucket(num_steps, context)
+            self._run_bucket(num_steps, context, start, tell)
         return self.tokens_BT
 
-    def _run_bucket(self, num_steps: int, context: int) -> None:
+    def _run_bucket(
+        self, num_steps: int, context: int, start: int, tell: Callable[[int], None]
+    ) -> None:
+        tell(start)
         if not self.keys.is_cuda:
-            for _ in range(num_steps):
+            for step in range(num_steps):
                 self._step(context)
+                tell(start + step + 1)
             return
         before = self.position_1.clone()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]

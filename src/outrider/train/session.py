@@ -37,12 +37,14 @@ from outrider.train.data import (
 )
 from outrider.train.kinds import Material, build_recipe
 from outrider.train.models import load_model, load_tokenizer
+from outrider.train.progress import Progress
 from outrider.train.provenance import write_provenance
 from outrider.train.sampler import generate_rows, prompts, temperatures
 from outrider.train.trainer import Recipe, Report, TrainConfig, train
 
 logger = logging.getLogger(__name__)
 
+MAX_LOGITS = 1 << 27  # of a pass on a CPU: 512 MB
 OWN_TEMPERATURES = {1.0: 0.6, 0.7: 0.3, 0.0: 0.1}
 
 
@@ -69,7 +71,7 @@ def run_session(config: SessionConfig) -> Outcome:
     frozen_type = torch.bfloat16 if on_gpu and config.kind != "early-exit" else torch.float32
     target = load_model(target_folder, dtype=frozen_type).to(device)
     stream, heldout, files = _read(config, tokenizer, target.config.vocab_size)
-    own, own_heldout = _own_rows(config, target, stream)
+    own, own_heldout = _own_rows(config, target, tokenizer, stream)
     train_tokens = to_device(stream, device) if stream is not None else own.flatten()
     material = Material(
         target=target,
@@ -88,7 +90,7 @@ def run_session(config: SessionConfig) -> Outcome:
     report = train(
         recipe,
         source,
-        _train_config(config, files, on_gpu),
+        _train_config(config, files, on_gpu, target.config.vocab_size),
         checkpoint=checkpoint,
         title=config.kind,
     )
@@ -152,7 +154,20 @@ def _read(
     return streams[0], streams[1], files
 
 
-def _own_rows(config: SessionConfig, target: Any, stream: Any) -> tuple[Tensor, Tensor]:
+def _beginning(tokenizer: Any, end: int) -> list[int]:
+    """What a text of the target begins with: of a chat template all up to the user's message, so
+    that the target writes the message and the answer."""
+    if not getattr(tokenizer, "chat_template", None):
+        return [end]
+    mark = "\N{SNOWMAN}"
+    chat = [{"role": "user", "content": mark}]
+    text = str(tokenizer.apply_chat_template(chat, tokenize=False)).partition(mark)[0]
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) or [end]
+
+
+def _own_rows(
+    config: SessionConfig, target: Any, tokenizer: Any, stream: Any
+) -> tuple[Tensor, Tensor]:
     """The target's own rows for training and a few for measuring; empty without own_tokens."""
     device = next(target.parameters()).device
     if not config.own_tokens:
@@ -164,18 +179,26 @@ def _own_rows(config: SessionConfig, target: Any, stream: Any) -> tuple[Tensor, 
     if stream is None:
         end = target.config.eos_token_id
         end = end[0] if isinstance(end, list) else end or 0
-        given = torch.full((num_rows, 1), end)
+        given = torch.tensor([_beginning(tokenizer, end)]).expand(num_rows, -1)
     else:
         given = prompts(
             torch.from_numpy(stream.astype(np.int64)), num_rows, num_prompt, config.seed
         )
     warmth = temperatures(num_rows, OWN_TEMPERATURES)
-    parts = [
-        generate_rows(
-            target, given[i : i + 1024], config.length, warmth[i : i + 1024], config.seed + i
-        ).to(device, torch.int32)
-        for i in range(0, num_rows, 1024)
-    ]
+    parts = []
+    at_once = 1024 if device.type == "cuda" else 64  # their keys and values are all in memory
+    with Progress("the target writes", unit="tokens") as progress:
+        for i in range(0, num_rows, at_once):
+            some = given[i : i + at_once]
+
+            def tell(position: int, done: int = i, count: int = len(some)) -> None:
+                progress.count(done * config.length + count * position, num_rows * config.length)
+
+            parts.append(
+                generate_rows(
+                    target, some, config.length, warmth[i : i + at_once], config.seed + i, tell
+                ).to(device, torch.int32)
+            )
     table = torch.cat(parts)
     logger.info("%d of the target's own tokens in %.0f s", table.numel(), time.monotonic() - began)
     return table[4:], table[:4]
@@ -200,14 +223,27 @@ def _heldout_rows(heldout: Any, own: Tensor, length: int, device: torch.device) 
     return to_device(heldout[: count * length], device).long().view(count, length)
 
 
-def _train_config(config: SessionConfig, files: list[Any], on_gpu: bool) -> TrainConfig:
+def passes_per_step(config: SessionConfig, vocab_size: int, *, on_gpu: bool) -> int:
+    """On a CPU, as many passes a step as keep the logits of a pass small."""
+    if on_gpu or config.accumulation != 1:
+        return config.accumulation
+    rows = max(1, MAX_LOGITS // (config.length * vocab_size))
+    count = next(n for n in range(1, config.rows_per_step + 1) if config.rows_per_step <= n * rows)
+    while config.rows_per_step % count:
+        count += 1
+    return count
+
+
+def _train_config(
+    config: SessionConfig, files: list[Any], on_gpu: bool, vocab_size: int
+) -> TrainConfig:
     facts: list[Any] = [config.kind, config.target, config.start, config.length, config.own_tokens]
     facts += [config.own_share, sorted(config.options.items()), files]
     return TrainConfig(
         num_steps=config.num_steps,
-        minutes=config.minutes,
+        minutes=config.minutes if config.hours is None else 60 * config.hours,
         rows_per_step=config.rows_per_step,
-        accumulation=config.accumulation,
+        accumulation=passes_per_step(config, vocab_size, on_gpu=on_gpu),
         seed=config.seed,
         optim=config.optim,
         checkpoint_every_s=config.checkpoint_every_s,

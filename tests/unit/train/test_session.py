@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from outrider.export.vllm import export_vllm
 from outrider.model.heads import load_head
 from outrider.train.config import DataError, OptimConfig, SessionConfig
 from outrider.train.models import load_model
-from outrider.train.session import Outcome, run_session
+from outrider.train.session import Outcome, passes_per_step, run_session
 from tiny_training import TEXT, write_trained_target
 
 
@@ -52,6 +53,26 @@ def test_a_draft_is_written_with_its_provenance(target: Path, text: Path, tmp_pa
     assert not (out / "checkpoint.pt").exists()
     assert load_model(out).config.num_hidden_layers == 1
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_a_chat_model_writes_chats_and_progress_is_shown(
+    target: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = shutil.copytree(target, tmp_path / "model")
+    template = "{% for m in messages %}class {{ m.content }}{% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+    outcome = session("eagle3", model, tmp_path / "head", own_tokens=600, num_steps=2)
+    assert outcome.after["num_positions"] > 0
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0].startswith("the target writes: 0/")  # before the first token
+    assert any("s left" in line for line in lines)
+
+
+def test_a_wide_vocabulary_takes_more_passes_a_step_on_a_cpu(tmp_path: Path) -> None:
+    config = SessionConfig(kind="eagle3", out=tmp_path, own_tokens=1, rows_per_step=16)
+    assert passes_per_step(config, 8192, on_gpu=False) == 1
+    assert passes_per_step(config, 49152, on_gpu=False) == 4
+    assert passes_per_step(config, 49152, on_gpu=True) == 1
 
 
 def test_fine_tuning_starts_where_the_drafter_was(target: Path, text: Path, tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from outrider.train.losses import distil
 from outrider.train.models import compile_layers, hidden_states, layer_states, output_logits
 from outrider.train.trainer import Recipe
 
+WIDE_VOCABULARY = 16384
+
 
 @dataclass
 class Depth:
@@ -127,6 +129,8 @@ class HeadRecipe(ABC):
         Later depths read the rows' own tokens. So the greedy length is exact if the rows are the
         target's greedy text, and the alphas are conditional on accepted drafts so far.
         """
+        if self.target.head.weight.shape[0] > WIDE_VOCABULARY:
+            rows_per_pass = 1  # logits of a row of 512 tokens are 100 MB
         alphas: list[list[Tensor]] = []
         same: list[list[Tensor]] = []
         for number, part_BL in enumerate(torch.split(rows_BL, rows_per_pass)):
