@@ -6,7 +6,7 @@ $OUTRIDER_NATIVE chooses what happens without a C++ compiler:
     require  an error
     off      no native engine, and a wheel for every platform
 
-$OUTRIDER_BUNDLED=off leaves the bundled models out: 1 MB instead of 75.
+$OUTRIDER_BUNDLED=off leaves the bundled models out: 1 MB instead of 88.
 """
 
 from __future__ import annotations
