@@ -20,6 +20,7 @@ constexpr int tile_panels(int rows) { return rows <= 1 ? 4 : rows <= 2 ? 2 : 1; 
 struct V {
   float32x4_t v[4];
 };
+// An intrinsic has no address that could be linked, so `f` is a lambda around it.
 template <class R, class F, class... X>
 inline R each(F f, const X&... x) {
   return {{f(x.v[0]...), f(x.v[1]...), f(x.v[2]...), f(x.v[3]...)}};
@@ -38,11 +39,21 @@ inline void store(float* p, const V& x) {
   vst1q_f32(p + 8, x.v[2]);
   vst1q_f32(p + 12, x.v[3]);
 }
-inline V add(const V& x, const V& y) { return each<V>(vaddq_f32, x, y); }
-inline V sub(const V& x, const V& y) { return each<V>(vsubq_f32, x, y); }
-inline V mul(const V& x, const V& y) { return each<V>(vmulq_f32, x, y); }
-inline V div(const V& x, const V& y) { return each<V>(vdivq_f32, x, y); }
-inline V fma(const V& x, const V& y, const V& z) { return each<V>(vfmaq_f32, z, x, y); }
+inline V add(const V& x, const V& y) {
+  return each<V>([](auto a, auto b) { return vaddq_f32(a, b); }, x, y);
+}
+inline V sub(const V& x, const V& y) {
+  return each<V>([](auto a, auto b) { return vsubq_f32(a, b); }, x, y);
+}
+inline V mul(const V& x, const V& y) {
+  return each<V>([](auto a, auto b) { return vmulq_f32(a, b); }, x, y);
+}
+inline V div(const V& x, const V& y) {
+  return each<V>([](auto a, auto b) { return vdivq_f32(a, b); }, x, y);
+}
+inline V fma(const V& x, const V& y, const V& z) {
+  return each<V>([](auto a, auto b, auto c) { return vfmaq_f32(c, a, b); }, x, y, z);
+}
 // Not the processor's own maximum: the second operand where one is a NaN, as on the other processors.
 inline float32x4_t larger(float32x4_t x, float32x4_t y) {
   return vbslq_f32(vcgtq_f32(x, y), x, y);
@@ -51,8 +62,8 @@ inline V max(const V& x, const V& y) { return each<V>(larger, x, y); }
 inline V min(const V& x, const V& y) {
   return each<V>([](auto a, auto b) { return vbslq_f32(vcltq_f32(a, b), a, b); }, x, y);
 }
-inline V abs(const V& x) { return each<V>(vabsq_f32, x); }
-inline V round(const V& x) { return each<V>(vrndnq_f32, x); }
+inline V abs(const V& x) { return each<V>([](auto a) { return vabsq_f32(a); }, x); }
+inline V round(const V& x) { return each<V>([](auto a) { return vrndnq_f32(a); }, x); }
 inline V scale_by_power(const V& x, const V& n) {
   return each<V>(
       [](auto a, auto b) {
@@ -65,7 +76,7 @@ struct U {
   uint32x4_t v[4];
 };
 inline unsigned mask_greater_equal(const V& x, const V& y) {
-  const U m = each<U>(vcgeq_f32, x, y);
+  const U m = each<U>([](auto a, auto b) { return vcgeq_f32(a, b); }, x, y);
   const uint8x16_t lanes = vcombine_u8(
       vmovn_u16(vcombine_u16(vmovn_u32(m.v[0]), vmovn_u32(m.v[1]))),
       vmovn_u16(vcombine_u16(vmovn_u32(m.v[2]), vmovn_u32(m.v[3]))));
