@@ -83,9 +83,11 @@ soak: $(NATIVE)
 client-libraries: $(INSTALLED)
 	@$(BIN)/python -m venv .venv-clients
 	@.venv-clients/bin/pip install --quiet openai anthropic ollama openai-agents langchain-openai \
-	  langchain-anthropic litellm instructor "pydantic-ai-slim[openai]" llama-index-llms-openai-like
+	  langchain-anthropic litellm instructor "pydantic-ai-slim[openai]" llama-index-llms-openai-like llm
+	@mkdir -p .venv-clients/npm && npm install --silent --no-fund --no-audit --prefix .venv-clients/npm \
+	  openai ollama ai @ai-sdk/openai @ai-sdk/anthropic zod
 	@.venv-clients/bin/python benchmarks/client_libraries.py --url $(or $(URL),http://127.0.0.1:8000) \
-	  --model $(or $(MODEL),model) --out benchmarks/results/client-libraries.md
+	  --model $(or $(MODEL),model) --node .venv-clients/npm --out benchmarks/results/client-libraries.md
 
 # The native engine's tests under AddressSanitizer and UBSan: minutes.
 sanitize: $(INSTALLED)

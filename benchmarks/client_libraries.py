@@ -12,8 +12,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import os
+import platform
+import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +304,44 @@ def llama_index(url: str, model: str) -> object:
     return chat.chat([ChatMessage(role="user", content="Hello")])
 
 
+@check("llm", "tools, free to call")
+def llm(url: str, model: str) -> object:
+    Chat = library("llm.default_plugins.openai_models").Chat
+
+    def get_weather(city: str) -> str:
+        """The weather in a city."""
+        return f"rain in {city}"
+
+    chat = Chat(model_id="local", model_name=model, api_base=f"{url}/v1", supports_tools=True)
+    chain = chat.chain(
+        "What is the weather in Oslo?", tools=[get_weather], key="none", options={"max_tokens": 60}
+    )
+    return chain.text()
+
+
+def with_npm(folder: Path, url: str, model: str) -> list[str]:
+    """Rows of npm's libraries, which are in FOLDER/node_modules."""
+    script = Path(__file__).with_suffix(".mjs")
+    command = ["node", str(script), url, model, str(folder.resolve())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if not done.stdout:
+        raise SystemExit(done.stderr.strip())
+    return done.stdout.splitlines()
+
+
+def provenance() -> list[str]:
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    return ["", f"- date: {now}", f"- commit: {commit}", f"- machine: {machine}"]
+
+
 def outcome(package: str, function: Check, url: str, model: str) -> tuple[str, str]:
     """The version, and "works" or why not."""
     try:
@@ -318,6 +360,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", default="model")
+    parser.add_argument("--node", type=Path, help="a folder with node_modules")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     rows, failures = [], 0
@@ -326,12 +369,17 @@ def main() -> int:
         failures += found not in ("works", "not installed")
         rows.append(f"| {package} | {version} | {what} | {found.replace('|', '/')} |")
         print(rows[-1], flush=True)
+    if given.node is not None:
+        npm = with_npm(given.node, given.url, given.model)
+        print("\n".join(npm))
+        failures += sum(not row.endswith("| works |") for row in npm)
+        rows += npm
     if given.out is not None:
         head = ["# Client libraries, unmodified", ""]
         head += [f"`make client-libraries`, with the model {given.model}. Each row is one thing"]
         head += ["that a library did against `outrider serve`.", ""]
         table = ["| library | version | what | result |", "|---|---|---|---|", *rows]
-        given.out.write_text("\n".join([*head, *table]) + "\n", encoding="utf-8")
+        given.out.write_text("\n".join([*head, *table, *provenance()]) + "\n", encoding="utf-8")
     return 1 if failures else 0
 
 
