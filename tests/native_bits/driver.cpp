@@ -134,7 +134,8 @@ struct Model {
 
   explicit Model(const Shape& given) : shape(given) {
     OutriderConfig c = shape.config;
-    std::vector<int32_t> types(2 + 7 * size_t(c.layers), shape.blocks ? shape.blocks->type : 0);
+    // Embedding and output head, then nine matrices of each layer: see OutriderConfig.types.
+    std::vector<int32_t> types(2 + 9 * size_t(c.layers), shape.blocks ? shape.blocks->type : 0);
     if (shape.blocks) c.types = types.data();
     const std::vector<int32_t> inner(size_t(c.layers), 0), sparse(size_t(c.layers), 1);
     if (c.experts.count) c.experts.inner_of = inner.data(), c.experts.sparse = sparse.data();
