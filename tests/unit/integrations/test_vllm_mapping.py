@@ -76,6 +76,7 @@ REFUSED = {
     "log_prompts": ("--log-prompts",),
     "tool_call_parser": ("--tool-call-parser", "hermes"),
     "reasoning_parser": ("--reasoning-parser", "think"),
+    "sampling": ("--sampling", "temperature=0.7"),
     "strict": ("--strict",),
     "models_dir": ("--models-dir", "models"),
     "model_idle_s": ("--model-idle", "60"),
