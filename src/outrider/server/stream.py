@@ -3,7 +3,7 @@
 The number of tokens of a step depends on how predictable the text is, so sizes and times of frames
 reveal something about the text, even if encrypted. Two options hide it:
 
-    padded   frames have one of few sizes: 256, 512, 1024, ... bytes
+    padded   frames have one of few sizes: 512, 1024, 2048, ... bytes
     paced    padded, with a constant number of tokens per frame, on a clock: if the engine is
              faster than the clock, sizes and times do not depend on accepted drafts
 """
@@ -27,7 +27,7 @@ from outrider.server.reply import Writer
 DONE = b"data: [DONE]\n\n"
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
-SMALLEST_FRAME = 256
+SMALLEST_FRAME = 512  # a token with all fields around it
 MAX_FRAMES_PER_S = 20.0
 _NOISE = "".join(secrets.choice(string.ascii_letters) for _ in range(1 << 16))
 

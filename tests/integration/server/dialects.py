@@ -140,7 +140,7 @@ def _chat(reply: dict[str, Any]) -> Said:
     ]
     return Said(
         message["content"] or "",
-        message.get("reasoning_content", ""),
+        message.get("reasoning_content") or "",
         calls,
         choice["finish_reason"],
         _used(reply["usage"]),
@@ -204,7 +204,7 @@ def _chat_stream(found: list[Any]) -> Said:
         (choice,) = chunk["choices"]
         delta = choice["delta"]
         said.text += delta.get("content") or ""
-        said.reasoning += delta.get("reasoning_content", "")
+        said.reasoning += delta.get("reasoning_content") or ""
         for call in delta.get("tool_calls", []):
             if "id" in call:
                 assert call["index"] == len(said.calls)

@@ -106,7 +106,7 @@ def whole(live: Live, body: dict[str, Any]) -> dict[str, Any]:
     message = choice["message"]
     return {
         "content": message["content"] or "",
-        "reasoning_content": message.get("reasoning_content", ""),
+        "reasoning_content": message.get("reasoning_content") or "",
         "tool_calls": message.get("tool_calls", []),
         "finish_reason": choice["finish_reason"],
     }

@@ -24,7 +24,9 @@ from outrider.train.models import load_tokenizer as load_trainable_tokenizer
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package that holds a model and must not be imported; its file."""
-    known = replace(PACKAGED["smollm2"], module="a_package_with_a_model")
+    known = replace(
+        PACKAGED["smollm2"], module="a_package_with_a_model", drafter="bundled:not-there"
+    )
     folder = tmp_path / known.module
     folder.mkdir()
     (folder / "__init__.py").write_text("raise AssertionError('imported')\n")
