@@ -16,7 +16,6 @@ import typer
 
 from outrider.cli.console import Json, print_json, stdout
 from outrider.errors import ConfigError
-from outrider.model.named import SHORT_NAMES
 from outrider.options import Group, Options, expanded, of, option
 from outrider.parameters import OUTPUT
 from outrider.train.config import COMMANDS, DEFAULT_STEPS, Kind, OptimConfig, SessionConfig
@@ -97,6 +96,8 @@ def _train(
 def _take_target(session: Options) -> None:
     """A short name in front of the files is the target: `outrider train eagle3 smollm2`. Without
     files, the target writes its own text."""
+    from outrider.model.named import SHORT_NAMES
+
     files = list(session.get("data", ()))
     if files and str(files[0]) in SHORT_NAMES and not files[0].exists():
         if "target" in session and session["target"] != "bundled":
