@@ -53,10 +53,13 @@ class Rows:
         self.is_finished = is_end_RL.any(1)
         self.end = torch.where(self.is_finished, first_R, length)
 
-    def joined(self, other: Rows) -> dict[str, Tensor]:
-        pairs = [(self.tokens, other.tokens), (self.prompt, other.prompt), (self.end, other.end)]
-        tokens, prompt, end = (torch.cat(pair) for pair in pairs)
-        return {"tokens": tokens, "prompt": prompt, "end": end}
+
+def joined(parts: Sequence[Rows]) -> dict[str, Tensor]:
+    return {
+        "tokens": torch.cat([part.tokens for part in parts]),
+        "prompt": torch.cat([part.prompt for part in parts]),
+        "end": torch.cat([part.end for part in parts]),
+    }
 
 
 class Writer:
@@ -128,7 +131,10 @@ def write_all(writer: Writer, scale: float, length: int) -> dict[str, Tensor]:
         if len(ids) < length - LEAST_ANSWER - 100 and random.random() < 0.6:
             turn = "\n" + USER + prompts.follow_up(random) + END + ANSWER
             again.append(ids + writer.ids(turn))
-    return first.joined(writer.write(again[: size(12288)], length, ANSWERS))
+    parts = [first]
+    if again:
+        parts.append(writer.write(again[: size(12288)], length, ANSWERS))
+    return joined(parts)
 
 
 def _code(answer: str) -> str:
