@@ -88,6 +88,17 @@ def _longrope(pairs: int) -> dict[str, Any]:
     }
 
 
+_PAIRS = ["sliding_attention", "full_attention"]
+_SHARED = SMALL | {
+    "num_hidden_layers": 6,
+    "layer_types": _PAIRS * 3,
+    "num_kv_shared_layers": 2,
+    "sliding_window": 7,
+    "head_dim": 8,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 64,
+}
+
 FAMILY_CONFIGS: dict[str, Any] = {
     "arcee": t.ArceeConfig(**SMALL),
     "ministral": t.MinistralConfig(**SMALL, head_dim=8, sliding_window=7, layer_types=_WINDOWS),
@@ -127,6 +138,32 @@ FAMILY_CONFIGS: dict[str, Any] = {
     ),
     "gemma3": t.Gemma3TextConfig(
         **SMALL, head_dim=16, sliding_window=7, layer_types=_WINDOWS, rope_parameters=_ROPES
+    ),
+    "gemma3n": t.Gemma3nTextConfig(
+        **_SHARED
+        | {
+            "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.9, 0.0, 0.0],
+            "laurel_rank": 4,
+            "altup_num_inputs": 3,
+            "vocab_size_per_layer_input": 50,
+        }
+    ),
+    "gemma4": t.Gemma4TextConfig(
+        **_SHARED, global_head_dim=16, use_double_wide_mlp=True, final_logit_softcapping=3.0
+    ),
+    "gemma4 experts": t.Gemma4TextConfig(
+        **SMALL,
+        head_dim=8,
+        global_head_dim=16,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        sliding_window=9,
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        num_experts=6,
+        top_k_experts=3,
+        moe_intermediate_size=24,
     ),
     "vaultgemma": t.VaultGemmaConfig(**SMALL, head_dim=16, sliding_window=7),
     "granite": t.GraniteConfig(
@@ -221,6 +258,9 @@ FAMILY_CONFIGS: dict[str, Any] = {
     "deepseek_v3": t.DeepseekV3Config(**_LATENT, **_GROUPS, num_experts_per_tok=3),
     "glm4_moe_lite": t.Glm4MoeLiteConfig(
         **_LATENT, **_GROUPS, num_experts_per_tok=3, mlp_layer_types=["sparse", "dense", "sparse"]
+    ),
+    "deepseek_v32": t.DeepseekV32Config(
+        **_LATENT, **_GROUPS, num_experts_per_tok=3, index_topk=60, index_head_dim=16
     ),
     "deepseek_v3 halves": t.DeepseekV3Config(
         **_LATENT, **_GROUPS, num_experts_per_tok=3, rope_interleave=False
@@ -369,6 +409,50 @@ FAMILY_CONFIGS: dict[str, Any] = {
         num_experts_per_tok=3,
         moe_intermediate_size=24,
         shared_expert_intermediate_size=40,
+    ),
+    "gpt_neo": t.GPTNeoConfig(
+        **_IDS,
+        hidden_size=32,
+        num_layers=4,
+        num_heads=4,
+        max_position_embeddings=128,
+        attention_types=[[["global", "local"], 2]],
+        window_size=9,
+    ),
+    "xglm": t.XGLMConfig(
+        **_IDS,
+        d_model=32,
+        ffn_dim=48,
+        num_layers=3,
+        attention_heads=4,
+        max_position_embeddings=128,
+    ),
+    "biogpt": t.BioGptConfig(**SMALL),
+    "bamba": t.BambaConfig(
+        **SMALL | {"intermediate_size": 40},
+        mamba_n_heads=8,
+        mamba_d_head=8,
+        mamba_n_groups=2,
+        mamba_d_state=12,
+        mamba_chunk_size=16,
+        attn_layer_indices=[1],
+        mamba_proj_bias=True,
+        attention_bias=True,
+    ),
+    "mamba": t.MambaConfig(
+        **_IDS, hidden_size=32, num_hidden_layers=3, state_size=6, time_step_rank=5, use_bias=True
+    ),
+    "falcon_mamba": t.FalconMambaConfig(
+        **_IDS, hidden_size=32, num_hidden_layers=3, state_size=6, use_conv_bias=False
+    ),
+    "jamba": t.JambaConfig(
+        **SMALL | {"num_hidden_layers": 4},
+        num_experts=6,
+        num_experts_per_tok=3,
+        attn_layer_period=4,
+        attn_layer_offset=2,
+        mamba_d_state=6,
+        mamba_proj_bias=True,
     ),
     "opt": t.OPTConfig(**SMALL, ffn_dim=48, word_embed_proj_dim=32),
 }

@@ -92,6 +92,8 @@ def write(folder: Path, config: Any, *, dtype: torch.dtype = torch.float32, **sa
         for name, buffer in model.named_buffers():
             if "correction_bias" in name:
                 buffer.add_(torch.randn_like(buffer) * 0.3)
+            if "layer_scalar" in name:
+                buffer.add_(torch.randn_like(buffer) * 0.3)
     model.to(dtype).save_pretrained(folder, **save)
     return folder
 

@@ -47,11 +47,10 @@ PARAMS = (
 
 # Types beside those of the own decoder: what people run, and what has parts of its own.
 _OTHERS = """
-afmoe apertus aria_text bamba biogpt bitnet cohere2_moe cpmant ctrl deepseek_v32 deepseek_v4
-diffllama doge exaone_moe falcon_mamba flint gemma3n_text gemma4_text gpt_neo gpt_neox_japanese
-granite_swa granitemoe_swa granitemoeshared hrm_text hy_v3 hy_v4 jais2 jamba jetmoe kimi_linear
-kolibri1 laguna longcat_flash mamba mellum mimo_v2_flash minicpm3 minimax nanochat olmo_hybrid
-openai-gpt persimmon recurrent_gemma rwkv solar_open xglm xlstm youtu
+afmoe apertus aria_text bitnet cohere2_moe cpmant ctrl deepseek_v4 diffllama doge exaone_moe flint
+gpt_neox_japanese granite_swa granitemoe_swa granitemoeshared hrm_text hy_v3 hy_v4 jais2 jetmoe
+kimi_linear kolibri1 laguna longcat_flash mellum mimo_v2_flash minicpm3 minimax nanochat
+olmo_hybrid openai-gpt persimmon recurrent_gemma rwkv solar_open xlstm youtu
 """
 # Sizes by the names that any configuration gives them.
 _SIZES: dict[str, Any] = {
@@ -71,29 +70,8 @@ _SIZES: dict[str, Any] = {
     "v_head_dim": 10,
     "sliding_window": 30,
 }
-_LATENT = ("deepseek_v32", "longcat_flash", "minicpm3", "youtu")
-_MORE: dict[str, dict[str, Any]] = {
-    **{model_type: {"num_key_value_heads": 4} for model_type in _LATENT},
-    "gpt_neo": {
-        "attention_types": [[["global", "local"], 2]],
-        "num_layers": 4,
-        "num_hidden_layers": 4,
-        "window_size": 30,
-    },
-    "gemma4_text": {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8},
-    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "attn_layer_indices": [1]},
-    "gemma3n_text": {
-        "num_hidden_layers": 4,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "num_kv_shared_layers": 2,
-        "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0],
-        "intermediate_size": 48,
-        "hidden_size_per_layer_input": 8,
-        "vocab_size_per_layer_input": 64,
-        "laurel_rank": 4,
-        "altup_num_inputs": 2,
-    },
-}
+_LATENT = ("longcat_flash", "minicpm3", "youtu")
+_MORE = {model_type: {"num_key_value_heads": 4} for model_type in _LATENT}
 
 
 def _own() -> dict[str, Any]:

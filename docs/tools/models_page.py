@@ -39,18 +39,18 @@ Three paths run a model. `--backend auto` takes the first that can:
    in the model's mask only, the context ends where the window does.
 
 A model is a Hugging Face folder, quantised or not, or a GGUF file of one of the architectures in
-the column GGUF ([how](../how-to/run-quantised-models.md)).
+the column GGUF ([how](../how-to/run-your-model.md)).
 
 The table says what a test measured with a tiny random model of each type: the path, whether the
 logits of a text are those of transformers, and the proposers with which greedy and sampled tokens
 are those of plain decoding. `all` are `suffix`, `lookahead`, `draft-model`, `draft-tree`,
 `early-exit` and `quantized`. The context is given where it ends before the configured length.
 
-Of models that also see images, the text part of Gemma 3, Llama 4, Mistral 3 and Qwen 3.5 runs on
-the first two paths.
+Of models that also see images, the text part of Gemma 3, 3n and 4, Llama 4, Mistral 3 and Qwen 3.5
+runs on the first two paths.
 
 Types with the part `mixer` have recurrent layers; `mixing` says in which layers. They draft with
-every proposer, chains and trees; `quantized` needs the native step, which runs short convolutions.
+every proposer, chains and trees.
 [Recurrent state](../explanation/recurrent-state.md) explains how it stays exact.
 
 Below the table is what is refused, with the reason.
@@ -129,8 +129,8 @@ def measured() -> list[str]:
         "## Quantised files, measured",
         "",
         "One sequence at context 512 on two cores: SmolLM2 with 135M parameters, random weights in",
-        "the shapes of Llama 3.2 1B and Llama 3.1 8B. `verify(5)` is the time of a pass over five",
-        f"tokens, over that of one. Machine and versions: {sources}.",
+        "the shapes of Llama 3.2 1B, Llama 3.1 8B and models of other families. `verify(5)` is the",
+        f"time of a pass over five tokens, over that of one. Machine and versions: {sources}.",
         "",
         *speed,
     ]

@@ -22,6 +22,7 @@ from outrider import native
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
+from outrider.model.native_decoder import NativeDecoder
 from outrider.model.torch_decoder import TorchDecoder
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
@@ -31,7 +32,11 @@ ZOO = bool(os.environ.get("OUTRIDER_ZOO"))
 RECURRENT = ["lfm2", "qwen3_5"]
 if ZOO:
     RECURRENT += ["mamba2", "granite4", "granite4 dense", "falcon_h1", "nemotron_h", "qwen3_next"]
-NATIVE = ["lfm2"]
+    RECURRENT += ["bamba"]
+NATIVE = list(RECURRENT) if ZOO else ["lfm2", "granite4", "qwen3_5"]
+ONLY_TORCH = ["mamba", "falcon_mamba", "jamba"]
+if ZOO:
+    RECURRENT += ONLY_TORCH
 CASES = [(name, "torch") for name in RECURRENT]
 CASES += [(name, "native") for name in NATIVE if native.available()]
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -81,6 +86,8 @@ class Models:
         if isinstance(made.target, TorchDecoder):
             assert made.target.states is not None
             made.target.states.poison = True
+        elif isinstance(made.target, NativeDecoder):
+            made.target.states(native.STATES_POISON)
         return made
 
     def assert_same(self, *arguments: Any) -> None:
@@ -103,7 +110,7 @@ def plain(models: Models) -> Engine:
 def test_drafts_change_no_token(name: str, models: Models, plain: Engine) -> None:
     """Decodes all prompts twice: the second time from cached prefixes."""
     proposer, k, options = DRAFTING[name]
-    if proposer == "quantized" and models.family not in NATIVE:
+    if proposer == "quantized" and models.family in ONLY_TORCH:
         with pytest.raises(ConfigError, match="needs the native step"):
             models.engine(proposer, k)
         return
@@ -133,6 +140,9 @@ def test_the_first_repeat_hits_the_prefix_cache(name: str, models: Models) -> No
     if isinstance(made.target, TorchDecoder):
         assert made.target.states is not None
         assert made.target.states.num_replayed == 0
+    elif models.family != "lfm2":
+        assert isinstance(made.target, NativeDecoder)
+        assert made.target.states(native.STATES_REPLAYED) == 0
 
 
 @pytest.mark.parametrize("name", list(DRAFTING)[:6] if ZOO else ["itself"])

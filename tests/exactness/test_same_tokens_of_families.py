@@ -33,9 +33,10 @@ SAMPLE: tuple[str, ...] = (
 )
 SAMPLE += ("mixtral", "qwen2_moe", "gpt_oss", "glm4_moe", "phimoe", "llama4", "bloom")
 SAMPLE += ("deepseek_v3",)
-# The native step runs no recurrent layers but short convolutions.
+# The native step runs no recurrent layers but short convolutions, and no K/V of other layers.
 NOT_NATIVE: tuple[str, ...] = ("mamba2", "granite4", "falcon_h1", "nemotron_h")
-NOT_NATIVE += ("qwen3_next", "qwen3_5")
+NOT_NATIVE += ("qwen3_next", "qwen3_5", "mamba", "bamba", "falcon_mamba", "jamba")
+NOT_NATIVE += ("gemma3n", "gemma4")
 PARAMS = (
     SamplingParams(max_tokens=40),
     SamplingParams(temperature=1.0, top_p=0.95, seed=3, max_tokens=40),
@@ -45,7 +46,7 @@ PROMPTS = [random_tokens(4, 64, seed) * repeats for seed, repeats in ((1, 2), (2
 
 def cases() -> list[object]:
     """Family and decoder."""
-    on_torch = ["gemma2", "gpt_neox", "gpt2", "qwen2_moe"]
+    on_torch = ["gemma2", "gpt_neox", "gpt2", "qwen2_moe", "gemma3n", "gemma4"]
     on_native = list(SAMPLE)
     if os.environ.get("OUTRIDER_ZOO"):
         on_torch = list(FAMILY_CONFIGS)

@@ -139,6 +139,9 @@ struct Model {
     if (shape.blocks) c.types = types.data();
     const std::vector<int32_t> inner(size_t(c.layers), 0), sparse(size_t(c.layers), 1);
     if (c.experts.count) c.experts.inner_of = inner.data(), c.experts.sparse = sparse.data();
+    // The second layer has a state besides its attention.
+    const int32_t mixes[] = {OUTRIDER_ATTENDS, OUTRIDER_ATTENDS | OUTRIDER_RECURS};
+    if (c.mixer.rows) c.mixer.mixes = mixes;
     model = outrider_new(&c);
     if (!model) check(1);
     const int q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
@@ -162,7 +165,8 @@ struct Model {
         matrix(OUTRIDER_UP, layer, c.intermediate, c.hidden);
         matrix(OUTRIDER_DOWN, layer, c.hidden, c.intermediate);
       }
-      check(outrider_set_layer(model, layer, layer ? shape.window : 0, 0, 0));
+      if (c.mixer.rows && layer) recurrent(layer);
+      check(outrider_set_layer(model, layer, layer ? shape.window : 0, 0, 0, 0));
     }
     // Rotations by angles with rational sines.
     const int half_dim = c.rotary_dim / 2;
@@ -201,6 +205,19 @@ struct Model {
   void vector(int kind, int layer, int columns, float around) {
     const auto values = rng.numbers(size_t(columns), 0.5f, around);
     check(outrider_set_tensor(model, kind, layer, values.data(), 0, 1, columns, 1));
+  }
+  void recurrent(int layer) {
+    const OutriderMixer& x = shape.config.mixer;
+    const int hidden = shape.config.hidden, inner = x.heads * x.outputs;
+    const int channels = inner + 2 * x.groups * x.rows, scalars = (x.delta ? 2 : 1) * x.heads;
+    matrix(OUTRIDER_STATE_IN, layer, channels + inner + scalars, hidden);
+    matrix(OUTRIDER_STATE_OUT, layer, hidden, inner);
+    matrix(OUTRIDER_STATE_CONVOLUTION, layer, channels, x.width);
+    vector(OUTRIDER_STATE_CONVOLUTION_BIAS, layer, channels, 0.0f);
+    vector(OUTRIDER_STEP_BIAS, layer, x.heads, 0.0f);
+    vector(OUTRIDER_RATE, layer, x.heads, -0.7f);
+    if (!x.delta) vector(OUTRIDER_SKIP, layer, x.heads, 1.0f);
+    vector(OUTRIDER_STATE_NORM, layer, inner, 1.0f);
   }
   void experts(int layer) {
     const OutriderConfig& c = shape.config;
@@ -348,6 +365,13 @@ int main() {
     s.config.parts.logit_cap = kind == 3 ? 4.0f : 0;
     s.sinks = kind == 4;
     s.window = kind == 0 ? 9 : 0;
+    decoder(s);
+  }
+  for (int delta = 0; delta < 2; ++delta) {
+    Shape s = shape_of(delta ? "delta rule" : "selective scan", 42, 16, 53);
+    OutriderMixer& x = s.config.mixer;
+    x.delta = delta, x.heads = 4, x.groups = 2, x.rows = 13, x.outputs = 21, x.width = 4;
+    x.norm_groups = delta ? 4 : 2, x.norm_first = delta, x.most_step = 10;
     decoder(s);
   }
   Shape experts = shape_of("experts", 42, 16, 53);

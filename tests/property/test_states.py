@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from draft_steps import MOST_TOKENS, STEP, accepted
 from family_models import FAMILY_CONFIGS
 from outrider.kv.states import ZEROS, StateRows
 from outrider.model.driver import Driver
@@ -18,8 +19,6 @@ from outrider.model.torch_decoder import TorchDecoder
 from tiny_models import write
 
 FAMILIES = ("lfm2", "granite4", "qwen3_next")
-TOKEN = st.integers(0, 63)
-MOST_TOKENS = 100
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -59,13 +58,6 @@ def check(model: TorchDecoder, driver: Driver, name: str, text: list[int]) -> No
     driver.release("plain")
 
 
-STEP = st.tuples(
-    st.lists(TOKEN, min_size=1, max_size=7),  # a chunk, or the last token and drafts
-    st.integers(0, 7),  # how many of them are kept
-    st.lists(st.integers(-1, 5), max_size=7),  # parents, if it is a tree
-)
-
-
 @settings(max_examples=15)
 @given(st.lists(STEP, min_size=1, max_size=12), st.integers(0, 3))
 def test_any_steps_leave_the_state_of_plain_decoding(
@@ -77,15 +69,7 @@ def test_any_steps_leave_the_state_of_plain_decoding(
         name = "a" if i % 3 else "b"
         if len(texts[name]) + len(tokens) > MOST_TOKENS:
             continue
-        path = list(range(min(num_kept, len(tokens))))
-        parents = None
-        if len(above) == len(tokens):
-            parents = [min(parent, node - 1) for node, parent in enumerate(above)]
-            node = min(num_kept, len(tokens)) - 1
-            path = []
-            while node >= 0:
-                path.insert(0, node)
-                node = parents[node]
+        parents, path = accepted(tokens, num_kept, above)
         driver.forward({name: tokens}, None if parents is None else {name: parents})
         driver.keep(name, path)
         texts[name] += [tokens[node] for node in path]

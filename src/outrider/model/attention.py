@@ -28,6 +28,33 @@ MAX_FOLDED_ROWS = 256  # beyond this (prefill) the mask is shared by the group i
 _MAX_GATHER_CPU = 1 << 15  # numbers per sequence: gathering more costs more than a separate call
 
 
+class RoundedKV:
+    """Keys or values of one layer in int8, with a scale for each slot and head."""
+
+    def __init__(self, data_SKD: torch.Tensor, scale_SK1: torch.Tensor, dtype: torch.dtype) -> None:
+        """`dtype` of the attention."""
+        self._data_SKD, self._scale_SK1, self._dtype = data_SKD, scale_SK1, dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._data_SKD.shape
+
+    def take(self, index: Index) -> torch.Tensor:
+        scale = _take(self._scale_SK1, index)
+        return (_take(self._data_SKD, index) * scale).to(self._dtype)
+
+
+Stored = torch.Tensor | RoundedKV
+
+
+def rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The last dimension as int8, and its scale; NaN if a number is not finite."""
+    top = x.float().abs().amax(-1, keepdim=True)
+    scale = torch.where(top.isfinite(), top / 127, torch.nan)
+    data = torch.nan_to_num(x.float() / scale, nan=0.0).round().clamp(-127, 127)
+    return data.to(torch.int8), scale
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """How a layer scores keys."""
@@ -245,8 +272,8 @@ class Plan:
     def attend(
         self,
         q_TGKD: torch.Tensor,
-        keys_KD: torch.Tensor,
-        values_KD: torch.Tensor,
+        keys_KD: Stored,
+        values_KD: Stored,
         terms: Terms,
     ) -> torch.Tensor:
         """Attention of all T new tokens over the keys and values of one layer, [slots, K, D] each.
@@ -264,23 +291,70 @@ class Plan:
         assert result is not None
         return result
 
-    def _attend_group(
+    def attend_heads(
         self,
-        q_TGKD: torch.Tensor,
+        q_TAD: torch.Tensor,
+        keys_KD: torch.Tensor,
+        values_KD: torch.Tensor,
+        terms: Terms,
+    ) -> torch.Tensor:
+        """`attend` for queries [T, A, D] whose heads lie in the order of their keys' heads, K * G.
+
+        Returns [T, A, D]. One new token for each sequence needs no reordering.
+        """
+        num_tokens, num_kv = len(q_TAD), keys_KD.shape[1]
+        q_TKGD = q_TAD.reshape(num_tokens, num_kv, self.group_size, -1)
+        if any(group.num_new != 1 for group in self.groups):
+            out = self.attend(q_TKGD.transpose(1, 2), keys_KD, values_KD, terms)
+            return out.transpose(1, 2).flatten(1, 2)
+        parts = [self._attend_tokens(q_TKGD, keys_KD, values_KD, g, terms) for g in self.groups]
+        if len(parts) == 1:
+            return parts[0].flatten(1, 2)
+        result = parts[0].new_empty(num_tokens, *parts[0].shape[1:])
+        for group, part in zip(self.groups, parts, strict=True):
+            result[group.rows] = part
+        return result.flatten(1, 2)
+
+    def _attend_tokens(
+        self,
+        q_TKGD: torch.Tensor,
         keys_KD: torch.Tensor,
         values_KD: torch.Tensor,
         group: Group,
         terms: Terms,
     ) -> torch.Tensor:
-        """[s * N, G, K, D]: the results of one group, padding rows included."""
-        heads = q_TGKD.shape[1:]
-        q = q_TGKD[group.rows]
+        """[s, K, G, D]: of a group with one new token for each sequence."""
+        k_sKLD, v_sKLD = self._read(keys_KD, values_KD, group)
+        sinks, slopes = (
+            None if of_GK is None else of_GK.t() for of_GK in (terms.sinks_GK, terms.slopes_GK)
+        )
+        mask = self._sloped(self.mask(group, terms.window, terms.chunk), slopes, group)
+        return _softmax_attention(q_TKGD[group.rows], k_sKLD, v_sKLD, mask, terms, sinks)
+
+    def _read(
+        self, keys_KD: Stored, values_KD: Stored, group: Group
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[s, K, L, D] each."""
         k_sKLD, v_sKLD = (
             _take(store, group.keys)
             .view(group.num_seqs, group.num_keys, *store.shape[1:])
             .transpose(1, 2)
             for store in (keys_KD, values_KD)
         )
+        return k_sKLD, v_sKLD
+
+    def _attend_group(
+        self,
+        q_TGKD: torch.Tensor,
+        keys_KD: Stored,
+        values_KD: Stored,
+        group: Group,
+        terms: Terms,
+    ) -> torch.Tensor:
+        """[s * N, G, K, D]: the results of one group, padding rows included."""
+        heads = q_TGKD.shape[1:]
+        q = q_TGKD[group.rows]
+        k_sKLD, v_sKLD = self._read(keys_KD, values_KD, group)
         mask = self.mask(group, terms.window, terms.chunk)
         if self._folds(group):
             q = q.reshape(group.num_seqs, group.num_new * heads[0], *heads[1:]).transpose(1, 2)
@@ -351,7 +425,9 @@ def _explicit(
     return torch.matmul(weights.to(v.dtype), v)
 
 
-def _take(store: torch.Tensor, index: Index) -> torch.Tensor:
+def _take(store: Stored, index: Index) -> torch.Tensor:
+    if isinstance(store, RoundedKV):
+        return store.take(index)
     return store[index] if isinstance(index, slice) else store.index_select(0, index)
 
 

@@ -220,7 +220,7 @@ class CudaDecoder(TorchDecoder):
 
         The hidden states at `taps` stay valid until the next pass.
         """
-        assert self.store is not None, "allocate first"
+        assert isinstance(self.store, torch.Tensor), "allocate first"
         config, ops, page = self.config, self.ops, self._block_size
         num_tokens = where.num_sequences * where.width
         x, qkv, inner = (b[:num_tokens] for b in (self._x, self._qkv, self._inner))
@@ -286,7 +286,7 @@ class CudaDecoder(TorchDecoder):
 
     def move(self, moves_S2: torch.Tensor) -> None:
         """Copies keys and values from slot to slot; a slot of -1: nothing."""
-        assert self.store is not None, "allocate first"
+        assert isinstance(self.store, torch.Tensor), "allocate first"
         self.ops.move(self.store, moves_S2)
 
     def draft(

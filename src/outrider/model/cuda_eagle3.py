@@ -218,7 +218,7 @@ class CudaEagle3(CudaDecoder):
         self, where: Pass, *, exit_layer: int | None = None, taps: tuple[int, ...] = ()
     ) -> None:
         """Continues from the states of the previous pass."""
-        assert self.store is not None, "allocate first"
+        assert isinstance(self.store, torch.Tensor), "allocate first"
         config, ops = self.config, self.ops
         num_tokens = len(where.tokens_T)
         x, inner, attended, normed = (
@@ -241,7 +241,7 @@ class CudaEagle3(CudaDecoder):
 
     def _project(self, x_TH: torch.Tensor, where: Pass) -> torch.Tensor:
         """Computes queries, keys and values of a pass, and stores keys and values."""
-        assert self.store is not None, "allocate first"
+        assert isinstance(self.store, torch.Tensor), "allocate first"
         eps, num_tokens = self.config.norm_eps, len(x_TH)
         embedded, normed, qkv = (b[:num_tokens] for b in (self._embedded, self._normed, self._qkv))
         torch.index_select(self.embedding_VH, 0, where.tokens_T, out=embedded)

@@ -109,6 +109,11 @@ class Driver:
             exit_layer=exit_layer,
         )
 
+    def skip(self, name: str, num_tokens: int) -> None:
+        """Commits tokens with whatever keys and values are stored: to measure long texts."""
+        self._reserve(name, num_tokens)
+        self._lengths[name] += num_tokens
+
     def keep(self, name: str, path: Sequence[int]) -> None:
         """Commits nodes `path` of the sequence's last pass, root first; drops the others."""
         length = self._lengths[name]

@@ -30,10 +30,30 @@ class ExpertLayer:
     down: list[torch.Tensor]  # [H, I] each
     down_bias: list[torch.Tensor] | None
     shared_gate_H: torch.Tensor | None
+    scales_E: torch.Tensor | None = None  # multiply the weights
+    # Experts apart from the MLP beside them: norms of what experts read, of their sum, and of what
+    # that MLP gives.
+    eps: float = 0.0
+    in_norm_H: torch.Tensor | None = None
+    out_norm_H: torch.Tensor | None = None
+    beside_norm_H: torch.Tensor | None = None
+
+    def apart(self, x_TH: torch.Tensor, beside_TH: torch.Tensor) -> torch.Tensor:
+        """[T, H]: the experts of the residual, and what the MLP beside them gives."""
+        assert self.in_norm_H is not None
+        unit_TH = F.rms_norm(x_TH, x_TH.shape[-1:], None, self.eps)
+        given = self.run(unit_TH * self.in_norm_H, *self.route(unit_TH))
+        given = F.rms_norm(given, given.shape[-1:], self.out_norm_H, self.eps)
+        return given + F.rms_norm(beside_TH, given.shape[-1:], self.beside_norm_H, self.eps)
 
     def __call__(self, h_TH: torch.Tensor) -> torch.Tensor:
         """[T, H]: the weighted sum of the chosen experts."""
-        weights_TC, chosen_TC = self.route(h_TH)
+        return self.run(h_TH, *self.route(h_TH))
+
+    def run(
+        self, h_TH: torch.Tensor, weights_TC: torch.Tensor, chosen_TC: torch.Tensor
+    ) -> torch.Tensor:
+        """[T, H], with weights and choice of `route`."""
         out_TH = torch.zeros_like(h_TH)
         for expert in torch.unique(chosen_TC).tolist():
             rows, slots = torch.nonzero(chosen_TC == expert, as_tuple=True)
@@ -86,6 +106,8 @@ class ExpertLayer:
         if config.normalised:
             total = weights_TC.sum(-1, keepdim=True)
             weights_TC = weights_TC / total.clamp(min=config.least_sum)
+        if self.scales_E is not None:
+            weights_TC = weights_TC * self.scales_E[chosen_TC]
         return weights_TC * config.scale, chosen_TC
 
     def _in_best_groups(self, choice_TE: torch.Tensor) -> torch.Tensor:

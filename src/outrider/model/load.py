@@ -25,6 +25,10 @@ __all__ = ["bundled_path", "load_model"]
 Backend = Literal["auto", "native", "torch", "transformers"]
 BACKENDS = ("auto", "native", "torch", "transformers")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_NO_KV_DTYPE = (
+    "kv_dtype {0!r} needs the native step or the torch decoder, in one process; choose kv_dtype "
+    "'auto'"
+)
 INTEGER = ("int8", "int4")  # for our own kernels only: the native step; on CUDA int8 alone
 
 
@@ -35,27 +39,31 @@ def load_model(
     dtype: str = "auto",
     backend: Backend = "auto",
     tensor_parallel_size: int = 1,
+    kv_dtype: str = "auto",
 ) -> Model:
     """Loads a causal language model: a folder, a GGUF file, a hub name or `bundled[:NAME]`.
 
     backend "auto" takes the first of these that can run the model: the native CPU step, the compact
     torch decoder, transformers. dtype "auto" is the stored type; torch on a CPU computes in
     float32. `tensor_parallel_size` processes share the model (the compact torch decoder only).
-    Raises `ModelError` or `ConfigError`, one line each.
+    kv_dtype "int8" rounds keys and values (the first two backends). Raises `ModelError` or
+    `ConfigError`, one line each.
     """
     _check_options(device, dtype, backend)
     folder = find_folder(path_or_name)
     decoder_config = _decoder_config(folder, backend)
+    if kv_dtype != "auto" and (decoder_config is None or tensor_parallel_size != 1):
+        raise ConfigError(_NO_KV_DTYPE.format(kv_dtype))
     if tensor_parallel_size != 1:
         return _shared(folder, decoder_config, device, dtype, backend, tensor_parallel_size)
     if decoder_config is not None and backend in ("auto", "native"):
         native = _native(decoder_config, device)
         if native is not None and dtype != "float16":
-            model: Model = native.NativeDecoder.load(folder, dtype=dtype)
+            model: Model = native.NativeDecoder.load(folder, dtype=dtype, kv_dtype=kv_dtype)
             return model
     if decoder_config is not None and dtype == "int8" and backend != "native":
         kernels = gpu_decoder(device)
-        if kernels is not None and decoder_config.is_llama:
+        if kernels is not None and decoder_config.is_llama and kv_dtype == "auto":
             return kernels.load(folder, device=device).round_weights()
     if backend == "native" or dtype in INTEGER:
         wanted = f"dtype {dtype!r}" if dtype in INTEGER else "backend 'native'"
@@ -64,6 +72,11 @@ def load_model(
             "'torch' and dtype 'auto', or install with a C++ compiler"
         )
     if decoder_config is not None:
+        if kv_dtype != "auto":  # our GPU kernels read keys and values of the model's type
+            from outrider.model.torch_decoder import TorchDecoder
+
+            kind = DTYPES.get(dtype)
+            return TorchDecoder.load(folder, device=device, dtype=kind, kv_dtype=kv_dtype)
         return _compact(device, decoder_config).load(folder, device=device, dtype=DTYPES.get(dtype))
     from outrider.model.transformers_model import TransformersModel
 

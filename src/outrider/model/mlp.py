@@ -20,3 +20,12 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
     "relu2": _relu_squared,
 }
+
+
+def cut_gates(gate_TI: torch.Tensor, share: float) -> torch.Tensor:
+    """What a token's gates exceed by the point below which this share of them lies, if they are
+    distributed normally; 0 for the others."""
+    point = torch.special.ndtri(torch.tensor(share)).to(gate_TI.dtype)
+    mean = gate_TI.mean(-1, keepdim=True)
+    spread = gate_TI.std(-1, keepdim=True, unbiased=False)
+    return F.relu(gate_TI - (mean + spread * point))

@@ -30,23 +30,26 @@ from outrider.contracts import (
 from outrider.errors import UnknownName
 from outrider.model.checkpoints import open_checkpoint
 from outrider.model.families import DecoderConfig, read_decoder_config
-from outrider.model.families.description import (
-    Latent,
-    count_parameters,
-    layer_shapes,
-    norm_names,
-)
+from outrider.model.families.description import Latent
+from outrider.model.families.mixers import GatedDelta
+from outrider.model.families.shapes import count_parameters, layer_shapes, norm_names
 from outrider.model.gguf.files import model_name
 from outrider.model.latent import LatentRows, latent_rows
 from outrider.model.native_description import (
     LAYER_TENSORS,
     NORMS,
+    STATE_TENSORS,
     cannot_run,
     experts_of,
+    has_short_convolutions,
     layer_arrays,
+    mixer_of,
+    mixes_of,
     parts_of,
+    state_tensor,
     widths_of,
 )
+from outrider.model.native_kinds import EXPERT_PARTS, LAYER_KINDS, matrix_kinds
 from outrider.model.native_model import SOURCE_TYPES, WEIGHT_TYPES, NativeModel
 from outrider.model.tensors import Source, Weights
 from outrider.model.weights import count_tokens, read_config, read_eos_ids
@@ -59,7 +62,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PACKED = "packed"  # the arithmetic of weights that are stored in blocks
-EXPERT_PARTS = ("gate", "up", "down")
 _LOSSLESS = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
 
 
@@ -70,53 +72,12 @@ def available(config: DecoderConfig, device: str) -> bool:
 
 
 _O = LAYER_TENSORS["self_attn.o_proj.weight"]
-_PRODUCTS = tuple(name for name in LAYER_TENSORS if name.endswith("_proj.weight"))
-_MATRICES = tuple(name for name in _PRODUCTS if not name.startswith("mixer."))
-# The products that stand in place of attention's in a layer with a convolution.
-_IN_PLACE = {f"self_attn.{part}_proj.weight": "mixer.in_proj.weight" for part in "qkv"}
-_IN_PLACE["self_attn.o_proj.weight"] = "mixer.out_proj.weight"
-_LAYER_KINDS = len(_MATRICES) + 2  # and those of experts
-
-
-def _matrix_kinds(checkpoint: Source, weights: Weights) -> list[int]:
-    """The types to keep all matrices in, in the order of `OutriderConfig.types`."""
-    config = weights.config
-    embedding = checkpoint.kind_of(weights.embedding_place)
-    if not config.tied:
-        head = checkpoint.kind_of(weights.head_place)
-    else:
-        head = native.TIED if embedding >= native.PACKED else embedding
-
-    def kind(place: str, whole: bool) -> int:
-        if place not in checkpoint:
-            return native.STORED_KINDS["F32"]
-        found = checkpoint.kind_of(place)
-        return found if whole or found < native.PACKED else native.STORED_KINDS["F32"]
-
-    kinds = [embedding, head]
-    experts = 0 if config.experts is None else config.experts.count
-    for layer in range(config.num_layers):
-        shapes = layer_shapes(config, layer)
-        for matrix in _MATRICES:
-            name = matrix if matrix in shapes else _IN_PLACE.get(matrix, matrix)
-            place, whole = weights.place(layer, name)
-            whole = whole and (config.latent is None or name not in _MATRICES[:3])
-            kinds.append(kind(place, whole) if name in shapes else native.STORED_KINDS["F32"])
-        if not config.has_experts(layer):
-            kinds += [native.STORED_KINDS["F32"]] * 2
-            continue
-        for parts in (EXPERT_PARTS[:2], EXPERT_PARTS[2:]):  # matrices of all experts have one type
-            places = (weights.expert_place(layer, i, p) for i in range(experts) for p in parts)
-            made = {kind(*place) for place in places}
-            kinds.append(made.pop() if len(made) == 1 else native.STORED_KINDS["F32"])
-    return kinds
 
 
 class NativeDecoder(NativeModel):
     """`contracts.Model` and `capabilities.DraftsInOneCall`, for one thread at a time."""
 
     spec: ModelSpec
-    continues = True
     executor = "native"  # runs several steps in one call
 
     def __init__(
@@ -126,10 +87,13 @@ class NativeDecoder(NativeModel):
         dtype: str,
         kinds: Seq[int] | None,
         threads: int | None,
+        *,
+        kv_dtype: str = "auto",
     ) -> None:
         """`dtype` of the arithmetic; `kinds` of the matrices, unless all have that of `dtype`."""
         types = None if kinds is None else (ctypes.c_int32 * len(kinds))(*kinds)
-        arrays, widths = layer_arrays(config), widths_of(config)  # alive until they are read
+        # Alive until they are read.
+        arrays, widths, mixes = layer_arrays(config), widths_of(config), mixes_of(config)
         super().__init__(
             native.Config(
                 hidden=config.hidden_size,
@@ -145,12 +109,14 @@ class NativeDecoder(NativeModel):
                 rounds=dtype == "bfloat16",
                 qk_norm=config.qk_norm,
                 head_rows=config.vocab_size,
+                kv_bytes=kv_dtype == "int8",
                 eps=config.norm_eps,
                 attention_scale=config.score_scale,
                 types=None if types is None else ctypes.addressof(types),
                 widths=None if widths is None else ctypes.addressof(widths),
                 parts=parts_of(config),
                 experts=experts_of(config, *arrays),
+                mixer=mixer_of(config, mixes),
             ),
             config.rope,
             threads,
@@ -160,26 +126,35 @@ class NativeDecoder(NativeModel):
         self.spec = spec
         self.dtype = dtype
         self.load_s = 0.0
+        self._has_states = mixes is not None and config.num_states > 0
+        self.continues = not self._has_states  # states of a pass are those of all layers
         self._embedding: torch.Tensor | None = None  # native code reads it in place: keep it alive
         self._drawn = (ctypes.c_int32 * 64)()
         self._extend_rope(min(2048, config.max_positions))
 
     @classmethod
     def load(
-        cls, folder: str | Path, *, dtype: str = "auto", threads: int | None = None
+        cls,
+        folder: str | Path,
+        *,
+        dtype: str = "auto",
+        threads: int | None = None,
+        kv_dtype: str = "auto",
     ) -> NativeDecoder:
         """Maps a Hugging Face folder and repacks its weights once.
 
         dtype "auto" is the stored one; quantised weights are multiplied as they are, by activations
         rounded to int8 in blocks of 32. "bfloat16" also rounds activations (sums stay float32),
-        "float32" rounds nothing, "int8" and "int4" quantise. `threads` None follows
+        "float32" rounds nothing, "int8" and "int4" quantise. kv_dtype "int8" rounds keys and
+        values, with a scale for each token and head; else they are float32. `threads` None follows
         `native.set_threads`. Raises `ModelError` for a folder that cannot be loaded.
         """
         folder = Path(folder)
         raw = read_config(folder)
         config = read_decoder_config(raw)
-        spec = _spec(folder, raw, config)
-        return cls.read(open_checkpoint(folder), config, spec, dtype=dtype, threads=threads)
+        spec = _spec(folder, raw, config, kv_dtype)
+        source = open_checkpoint(folder)
+        return cls.read(source, config, spec, dtype=dtype, threads=threads, kv_dtype=kv_dtype)
 
     @classmethod
     def read(
@@ -190,19 +165,20 @@ class NativeDecoder(NativeModel):
         *,
         dtype: str = "auto",
         threads: int | None = None,
+        kv_dtype: str = "auto",
     ) -> NativeDecoder:
         """Builds the decoder from any source of tensors."""
         started = time.perf_counter()
         if dtype != "auto" and dtype not in WEIGHT_TYPES:
             raise UnknownName("dtype", dtype, ["auto", *WEIGHT_TYPES])
         weights = Weights(checkpoint, config)
-        kinds = _matrix_kinds(checkpoint, weights)
+        kinds = matrix_kinds(checkpoint, weights)
         has_blocks = max(kinds) >= native.PACKED
         if dtype == "auto":
             dtype = _PACKED if has_blocks else _LOSSLESS.get(config.dtype, "float32")
         # As stored where that makes the same bits from less memory.
         keeps = dtype == _PACKED or (dtype == "float32" and not has_blocks)
-        model = cls(config, spec, dtype, kinds if keeps else None, threads)
+        model = cls(config, spec, dtype, kinds if keeps else None, threads, kv_dtype=kv_dtype)
         model._read(checkpoint, weights, kinds)
         model.load_s = time.perf_counter() - started
         log.info(
@@ -216,7 +192,7 @@ class NativeDecoder(NativeModel):
         return model
 
     def _read(self, checkpoint: Source, weights: Weights, kinds: Seq[int]) -> None:
-        """`kinds` as `_matrix_kinds` gives them."""
+        """`kinds` as `matrix_kinds` gives them."""
         config, table = self.config, (self.config.vocab_size, self.config.hidden_size)
         if not self._set_blocks(checkpoint, 0, 0, weights.embedding_place, table):
             embedding = weights.embedding().contiguous()
@@ -237,14 +213,18 @@ class NativeDecoder(NativeModel):
             for name, shape in layer_shapes(config, layer).items():
                 if name.rpartition(".")[0] in NORMS:
                     continue
+                if self._has_states and name.startswith("mixer."):
+                    continue  # see `_read_mixer`
                 kind, (place, whole) = LAYER_TENSORS.get(name, -1), weights.place(layer, name)
                 if config.latent is not None and kind != _O and name.startswith("self_attn."):
                     continue  # see `_read_latent`
                 if not (whole and self._set_blocks(checkpoint, kind, layer, place, shape)):
                     tensor = weights.layer(layer, name)
                     self.set_tensor(kind, layer, tensor.flatten(1) if tensor.ndim > 2 else tensor)
+            if self._has_states and config.has_state(layer):
+                self._read_mixer(weights, layer)
             if config.has_experts(layer):
-                made = kinds[2 + _LAYER_KINDS * layer :][_LAYER_KINDS - 2 : _LAYER_KINDS]
+                made = kinds[2 + LAYER_KINDS * layer :][LAYER_KINDS - 2 : LAYER_KINDS]
                 self._read_experts(checkpoint, weights, layer, made)
             if config.latent is not None:
                 self._read_latent(latent_rows(weights, layer), config.latent, layer)
@@ -254,7 +234,7 @@ class NativeDecoder(NativeModel):
                     self.set_tensor(LAYER_TENSORS[name], layer, weights.layer(layer, name))
             window, chunk = config.windows[layer] or 0, config.chunk_of(layer) or 0
             rope = config.rope_of(layer)
-            native.check(self._lib.outrider_set_layer(self._handle, layer, window, chunk, rope))
+            native.check(self._lib.outrider_set_layer(self._handle, layer, window, chunk, rope, 0))
         if config.embedding_norm:
             self._set(51, 52, 0, weights.embedding_norm())
         if config.slopes:
@@ -273,6 +253,24 @@ class NativeDecoder(NativeModel):
         self.set_tensor(kind, layer, weight)
         if bias is not None:
             self.set_tensor(bias_kind, layer, bias)
+
+    def _read_mixer(self, weights: Weights, layer: int) -> None:
+        mixer = self.config.mixer
+        if isinstance(mixer, GatedDelta):
+            kind = STATE_TENSORS["mixer.in_proj.weight"]
+            self.set_tensor(kind, layer, weights.delta_inputs(layer, mixer))
+        for name, kind in STATE_TENSORS.items():
+            if weights.has(layer, name):
+                tensor = state_tensor(self.config, name, weights.layer(layer, name))
+                self.set_tensor(kind, layer, tensor.flatten(1) if tensor.ndim > 2 else tensor)
+
+    def has_state(self, slot: int) -> bool:
+        """See `KeepsStates`."""
+        return not self._has_states or bool(self.states(native.STATES_HAS, slot))
+
+    def states(self, what: int, slot: int = 0) -> int:
+        """Asks the store of recurrent states; `what` as in outrider.h."""
+        return int(self._lib.outrider_states(self._handle, what, slot))
 
     def _read_latent(self, rows: LatentRows, size: Latent, layer: int) -> None:
         keys, values = rows.keys_and_values(size)
@@ -303,6 +301,8 @@ class NativeDecoder(NativeModel):
                 self.set_tensor(kind, layer, tensor)
         for expert in range(self.config.experts.count):
             for part, name in enumerate(EXPERT_PARTS):
+                if part == 0 and not self.config.gated:
+                    continue
                 kind = kinds[part == 2]
                 if self.dtype == _PACKED and kind >= native.PACKED:
                     place, _ = weights.expert_place(layer, expert, name)
@@ -412,9 +412,14 @@ class NativeDecoder(NativeModel):
         )
 
 
-def _spec(folder: Path, raw: dict[str, Any], config: DecoderConfig) -> ModelSpec:
-    slot = -(-config.head_dim // 16) * 16
-    inputs = config.num_states * config.hidden_size  # of convolutions, kept for every token
+def _spec(folder: Path, raw: dict[str, Any], config: DecoderConfig, kv_dtype: str) -> ModelSpec:
+    width = -(-config.head_dim // 16) * 16
+    slot = width + 4 if kv_dtype == "int8" else 4 * width  # bytes of a key or value
+    inputs = 0  # of convolutions, kept for every token
+    if has_short_convolutions(config):
+        inputs = config.num_states * config.hidden_size
+    elif config.num_states:
+        inputs = 1  # its id, where a state may have to be computed again
     return ModelSpec(
         name=model_name(folder),
         vocab_size=config.vocab_size,
@@ -423,7 +428,7 @@ def _spec(folder: Path, raw: dict[str, Any], config: DecoderConfig) -> ModelSpec
         hidden_size=config.hidden_size,
         max_positions=config.max_positions,
         shortened=config.shortened,
-        kv_bytes_per_token=4 * (2 * config.num_attentions * config.num_kv_heads * slot + inputs),
+        kv_bytes_per_token=2 * config.num_attentions * config.num_kv_heads * slot + 4 * inputs,
         num_parameters=count_parameters(config),
         eos_ids=read_eos_ids(folder, raw),
         draft_dtype="int8" if native.isa().startswith("avx512") else "auto",

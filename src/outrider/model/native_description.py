@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import torch
+
 from outrider import native
 from outrider.model.families.description import (
     ACTIVATIONS,
@@ -13,7 +15,13 @@ from outrider.model.families.description import (
     DecoderConfig,
     unlike,
 )
-from outrider.model.families.mixers import ShortConvolution
+from outrider.model.families.mixers import (
+    ChannelScan,
+    GatedDelta,
+    SelectiveScan,
+    ShortConvolution,
+)
+from outrider.model.tensors import scaled_rows
 
 # Tensor name -> kind in outrider.h.
 LAYER_TENSORS = {
@@ -40,6 +48,21 @@ LAYER_TENSORS = {
     "mixer.in_proj.bias": 58,
     "mixer.conv.weight": 59,
     "mixer.conv.bias": 60,
+    "self_attn.q_gate.weight": 48,
+    "self_attn.q_gate.bias": 49,
+}
+# The same of layers with a scan or the delta rule.
+STATE_TENSORS = {
+    "mixer.in_proj.weight": 38,
+    "mixer.in_proj.bias": 39,
+    "mixer.out_proj.weight": 40,
+    "mixer.out_proj.bias": 41,
+    "mixer.dt_bias": 42,
+    "mixer.A_log": 43,
+    "mixer.D": 44,
+    "mixer.norm.weight": 45,
+    "mixer.conv.weight": 46,
+    "mixer.conv.bias": 47,
 }
 # Norm over the hidden size -> the kinds of its weight and bias.
 NORMS = {
@@ -79,6 +102,8 @@ RUNS = frozenset(
         "gated",
         "position_rows",
         "position_offset",
+        "sinusoids",
+        "limited",
         "embedding_scale",
         "residual_scale",
         "logit_scale",
@@ -87,6 +112,8 @@ RUNS = frozenset(
         "experts",
         "mixer",
         "mixing",
+        "mlps",
+        "attention_gate",
         "latent",
     }
 )
@@ -94,17 +121,72 @@ RUNS = frozenset(
 
 def cannot_run(config: DecoderConfig) -> str:
     """The first part that the native step cannot run; "" for none."""
-    if config.mixer is not None and not isinstance(config.mixer, ShortConvolution):
+    if isinstance(config.mixer, ChannelScan):
         return "mixer"
     return unlike(config, RUNS)
 
 
+def has_short_convolutions(config: DecoderConfig) -> bool:
+    """Whether it keeps the inputs of convolutions for every token, not states."""
+    return isinstance(config.mixer, ShortConvolution)
+
+
 def widths_of(config: DecoderConfig) -> Any:
     """Per layer the width of the convolution in place of attention; None: there is none."""
-    if config.mixer is None:
+    if not isinstance(config.mixer, ShortConvolution):
         return None
     width, layers = config.mixer.width, range(config.num_layers)
     return (ctypes.c_int32 * config.num_layers)(*(width * config.has_state(i) for i in layers))
+
+
+def mixes_of(config: DecoderConfig) -> Any:
+    """Per layer the bits of outrider.h: whether it attends, and has a state; None: all attend."""
+    if not config.mixing or has_short_convolutions(config):
+        return None
+    bits = (config.has_attention(i) + 2 * config.has_state(i) for i in range(config.num_layers))
+    return (ctypes.c_int32 * config.num_layers)(*bits)
+
+
+def mixer_of(config: DecoderConfig, mixes: Any) -> native.Mixer:
+    mixer = config.mixer
+    if isinstance(mixer, SelectiveScan):
+        return native.Mixer(
+            heads=mixer.heads,
+            groups=mixer.groups,
+            rows=mixer.state_size,
+            outputs=mixer.head_dim,
+            width=mixer.width,
+            norm_groups=mixer.norm_groups if mixer.norm else 0,
+            norm_first=mixer.norm_first,
+            least_step=mixer.least_step,
+            most_step=mixer.most_step,
+            mixes=ctypes.addressof(mixes),
+        )
+    if isinstance(mixer, GatedDelta):
+        return native.Mixer(
+            delta=1,
+            heads=mixer.value_heads,
+            groups=mixer.key_heads,
+            rows=mixer.key_dim,
+            outputs=mixer.value_dim,
+            width=mixer.width,
+            norm_groups=mixer.value_heads,
+            norm_first=1,
+            mixes=ctypes.addressof(mixes),
+        )
+    return native.Mixer()
+
+
+def state_tensor(config: DecoderConfig, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of a scan or of the delta rule, as the native step reads it."""
+    mixer = config.mixer
+    if name == "mixer.A_log":
+        return -tensor.float().exp()
+    if name == "mixer.norm.weight" and isinstance(mixer, GatedDelta):
+        return tensor.float().repeat(mixer.value_heads)
+    if name.startswith("mixer.in_proj.") and isinstance(mixer, SelectiveScan):
+        return scaled_rows(mixer, tensor)
+    return tensor
 
 
 def parts_of(config: DecoderConfig) -> native.Parts:
@@ -122,6 +204,7 @@ def parts_of(config: DecoderConfig) -> native.Parts:
         position_rows=config.position_rows,
         position_offset=config.position_offset,
         qk_rotated=config.qk_unit,
+        gates_attention=config.attention_gate,
         growth_every=config.growth.every if config.growth else 0,
         growth_first=config.growth.first if config.growth else 0,
         growth_everywhere=config.growth.everywhere if config.growth else 0,
@@ -157,7 +240,7 @@ def layer_arrays(config: DecoderConfig) -> tuple[Any, Any]:
 def experts_of(config: DecoderConfig, inner_of: Any, sparse: Any) -> native.Experts:
     experts = config.experts
     if experts is None:
-        return native.Experts()
+        return native.Experts(inner_of=ctypes.addressof(inner_of))
     return native.Experts(
         count=experts.count,
         active=experts.active,

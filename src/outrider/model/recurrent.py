@@ -14,9 +14,14 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from outrider.model.families.mixers import GatedDelta, SelectiveScan, ShortConvolution
+from outrider.model.families.mixers import (
+    ChannelScan,
+    GatedDelta,
+    SelectiveScan,
+    ShortConvolution,
+)
 from outrider.model.states import StatePass
-from outrider.model.tensors import Weights
+from outrider.model.tensors import Weights, scaled_rows
 
 Place = Callable[[torch.Tensor], torch.Tensor]
 
@@ -57,18 +62,7 @@ class _Tensors:
         return self.wide("conv.weight")[:, 0].contiguous(), bias
 
     def delta_inputs(self, mixer: GatedDelta) -> torch.Tensor:
-        """The products of `GatedDelta`, in the order of its `sizes`, as one."""
-        names = ("qkvz", "ba") if mixer.fused else ("qkv", "z", "b", "a")
-        parts = [self._weights.layer(self._layer, f"mixer.in_proj_{n}.weight") for n in names]
-        h = parts[0].shape[1]
-        if mixer.fused:  # q, k, v, z of key head 0, of key head 1, ...
-            per = [size // mixer.key_heads for size in mixer.sizes]
-            parts = [
-                piece.flatten(0, 1)
-                for whole, sizes in zip(parts, (per[:4], per[4:]), strict=True)
-                for piece in torch.split(whole.view(mixer.key_heads, -1, h), sizes, dim=1)
-            ]
-        return self._place(torch.cat(parts))
+        return self._place(self._weights.delta_inputs(self._layer, mixer))
 
 
 class ConvolutionLayer:
@@ -91,12 +85,9 @@ class ScanLayer:
     def __init__(self, get: _Tensors, mixer: SelectiveScan, eps: float) -> None:
         self._mixer, self._eps = mixer, eps
         self.inputs, self.input_bias = get("in_proj.weight"), get.maybe("in_proj.bias")
-        scale = torch.cat(
-            [torch.full((n,), s) for n, s in zip(mixer.sizes, mixer.scales, strict=True)]
-        ).to(self.inputs)
-        if any(s != 1.0 for s in mixer.scales):
-            self.inputs = self.inputs * scale[:, None]
-            self.input_bias = None if self.input_bias is None else self.input_bias * scale
+        self.inputs = scaled_rows(mixer, self.inputs)
+        if self.input_bias is not None:
+            self.input_bias = scaled_rows(mixer, self.input_bias)
         self.conv_CW, self.conv_bias_C = get.convolution()
         self.step_bias_N, self.skip_N = get.wide("dt_bias"), get.wide("D")
         self.rate_N = -get.wide("A_log").exp()
@@ -137,6 +128,44 @@ class ScanLayer:
         y = y.view(parts)
         y = F.rms_norm(y, y.shape[-1:], None, self._eps).flatten(1) * self.norm_I
         return y * gate_TI if self._mixer.norm_first else y
+
+
+class ChannelScanLayer:
+    """`ChannelScan`. C channels with states of S numbers each; P numbers of the short vector."""
+
+    def __init__(self, get: _Tensors, mixer: ChannelScan) -> None:
+        self._mixer = mixer
+        self.inputs, self.input_bias = get("in_proj.weight"), get.maybe("in_proj.bias")
+        self.conv_CW, self.conv_bias_C = get.convolution()
+        self.vectors, self.steps = get.wide("x_proj.weight"), get.wide("dt_proj.weight")
+        self.step_bias_C, self.skip_C = get.wide("dt_proj.bias"), get.wide("D")
+        self.rate_CS = -get.wide("A_log").exp()
+        self.norms: list[torch.Tensor | None] = [None] * 3
+        if mixer.norms == "weights":
+            self.norms = [get.wide(f"{name}_layernorm.weight") for name in ("dt", "b", "c")]
+        self.out, self.out_bias = get("out_proj.weight").t(), get.maybe("out_proj.bias")
+
+    def __call__(self, h_TH: torch.Tensor, states: StatePass, at: int) -> torch.Tensor:
+        x, z = F.linear(h_TH, self.inputs, self.input_bias).chunk(2, dim=-1)
+        x_TC = F.silu(states.convolve(at, x, self.conv_CW, self.conv_bias_C))
+        parts = torch.split(F.linear(x_TC, self.vectors), [*self._mixer.sizes], dim=-1)
+        step_TP, b_TS, c_TS = map(self._norm, parts, self.norms)
+        step_TC = F.softplus(F.linear(step_TP, self.steps) + self.step_bias_C)
+        added_TC1 = (x_TC * step_TC)[..., None]
+
+        def advance(state_nCS: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+            state_nCS.mul_((step_TC[tokens][..., None] * self.rate_CS).exp())
+            state_nCS.addcmul_(added_TC1[tokens], b_TS[tokens][:, None])
+            out: torch.Tensor = (state_nCS * c_TS[tokens][:, None]).sum(-1)
+            return out
+
+        y_TC = states.recur(at, advance, torch.empty_like(x_TC)).addcmul_(x_TC, self.skip_C)
+        return (y_TC * F.silu(z.float())).to(h_TH.dtype)
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        if self._mixer.norms == "none":
+            return x
+        return F.rms_norm(x, x.shape[-1:], weight, self._mixer.norm_eps)
 
 
 class DeltaLayer:
@@ -195,4 +224,6 @@ def read_mixer(weights: Weights, layer: int, place: Place) -> MixerLayer | None:
         return ConvolutionLayer(get)
     if isinstance(mixer, SelectiveScan):
         return ScanLayer(get, mixer, weights.config.norm_eps)
+    if isinstance(mixer, ChannelScan):
+        return ChannelScanLayer(get, mixer)
     return DeltaLayer(get, mixer, weights.config.norm_eps)

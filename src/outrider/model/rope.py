@@ -12,6 +12,7 @@
               original length and for longer ones: we take the first and end at that length, since
               one token more would change all stored keys
     factors   f_i / factors_i, one number per pair, as GGUF files store it
+    proportional  f_i / factor for the leading share of the pairs, 0 for the others
 
 All arithmetic is float32 in torch, in the same order as in transformers: at position 10^5 an angle
 depends on the last bit of its frequency.
@@ -28,7 +29,7 @@ import torch
 
 from outrider.errors import ModelError
 
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors", "proportional")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,7 @@ class RopeConfig:
     attention_factor: float = 1.0  # multiplies cos and sin
     truncate: bool = True
     factors: tuple[float, ...] = ()  # one per pair
+    share: float = 1.0  # of the pairs that rotate; only "proportional"
 
     def frequencies(self, head_dim: int) -> torch.Tensor:
         """[head_dim / 2] float32: the radians per position of each pair.
@@ -56,7 +58,9 @@ class RopeConfig:
         if self.kind == "longrope":
             return 1.0 / (torch.tensor(self.factors) * powers)
         freqs = 1.0 / powers
-        if self.kind == "linear":
+        if self.kind == "proportional":
+            freqs[int(self.share * head_dim // 2) :] = 0
+        if self.kind in ("linear", "proportional"):
             return freqs / self.factor
         if self.kind == "factors":
             return freqs / torch.tensor(self.factors)
@@ -93,6 +97,14 @@ class RopeConfig:
 PLAIN_ROPE = RopeConfig()
 
 
+def sinusoids(rows: int, width: int) -> torch.Tensor:
+    """[rows, width]: the sines of a position's angles, then their cosines."""
+    half = width // 2
+    powers = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))
+    angles = torch.arange(rows).float()[:, None] * powers
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
 def read_rope(
     config: Mapping[str, Any],
     max_positions: int,
@@ -113,6 +125,8 @@ def read_rope(
     if kind not in KINDS:
         raise ModelError(f"rope variant {kind!r} is not one of {', '.join(KINDS)}")
     try:
+        if kind == "proportional":
+            partial = True
         if not partial and float(found.get("partial_rotary_factor") or 1.0) != 1.0:
             raise ModelError("rope over a part of the head is not supported")
         original = int(
@@ -150,6 +164,9 @@ def _numbers(
         return {"factors": tuple(float(value) for value in found["factors"])}
     if kind == "default":
         return {}
+    if kind == "proportional":
+        share = float(found.get("partial_rotary_factor") or 1.0)
+        return {"share": share, "factor": float(found.get("factor") or 1.0)}
     if kind == "yarn" and "factor" in found and found["factor"] is None:
         factor = max_positions / original
     else:
@@ -191,6 +208,8 @@ def rope_json(rope: RopeConfig) -> dict[str, Any]:
         scaling |= {"short_factor": list(rope.factors), "long_factor": list(rope.factors)}
     elif rope.kind == "factors":
         scaling["factors"] = list(rope.factors)
+    elif rope.kind == "proportional":
+        scaling["partial_rotary_factor"] = rope.share
     scaling |= {name: getattr(rope, name) for name in names}
     return {"rope_theta": rope.theta, "rope_scaling": scaling}
 

@@ -15,7 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.model.families.description import DecoderConfig, layer_shapes
+from outrider.model.families.description import DecoderConfig
+from outrider.model.families.mixers import GatedDelta, SelectiveScan
+from outrider.model.families.shapes import layer_shapes, trunk_shapes
+from outrider.model.rope import sinusoids
 
 
 class Tensors(Protocol):
@@ -91,10 +94,21 @@ class Weights:
         return self._norm(f"{at}.weight"), self._bias(f"{at}.bias")
 
     def positions(self) -> torch.Tensor:
-        """The table of learned positions."""
+        """The table of positions, learned or computed."""
         config = self.config
+        if config.sinusoids:
+            return sinusoids(config.position_rows, config.hidden_size)
         name = f"{self._trunk}{config.layout.positions}.weight"
         return self._read(name, (config.position_rows, config.hidden_size))
+
+    def trunk(self, name: str) -> torch.Tensor:
+        """A tensor of `trunk_shapes`."""
+        return self._read(f"{self._trunk}{name}", trunk_shapes(self.config)[name])
+
+    def layer_scale(self, layer: int) -> float:
+        """What multiplies the state after a layer. It is no parameter in transformers."""
+        name = f"{self.prefix_of(layer)}layer_scalar"
+        return float(self._source.tensor(name, (1,))) if self.config.layer_scale else 1.0
 
     def head(self) -> torch.Tensor | None:
         """The output head; None if it is tied to the embedding."""
@@ -146,6 +160,8 @@ class Weights:
         part, layout = module.removeprefix("self_attn.").removesuffix("_proj"), self.config.layout
         if part in ("q", "k", "v") and layout.fused_qkv:
             return f"{self._place(layer, layout.fused_qkv)}.{kind}", False
+        if part in ("q", "q_gate") and self.config.attention_gate:
+            return f"{self._place(layer, 'self_attn.q_proj')}.{kind}", False
         if part in ("mlp.gate", "mlp.up") and layout.fused_gate_up:
             return f"{self._place(layer, layout.fused_gate_up)}.{kind}", False
         moved = self.config.rope_pairs and part in ("q", "k")
@@ -178,6 +194,20 @@ class Weights:
         tensor = tensor if scale == 1.0 else tensor.float() * scale
         paired = part in ("q", "k") and self.config.latent is None
         return self._paired(tensor) if paired else tensor
+
+    def delta_inputs(self, layer: int, mixer: GatedDelta) -> torch.Tensor:
+        """The products of `GatedDelta`, in the order of its `sizes`, as one."""
+        names = ("qkvz", "ba") if mixer.fused else ("qkv", "z", "b", "a")
+        parts = [self.layer(layer, f"mixer.in_proj_{name}.weight") for name in names]
+        h = parts[0].shape[1]
+        if mixer.fused:  # q, k, v, z of key head 0, of key head 1, ...
+            per = [size // mixer.key_heads for size in mixer.sizes]
+            parts = [
+                piece.flatten(0, 1)
+                for whole, sizes in zip(parts, (per[:4], per[4:]), strict=True)
+                for piece in torch.split(whole.view(mixer.key_heads, -1, h), sizes, dim=1)
+            ]
+        return torch.cat(parts)
 
     def _matrix(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         if len(shape) == 2 and self.config.layout.transposed:
@@ -330,3 +360,12 @@ class Weights:
         pairs = heads[:, :turned].reshape(len(heads), turned // 2, 2, *rest)
         first = pairs.transpose(1, 2).flatten(1, 2)
         return torch.cat([first, heads[:, turned:]], dim=1).reshape(-1, *rest)
+
+
+def scaled_rows(mixer: SelectiveScan, tensor: torch.Tensor) -> torch.Tensor:
+    """The product of a scan, or its bias, with the factors of its parts."""
+    if all(scale == 1.0 for scale in mixer.scales):
+        return tensor
+    parts = zip(mixer.sizes, mixer.scales, strict=True)
+    scale = torch.cat([torch.full((n,), s) for n, s in parts]).to(tensor)
+    return tensor * scale.view(-1, *(1 for _ in tensor.shape[1:]))

@@ -14,6 +14,7 @@ K key/value heads, G query heads per key/value head, D head size.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -21,15 +22,18 @@ import torch
 import torch.nn.functional as F
 
 from outrider.contracts import IntArray, ModelSpec, StepBatch, StepOutput
+from outrider.model import torch_store
 from outrider.model.attention import Plan, Terms
 from outrider.model.checkpoints import open_checkpoint
 from outrider.model.experts import ExpertLayer
 from outrider.model.families import DecoderConfig, read_decoder_config
-from outrider.model.families.description import NO_ROPE, Growth
+from outrider.model.families.description import NO_ROPE
 from outrider.model.gguf.files import model_name
-from outrider.model.mlp import ACTIVATIONS
+from outrider.model.mlp import ACTIVATIONS, cut_gates
+from outrider.model.residuals import InputTable, StreamEnds, read_input_table, read_stream_ends
 from outrider.model.states import StatePass, States
 from outrider.model.tensors import Tensors
+from outrider.model.torch_heads import grown, norm_heads, rotate
 from outrider.model.torch_weights import Layer, Loader
 from outrider.model.weights import count_tokens, read_config, read_eos_ids
 
@@ -54,6 +58,8 @@ class TorchDecoder:
         head_bias_V: torch.Tensor | None = None,
         positions_PH: torch.Tensor | None = None,
         embedding_norm: tuple[torch.Tensor, torch.Tensor | None] | None = None,
+        input_table: InputTable | None = None,
+        stream_ends: StreamEnds | None = None,
     ) -> None:
         """`positions_PH`: the table of learned positions. `embedding_norm`: weight and bias."""
         self.config = config
@@ -68,22 +74,26 @@ class TorchDecoder:
         self.head_bias_V = head_bias_V
         self.positions_PH = positions_PH
         self.embedding_norm = embedding_norm
+        self.input_table, self.stream_ends = input_table, stream_ends
         slopes = torch.tensor(config.slopes, device=self.device)
         self._slopes_GK = slopes.view(config.num_kv_heads, -1).t() if config.slopes else None
         self._activation = ACTIVATIONS[config.activation]
         self._ropes = [
             (
                 torch.tensor(rope.attention_factor, device=self.device),
-                rope.frequencies(config.rotated).to(self.device),
+                rope.frequencies(config.rope_dims(i)).to(self.device),
             )
-            for rope in config.ropes
+            for i, rope in enumerate(config.ropes)
         ]
         self._frequencies = self._ropes[0][1]
         self._used_ropes = {layer.rope for layer in layers} - {NO_ROPE}
         limits = [size for size in (*config.windows, *config.chunks) if size is not None]
+        self._kinds_of_heads = {(layer.num_kv, layer.head_dim) for layer in layers}
         self._min_window = 0 if config.slopes else min(limits, default=None)
-        self.continues = config.mixer is None  # states of a pass are those of all layers
-        self.store: torch.Tensor | None = None
+        # States of a pass are those of all layers; inputs of layers are made of embeddings.
+        self.continues = config.mixer is None and input_table is None
+        self.store: torch_store.Store | None = None
+        self._rounds_kv = False
         self.states: States | None = None
         self._block_size = 0
 
@@ -94,12 +104,13 @@ class TorchDecoder:
         *,
         device: str | torch.device = "cpu",
         dtype: torch.dtype | None = None,
+        kv_dtype: str = "auto",
     ) -> Self:
         """Reads a Hugging Face folder. `dtype` None: float32 on a CPU, else as stored."""
         folder = Path(folder)
         raw = read_config(folder)
         config = read_decoder_config(raw)
-        return cls.read(
+        model = cls.read(
             open_checkpoint(folder),
             config,
             name=model_name(folder),
@@ -108,6 +119,10 @@ class TorchDecoder:
             device=torch.device(device),
             dtype=dtype,
         )
+        if kv_dtype == "int8":
+            model._rounds_kv = True
+            model.spec = replace(model.spec, kv_bytes_per_token=torch_store.rounded_bytes(config))
+        return model
 
     @classmethod
     def read(
@@ -129,6 +144,8 @@ class TorchDecoder:
         embedding, positions, head = loader.embedding(), loader.positions(), loader.head()
         norm, norm_bias = loader.norm()
         head_bias, embedding_norm = loader.head_bias(), loader.embedding_norm()
+        input_table = read_input_table(loader.weights, loader.place)
+        stream_ends = read_stream_ends(loader.weights, loader.place)
         spec = ModelSpec(
             name=name,
             vocab_size=config.vocab_size,
@@ -137,7 +154,8 @@ class TorchDecoder:
             hidden_size=config.hidden_size,
             max_positions=config.max_positions,
             shortened=config.shortened,
-            kv_bytes_per_token=_kv_bytes(config, dtype),
+            # With recurrent layers also its id: a state may have to be computed again.
+            kv_bytes_per_token=config.kv_width * dtype.itemsize + 4 * bool(config.mixer),
             num_parameters=loader.num_parameters,
             eos_ids=eos_ids,
             draft_dtype="int8" if cls.rounds_drafts and device.type == "cuda" else None,
@@ -153,15 +171,17 @@ class TorchDecoder:
             head_bias_V=head_bias,
             positions_PH=positions,
             embedding_norm=embedding_norm,
+            input_table=input_table,
+            stream_ends=stream_ends,
         )
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Replaces the KV store by an empty one of `num_blocks * block_size` slots."""
-        config = self.config
-        num_slots = num_blocks * block_size
-        shape = (config.num_attentions, 2, num_slots, config.num_kv_heads, config.head_dim)
+        config, num_slots = self.config, num_blocks * block_size
         self.store = None  # frees the old store before the new one is allocated
-        self.store = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.store = torch_store.make_store(
+            config, num_slots, self.dtype, self.device, rounds=self._rounds_kv
+        )
         self._block_size = block_size
         if config.mixer is not None:
             self.states = States(
@@ -181,15 +201,7 @@ class TorchDecoder:
     def forward(self, batch: StepBatch) -> StepOutput:
         assert self.store is not None, "allocate first"
         states = None if self.states is None else self.states.begin(batch, self.forward)
-        plan = Plan(
-            batch,
-            block_size=self._block_size,
-            group_size=self.config.group_size,
-            kv_width=self.config.num_kv_heads * self.config.head_dim,
-            device=self.device,
-            dtype=self.dtype,
-            min_window=self._min_window,
-        )
+        plans = self._plans(batch)
         positions = torch.from_numpy(batch.positions_T).to(self.device)
         turns = {
             i: torch.polar(scale, positions[:, None] * frequencies)[:, None]
@@ -201,24 +213,75 @@ class TorchDecoder:
             first, x_TH = 0, self._embed(torch.from_numpy(batch.tokens_T), positions)
         else:
             first, x_TH = begun.layer, begun.states_NH.clone()  # layers add to x in place
+        inputs = None
+        if self.input_table is not None:
+            inputs = self.input_table(torch.from_numpy(batch.tokens_T).to(self.device), x_TH)
+        x = x_TH if self.stream_ends is None else self.stream_ends.begin(x_TH)
         taps: dict[int, torch.Tensor] = {}
         depth = len(self.layers) if batch.exit_layer is None else batch.exit_layer
         for i in range(first, depth):
             if i in batch.taps:
-                taps[i] = x_TH.clone()
-            self._layer(self.layers[i], x_TH, turns, plan, states)
+                taps[i] = self._seen(x).clone()
+            layer = self.layers[i]
+            plan = plans[layer.num_kv, layer.head_dim]
+            beyond = None if inputs is None else inputs[i]
+            x = self._whole_layer(layer, x, beyond, turns, plan, states)
         if depth in batch.taps:
-            taps[depth] = x_TH
+            taps[depth] = self._seen(x)
+        x_TH = x if self.stream_ends is None else self.stream_ends.end(x)
         rows = torch.from_numpy(batch.logit_rows_R).to(self.device)
         x_RH = x_TH if len(rows) == len(x_TH) == 1 else x_TH[rows]
         logits = self._logits(self._norm(x_RH, self.norm_H, self.norm_bias_H))
         return StepOutput(logits_RV=self._finish(logits), taps=taps)
 
+    def _plans(self, batch: StepBatch) -> dict[tuple[int, int], Plan]:
+        """One for each kind of heads."""
+        return {
+            (num_kv, dim): Plan(
+                batch,
+                block_size=self._block_size,
+                group_size=self.config.num_heads // num_kv,
+                kv_width=num_kv * dim,
+                device=self.device,
+                dtype=self.dtype,
+                min_window=self._min_window,
+            )
+            for num_kv, dim in self._kinds_of_heads
+        }
+
+    def _seen(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, H]: the state that a layer reads."""
+        return x if self.config.streams is None else x[:, self.config.streams.active]
+
+    def _whole_layer(
+        self,
+        layer: Layer,
+        x: torch.Tensor,
+        input_TP: torch.Tensor | None,
+        turns: dict[int, torch.Tensor],
+        plan: Plan,
+        states: StatePass | None,
+    ) -> torch.Tensor:
+        """Runs a layer and what its family has around it; changes `x` in place without streams."""
+        if layer.streams is not None:
+            assert layer.input_gate is not None
+            assert input_TP is not None
+            x_TNH = layer.streams.predict(x)
+            computed_TH = self._seen(x_TNH).clone()
+            self._layer(layer, computed_TH, turns, plan, states)
+            x_TNH = layer.streams.correct(x_TNH, computed_TH)
+            layer.streams.add_input(x_TNH, layer.input_gate, input_TP)
+            return x_TNH
+        self._layer(layer, x, turns, plan, states)
+        if layer.input_gate is not None and input_TP is not None:
+            x += layer.input_gate(x, input_TP)
+        return x if layer.scale == 1.0 else x.mul_(layer.scale)
+
     def copy_slots(self, source: IntArray, target: IntArray) -> None:
         """Copies the K/V of physical slots; all sources are read before any target is written."""
         assert self.store is not None, "allocate first"
         from_, to = (torch.from_numpy(a).to(self.device, torch.int64) for a in (source, target))
-        self.store.index_copy_(2, to, self.store.index_select(2, from_))
+        torch_store.move_slots(self.store, from_, to)
         if self.states is not None:
             self.states.copy_slots(source, target)
 
@@ -248,9 +311,10 @@ class TorchDecoder:
             mixed = layer.mixer(h, states, layer.state)
             self._add_product(x_TH, mixed, layer.mixer.out, layer.mixer.out_bias)
         if layer.kv >= 0:
-            assert self.store is not None
-            attended = self._attend(layer, self.store[layer.kv], h, turns, plan)
+            attended = self._attend(layer, h, turns, plan)
             self._add_product(x_TH, attended, layer.o, layer.o_bias, layer.attention_out_norm_H)
+        if layer.streams is not None:
+            x_TH.add_(layer.streams.low_rank(h)).mul_(2.0**-0.5)
         if not layer.has_mlp:
             return
         h = self._mlp_input(layer, x_TH, h) if beside is None else beside
@@ -266,12 +330,18 @@ class TorchDecoder:
         if not self.config.gated:
             return self._activation(inner)
         gate, up = inner.chunk(2, dim=-1)
+        if layer.cut:
+            gate = cut_gates(gate, layer.cut)
         return self._activation(gate).mul_(up)
 
     def _add_experts(
         self, layer: Layer, experts: ExpertLayer, x_TH: torch.Tensor, h_TH: torch.Tensor
     ) -> None:
         """Adds the chosen experts of each token, and the MLP beside them."""
+        if experts.config.apart:
+            part = experts.apart(x_TH, self._activated(layer, h_TH) @ layer.down)
+            x_TH.add_(self._norm(part, layer.mlp_out_norm_H))
+            return
         part = experts(h_TH)
         if layer.down.numel():
             shared = self._activated(layer, h_TH) @ layer.down
@@ -289,38 +359,39 @@ class TorchDecoder:
     def _attend(
         self,
         layer: Layer,
-        store_2SKD: torch.Tensor,
         h_TH: torch.Tensor,
         turns: dict[int, torch.Tensor],
         plan: Plan,
     ) -> torch.Tensor:
         """[T, G * K * D]; stores the new tokens' keys and values."""
+        assert self.store is not None
         config = self.config
-        num_kv, group, dim = config.num_kv_heads, config.group_size, config.head_dim
-        num_tokens, num_q = len(h_TH), group * num_kv
+        num_kv, dim, num_q = layer.num_kv, layer.head_dim, config.num_heads
+        num_tokens, group = len(h_TH), num_q // num_kv
         if layer.latent is not None:
             qkv = layer.latent.heads(h_TH, dim)
         else:
             qkv = F.linear(h_TH, layer.qkv, layer.qkv_bias)
-            qkv = qkv.view(num_tokens, num_q + 2 * num_kv, dim)
+            qkv = qkv.view(num_tokens, -1, dim)
         if not config.qk_norm_late:
-            self._norm_heads(layer, qkv)
+            norm_heads(config, layer, qkv)
         if layer.rope != NO_ROPE:
-            _rotate(qkv[:, : num_q + num_kv, : config.rotated], turns[layer.rope])
+            turned = turns[layer.rope]
+            rotate(qkv[:, : num_q + num_kv, : 2 * turned.shape[-1]], turned)
         if config.qk_norm_late:
-            self._norm_heads(layer, qkv)
-        new_2TKD = qkv[:, num_q:].view(num_tokens, 2, num_kv, dim).transpose(0, 1)
-        if isinstance(plan.new_slots, slice):
-            store_2SKD[:, plan.new_slots] = new_2TKD
-        else:
-            store_2SKD.index_copy_(1, plan.new_slots, new_2TKD)
+            norm_heads(config, layer, qkv)
+        if layer.stores:
+            new_2TKD = qkv[:, num_q:].view(num_tokens, 2, num_kv, dim).transpose(0, 1)
+            if config.value_unit:
+                values = new_2TKD[1]
+                values.copy_(F.rms_norm(values, (dim,), None, config.norm_eps))
+            torch_store.write(self.store, layer.kv, plan.new_slots, new_2TKD)
         q_TND = qkv[:, :num_q]
         if config.growth is not None and (config.growth.everywhere or layer.rope == NO_ROPE):
-            q_TND = q_TND * _grown(config.growth, plan.positions_T, self.dtype)
+            q_TND = q_TND * grown(config.growth, plan.positions_T, self.dtype)
         attended = plan.attend(
             q_TND.reshape(num_tokens, group, num_kv, dim),
-            store_2SKD[0],
-            store_2SKD[1],
+            *torch_store.keys_and_values(self.store, layer.kv, self.dtype),
             Terms(
                 scale=config.score_scale,
                 window=layer.window,
@@ -336,28 +407,6 @@ class TorchDecoder:
         if layer.q_gate is not None:
             attended = attended * torch.sigmoid(F.linear(h_TH, layer.q_gate, layer.q_gate_bias))
         return attended
-
-    def _norm_heads(self, layer: Layer, qkv_TND: torch.Tensor) -> None:
-        """Normalises the queries and keys among `qkv_TND` in place."""
-        if layer.q_norm_D is None or layer.k_norm_D is None:
-            return
-        num_q, num_kv = self.config.num_heads, self.config.num_kv_heads
-        for first, last, weight in (
-            (0, num_q, layer.q_norm_D),
-            (num_q, num_q + num_kv, layer.k_norm_D),
-        ):
-            heads = qkv_TND[:, first:last]
-            if self.config.qk_span == "row":
-                heads.copy_(self._normalised(heads.flatten(1), weight).view_as(heads))
-            elif self.config.qk_span == "heads":
-                one = torch.ones_like(weight[: heads.shape[-1]])
-                heads.copy_(self._normalised(heads, one) * weight.view(heads.shape[1:]))
-            else:
-                qkv_TND[:, first:last] = self._normalised(heads, weight)
-
-    def _normalised(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        norm = F.layer_norm if self.config.qk_layer_norm else F.rms_norm
-        return norm(x, weight.shape, weight, eps=self.config.norm_eps)
 
     def _add_product(
         self,
@@ -399,24 +448,3 @@ class TorchDecoder:
         if self.config.layer_norm:
             return F.layer_norm(x, weight.shape, weight, bias, self.config.norm_eps)
         return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
-
-
-def _kv_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """Of a token: its K/V, and its id where a state may have to be computed again."""
-    width = 2 * config.num_kv_heads * config.head_dim
-    return config.num_attentions * width * dtype.itemsize + 4 * (config.mixer is not None)
-
-
-def _grown(growth: Growth, positions_T: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[T, 1, 1]: the factors of queries."""
-    steps = torch.floor((positions_T.float() + growth.first) / growth.every)
-    return (1 + growth.factor * torch.log1p(steps)).to(dtype)[:, None, None]
-
-
-def _rotate(x_THD: torch.Tensor, turns: torch.Tensor) -> None:
-    """Rope in place: pairs of `x_THD` times the unit complex numbers `turns`, [T, 1, D / 2]."""
-    pairs = x_THD.view(*x_THD.shape[:-1], -1, 2)
-    if x_THD.dtype == torch.float32:
-        torch.view_as_complex(pairs).mul_(turns)
-    else:
-        pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(turns)))

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import torch
 
 from outrider.model.experts import ExpertLayer
-from outrider.model.families.description import DecoderConfig, norm_names
+from outrider.model.families.description import DecoderConfig
+from outrider.model.families.shapes import norm_names
 from outrider.model.latent import LatentLayer, read_latent
 from outrider.model.recurrent import MixerLayer, read_mixer
+from outrider.model.residuals import InputGate, StreamLayer, read_input_gate, read_stream_layer
 from outrider.model.tensors import Tensors, Weights
 
 
@@ -47,8 +49,15 @@ class Layer:
     experts: ExpertLayer | None = None
     latent: LatentLayer | None = None
     mixer: MixerLayer | None = None
-    kv: int = -1  # how many layers before it have K/V; -1: it has none
+    num_kv: int = 0
+    head_dim: int = 0
+    kv: int = -1  # the place of the K/V that it reads; -1: it has no attention
+    stores: bool = True  # whether it computes this K/V
     state: int = -1  # how many layers before it have a state
+    streams: StreamLayer | None = None
+    input_gate: InputGate | None = None
+    scale: float = 1.0  # of the state after it
+    cut: float = 0.0  # the share of the MLP's gates that are 0
 
     @property
     def has_mlp(self) -> bool:
@@ -74,27 +83,27 @@ class Loader:
     def num_parameters(self) -> int:
         return self.weights.num_parameters
 
-    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.device, self.dtype).contiguous()
 
     def _maybe(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tensor is None else self._place(tensor)
+        return None if tensor is None else self.place(tensor)
 
     def embedding(self) -> torch.Tensor:
-        return self._place(self.weights.embedding())
+        return self.place(self.weights.embedding())
 
     def positions(self) -> torch.Tensor | None:
-        return self._place(self.weights.positions()) if self.config.position_rows else None
+        return self.place(self.weights.positions()) if self.config.position_rows else None
 
     def norm(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         weight, bias = self.weights.final_norm()
-        return self._place(weight), self._maybe(bias)
+        return self.place(weight), self._maybe(bias)
 
     def embedding_norm(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         if not self.config.embedding_norm:
             return None
         weight, bias = self.weights.embedding_norm()
-        return self._place(weight), self._maybe(bias)
+        return self.place(weight), self._maybe(bias)
 
     def head(self) -> torch.Tensor | None:
         """The output head; None if it is tied to the embedding."""
@@ -104,9 +113,9 @@ class Loader:
         bias = self.weights.head_bias()
         return None if bias is None else bias.to(self.device, torch.float32)
 
-    def _heads(self, x: torch.Tensor, *, rope: bool, query: bool) -> torch.Tensor:
+    def _heads(self, index: int, x: torch.Tensor, *, rope: bool, query: bool) -> torch.Tensor:
         """Reorders rows [heads * D, ...]: rotating halves interleaved, queries group-major."""
-        config = self.config
+        config = self.config.of_layer(index)
         dim, turned, rest = config.head_dim, config.rotated, x.shape[1:]
         x = x.reshape(-1, dim, *rest)
         if rope:
@@ -118,31 +127,35 @@ class Loader:
         return x.reshape(-1, *rest)
 
     def _qkv(self, index: int, kind: str) -> torch.Tensor:
-        parts = []
-        for which in "qkv":
-            rows = self.weights.layer(index, f"self_attn.{which}_proj.{kind}")
+        parts: list[torch.Tensor] = []
+        read: dict[str, torch.Tensor] = {}
+        for which in "qkv" if self.config.has_kv(index) else "q":
+            name = f"self_attn.{which}_proj.{kind}"
+            has = self.weights.has(index, name)
+            read[which] = rows = self.weights.layer(index, name) if has else read["k"]
             if which != "v":
-                rows = self._heads(rows, rope=True, query=which == "q")
+                rows = self._heads(index, rows, rope=True, query=which == "q")
             parts.append(rows.to(self.dtype))
-        return self._place(torch.cat(parts))
+        return self.place(torch.cat(parts))
 
     def _q_gate(self, index: int, kind: str) -> torch.Tensor | None:
         name = f"self_attn.q_gate.{kind}"
         if not self.weights.has(index, name):
             return None
-        return self._place(self._heads(self.weights.layer(index, name), rope=False, query=True))
+        rows = self.weights.layer(index, name)
+        return self.place(self._heads(index, rows, rope=False, query=True))
 
     def _head_norm(self, index: int, which: str) -> torch.Tensor | None:
-        if not self.config.norms_heads(index):
+        if not self.config.norms_heads(index) or (which == "k" and not self.config.has_kv(index)):
             return None
         weight = self.weights.layer(index, f"self_attn.{which}_norm.weight")
         query = which == "q" and self.config.qk_span != "head"
-        return self._place(self._heads(weight, rope=True, query=query))
+        return self.place(self._heads(index, weight, rope=True, query=query))
 
     def _bias(self, index: int, name: str) -> torch.Tensor | None:
         name = f"{name}.bias"
         return (
-            self._place(self.weights.layer(index, name)) if self.weights.has(index, name) else None
+            self.place(self.weights.layer(index, name)) if self.weights.has(index, name) else None
         )
 
     def _norm(
@@ -151,21 +164,21 @@ class Loader:
         if name not in present:
             return None, None
         weight, bias = self.weights.norm(index, name)
-        return self._place(weight), self._maybe(bias)
+        return self.place(weight), self._maybe(bias)
 
     def _gate_up(self, index: int, kind: str) -> torch.Tensor:
         names = ("gate", "up") if self.config.gated else ("up",)
         parts = [self.weights.layer(index, f"mlp.{name}_proj.{kind}") for name in names]
-        return self._place(torch.cat(parts))
+        return self.place(torch.cat(parts))
 
     def _down(self, index: int) -> torch.Tensor:
-        return self._place(self.weights.layer(index, "mlp.down_proj.weight")).t()
+        return self.place(self.weights.layer(index, "mlp.down_proj.weight")).t()
 
     def _sinks(self, index: int) -> torch.Tensor | None:
         if not self.config.sinks:
             return None
         sinks = self.weights.layer(index, "self_attn.sinks")
-        return self._place(sinks.view(self.config.num_kv_heads, -1)).t()
+        return self.place(sinks.view(self.config.of_layer(index).num_kv_heads, -1)).t()
 
     def layer(self, index: int) -> Layer:
         config = self.config
@@ -173,18 +186,18 @@ class Loader:
         attention_norm, attention_norm_bias = self._norm(index, "input_layernorm", names)
         mlp_norm, mlp_norm_bias = self._norm(index, "post_attention_layernorm", names)
         has_mlp, attends = config.inner_size(index) > 0, config.has_attention(index)
-        latent = read_latent(self.weights, index, self._place) if config.latent else None
+        latent = read_latent(self.weights, index, self.place) if config.latent else None
         o = torch.empty(0, 0)
         if attends:
             o = self.weights.layer(index, "self_attn.o_proj.weight")
         if attends and latent is None:
-            o = self._heads(o.t(), rope=False, query=True).t()
+            o = self._heads(index, o.t(), rope=False, query=True).t()
         has_qkv = attends and latent is None
         return Layer(
             attention_norm_H=attention_norm,
             attention_norm_bias_H=attention_norm_bias,
             latent=latent,
-            mixer=read_mixer(self.weights, index, self._place),
+            mixer=read_mixer(self.weights, index, self.place),
             qkv=self._qkv(index, "weight") if has_qkv else torch.empty(0),
             qkv_bias=self._qkv(index, "bias") if config.qkv_bias and attends else None,
             q_gate=self._q_gate(index, "weight") if attends else None,
@@ -192,7 +205,7 @@ class Loader:
             q_norm_D=self._head_norm(index, "q") if attends else None,
             k_norm_D=self._head_norm(index, "k") if attends else None,
             sinks_GK=self._sinks(index) if attends else None,
-            o=self._place(o).t(),
+            o=self.place(o).t(),
             o_bias=self._bias(index, "self_attn.o_proj"),
             attention_out_norm_H=self._norm(index, "attention_out_norm", names)[0],
             mlp_norm_H=mlp_norm,
@@ -205,7 +218,14 @@ class Loader:
             window=config.windows[index],
             chunk=config.chunk_of(index),
             rope=config.rope_of(index),
-            kv=sum(map(config.has_attention, range(index))) if attends else -1,
+            num_kv=config.of_layer(index).num_kv_heads,
+            head_dim=config.of_layer(index).head_dim,
+            kv=sum(map(config.has_kv, range(config.kv_layer(index)))) if attends else -1,
+            stores=config.has_kv(index),
+            streams=read_stream_layer(self.weights, index, self.place),
+            input_gate=read_input_gate(self.weights, index, self.place),
+            scale=self.weights.layer_scale(index),
+            cut=config.sparsity[index] if config.sparsity else 0.0,
             state=sum(map(config.has_state, range(index))),
             experts=self._experts(index) if config.has_experts(index) else None,
         )
@@ -222,19 +242,31 @@ class Loader:
         }
         gate_up, gate_up_bias = [], []
         if not self.config.gated:
-            gate_up = [self._place(up) for up, _ in parts["up"]]
+            gate_up = [self.place(up) for up, _ in parts["up"]]
         for (gate, gate_bias), (up, up_bias) in zip(
             parts.get("gate", ()), parts["up"], strict=False
         ):
-            gate_up.append(self._place(torch.cat([gate, up])))
+            gate_up.append(self.place(torch.cat([gate, up])))
             if gate_bias is not None and up_bias is not None:
-                gate_up_bias.append(self._place(torch.cat([gate_bias, up_bias])))
+                gate_up_bias.append(self.place(torch.cat([gate_bias, up_bias])))
 
         def wide(tensor: torch.Tensor | None) -> torch.Tensor | None:
             return None if tensor is None else tensor.to(self.device, torch.float32)
 
+        def extra(name: str) -> torch.Tensor | None:
+            has = self.weights.has(index, name)
+            return self.place(self.weights.layer(index, name)) if has else None
+
+        if experts.apart:
+            size = self.config.hidden_size**-0.5
+            router = router.float() * self.weights.layer(index, "router.scale").float() * size
         return ExpertLayer(
             config=experts,
+            eps=self.config.norm_eps,
+            in_norm_H=extra("pre_feedforward_layernorm_2.weight"),
+            out_norm_H=extra("post_feedforward_layernorm_2.weight"),
+            beside_norm_H=extra("post_feedforward_layernorm_1.weight"),
+            scales_E=wide(extra("router.per_expert_scale")),
             activation=self.config.activation,
             gated=self.config.gated,
             router_EH=router.to(self.device, torch.float32),
@@ -242,7 +274,7 @@ class Loader:
             choice_bias_E=wide(choice_bias),
             gate_up=gate_up,
             gate_up_bias=gate_up_bias or None,
-            down=[self._place(weight) for weight, _ in parts["down"]],
-            down_bias=[self._place(bias) for _, bias in parts["down"] if bias is not None] or None,
-            shared_gate_H=None if shared_gate is None else self._place(shared_gate),
+            down=[self.place(weight) for weight, _ in parts["down"]],
+            down_bias=[self.place(bias) for _, bias in parts["down"] if bias is not None] or None,
+            shared_gate_H=None if shared_gate is None else self.place(shared_gate),
         )

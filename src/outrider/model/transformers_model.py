@@ -12,6 +12,7 @@ K key/value heads, G = A / K, D head size (of keys, or of values where noted).
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -53,12 +54,14 @@ class TransformersModel:
         self.inner = inner
         self.device: torch.device = inner.device
         self.dtype: torch.dtype = inner.dtype
-        self._layers: dict[torch.nn.Module, _Layer] = {}  # in the order of the forward pass
-        self._called: set[torch.nn.Module] = set()
+        # In the order of the forward pass; a module that attends several times has several stores.
+        self._layers: dict[tuple[torch.nn.Module, int], _Layer] = {}
+        self._called: Counter[torch.nn.Module] = Counter()
         self._plans: dict[int, Plan] = {}
         self._batch: StepBatch | None = None
         self._num_slots = self._block_size = 0
         self._probed = False
+        self._attentions: list[torch.nn.Module] = []
         self.masked: set[int] = set()  # windows of the model's own masks
         self._selects_rows = "logits_to_keep" in inspect.signature(inner.forward).parameters
         self._probe()
@@ -104,7 +107,7 @@ class TransformersModel:
         rows = torch.from_numpy(batch.logit_rows_R).to(self.device, torch.int64)
         with self._capturing(batch.taps) as taps, self._stopping_after(batch.exit_layer):
             logits = self._run(batch, rows)
-        depth = len(self._layers) if batch.exit_layer is None else batch.exit_layer
+        depth = len(self._attentions) if batch.exit_layer is None else batch.exit_layer
         if len(self._called) != depth:
             raise ModelError(f"{self.spec.name} cannot exit after layer {depth}; use all layers")
         return StepOutput(logits_RV=logits.float(), taps=taps)
@@ -160,23 +163,27 @@ class TransformersModel:
     ) -> torch.Tensor:
         """[T, A, D]: stores the new keys and values, then attends. Called by every layer."""
         num_q, num_kv = len(q_ATD), len(k_KTD)
-        layer = self._layers.get(module)
+        place = module, self._called[module]
+        self._called[module] += 1
+        layer = self._layers.get(place)
         if layer is None:
             layer = _Layer(
                 keys=self._empty(num_kv, k_KTD.shape[-1]),
                 values=self._empty(num_kv, v_KTD.shape[-1]),
                 window=window,
             )
-            self._layers[module] = layer
-        if module in self._called:
-            raise ModelError("the model runs one attention layer twice in a pass; use another")
-        self._called.add(module)
+            if self._probed:
+                raise ModelError("the model attends more often in some passes; use another")
+            self._layers[place] = layer
         group = num_q // num_kv
         plan = self._plan(group, layer.keys[0].numel())
-        layer.keys[plan.new_slots] = k_KTD.transpose(0, 1)
-        layer.values[plan.new_slots] = v_KTD.transpose(0, 1)
-        attended = plan.attend(
-            q_ATD.view(num_kv, group, *q_ATD.shape[1:]).permute(2, 1, 0, 3),
+        for store, new_KTD in ((layer.keys, k_KTD), (layer.values, v_KTD)):
+            if isinstance(plan.new_slots, slice):
+                store[plan.new_slots] = new_KTD.transpose(0, 1)
+            else:
+                store.index_copy_(0, plan.new_slots, new_KTD.transpose(0, 1))
+        return plan.attend_heads(
+            q_ATD.transpose(0, 1),
             layer.keys,
             layer.values,
             Terms(
@@ -186,7 +193,6 @@ class TransformersModel:
                 sinks_GK=None if sinks_A is None else sinks_A.view(num_kv, group).t(),
             ),
         )
-        return attended.transpose(1, 2).flatten(1, 2)
 
     def _plan(self, group_size: int, kv_width: int) -> Plan:
         assert self._batch is not None
@@ -218,24 +224,26 @@ class TransformersModel:
         finally:
             del masks[ATTENTION_NAME]
         self._probed = True
+        self._attentions = list(dict.fromkeys(module for module, _ in self._layers))
         expected = self.inner.config.get_text_config().num_hidden_layers
-        if len(self._layers) != expected:
+        found = len(self._attentions)
+        if expected not in (found, len(self._layers)):  # some count a layer as often as it runs
             raise ModelError(
-                f"{type(self.inner).__name__} sent {len(self._layers)} of its {expected} layers "
+                f"{type(self.inner).__name__} sent {found} of its {expected} layers "
                 "through the attention setting; it cannot be served with our KV store"
             )
 
     def _describe(self, folder: Path) -> ModelSpec:
         text = self.inner.config.get_text_config()
         limit, why = max_positions(
-            text, [layer.window for layer in self._layers.values()], self.masked
+            text, [self._layers[module, 0].window for module in self._attentions], self.masked
         )
         stores = [s for layer in self._layers.values() for s in (layer.keys, layer.values)]
         return ModelSpec(
             name=folder.name,
             vocab_size=text.vocab_size,
             num_tokens=count_tokens(folder, text.vocab_size),
-            num_layers=len(self._layers),
+            num_layers=len(self._attentions),
             hidden_size=text.hidden_size,
             max_positions=limit,
             shortened=why,
@@ -246,7 +254,7 @@ class TransformersModel:
 
     def _find_stack(self) -> tuple[torch.nn.Module, str] | None:
         """The owner and the name of the list of layers; entry i contains the i-th attention."""
-        attentions = list(self._layers)
+        attentions = self._attentions
         for owner in self.inner.modules():
             for name, child in owner.named_children():
                 if isinstance(child, torch.nn.ModuleList) and len(child) == len(attentions):

@@ -34,10 +34,12 @@ import numpy.typing as npt
 import torch
 
 from outrider.errors import ConfigError, EngineError, ModelError
-from outrider.native.structures import Experts, Parts, StopRules
+from outrider.native.structures import Cycles, Experts, Mixer, Parts, StopRules
 
 __all__ = [
+    "Cycles",
     "Experts",
+    "Mixer",
     "Parts",
     "StopRules",
     "available",
@@ -54,6 +56,7 @@ __all__ = [
 
 HERE = Path(__file__).parent
 OK, INVALID, MEMORY, ROPE_SHORT = range(4)
+STATES_HAS, STATES_REPLAYED, STATES_POISON, STATES_FORGET = range(4)
 # Types of tensor data, see outrider.h.
 STORED_KINDS = {"F32": 0, "BF16": 1, "F16": 4}
 PACKED, TURNED, TIED = 64, 256, -1
@@ -81,6 +84,7 @@ class Config(Structure):
                 "head_rows",
                 "markov_rank",
                 "variant",
+                "kv_bytes",
             )
         ),
         ("eps", c_float),
@@ -89,6 +93,7 @@ class Config(Structure):
         ("widths", c_void_p),
         ("parts", Parts),
         ("experts", Experts),
+        ("mixer", Mixer),
     ]
 
 
@@ -140,43 +145,6 @@ class Sample(Structure):
     ]
 
 
-class Cycles(Structure):
-    _fields_ = [
-        *(
-            (name, c_void_p)
-            for name in (
-                "drafter",
-                "logits",
-                "out",
-                "seconds",
-                "script",
-                "lookups",
-                "stop",
-                "states",
-            )
-        ),
-        ("stop_rules", StopRules),
-        ("floor", c_double),
-        ("limit_s", c_double),
-        *(
-            (name, c_int32)
-            for name in (
-                "num_seqs",
-                "table_width",
-                "draft_table_width",
-                "width",
-                "most_cycles",
-                "threads",
-                "script_length",
-                "copies",
-                "exit_layer",
-                "children",
-                "cycles",
-            )
-        ),
-    ]
-
-
 _SIGNATURES: dict[str, tuple[Any, list[Any] | None]] = {
     "outrider_error": (c_char_p, []),
     "outrider_isa": (c_char_p, []),
@@ -192,12 +160,13 @@ _SIGNATURES: dict[str, tuple[Any, list[Any] | None]] = {
         c_int32,
         [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_int32, c_int64, c_int64, c_int32],
     ),
-    "outrider_set_layer": (c_int32, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
+    "outrider_set_layer": (c_int32, [c_void_p, *[c_int32] * 5]),
     "outrider_set_rope": (c_int32, [c_void_p, c_int32, c_void_p, c_void_p, c_int32]),
     "outrider_set_ids": (c_int32, [c_void_p, c_void_p, c_int32]),
     "outrider_ready": (c_int32, [c_void_p]),
     "outrider_allocate": (c_int32, [c_void_p, c_int32, c_int32]),
     "outrider_populate": (c_int64, [c_void_p, c_int64, c_int64]),
+    "outrider_states": (c_int64, [c_void_p, c_int32, c_int32]),
     "outrider_weight_bytes": (c_int64, [c_void_p]),
     # Called once per step: bytes and argument blocks are passed without conversion.
     "outrider_step": (c_int32, None),

@@ -12,19 +12,38 @@ constexpr int value_width(int queries) {
   return tile_panels(queries) < 4 ? tile_panels(queries) : 4;
 }
 
+// Keys and values as floats, or as int8 with a scale for each slot, sixteen of which follow a tile's data.
+// Scales multiply scores and weights, so that few numbers are converted twice.
+template <bool kBytes>
+struct Slots {
+  static constexpr int kSize = kBytes ? 1 : 4;  // bytes of a number
+  static V get(const char* p) {
+    if constexpr (kBytes) return load_bytes(reinterpret_cast<const int8_t*>(p));
+    return load(reinterpret_cast<const float*>(p));
+  }
+  static const char* tile(const float* first, const Attention& a, int index) {
+    return reinterpret_cast<const char*>(first + size_t(index) * a.tile_stride);
+  }
+  static const float* scales(const char* tile, const Attention& a) {
+    return reinterpret_cast<const float*>(tile + 16 * a.dim_p);
+  }
+};
+
 // Scores of QT queries against NS tiles of sixteen keys; one chain over d for each. Prefetches
 // the values of the same slots for the last pass, and the keys of the next tiles (`left` of them),
 // which may lie anywhere.
-template <int QT, int NS>
+template <int QT, int NS, bool kBytes>
 __attribute__((noinline)) void score_tiles(const Attention& a, const float* q, const Segment* s, int left,
                                            float* scores) {
+  using S = Slots<kBytes>;
+  constexpr int kLine = 16 * S::kSize;
   V acc[QT][NS];
-  const float *k[NS], *values[NS], *following[NS];
+  const char *k[NS], *values[NS], *following[NS];
 #pragma GCC unroll 8
   for (int i = 0; i < NS; ++i) {
-    k[i] = a.keys + size_t(s[i].tile) * a.tile_stride;
-    values[i] = a.values + size_t(s[i].tile) * a.tile_stride;
-    following[i] = a.keys + size_t(s[i < left ? NS + i : i].tile) * a.tile_stride;
+    k[i] = S::tile(a.keys, a, s[i].tile);
+    values[i] = S::tile(a.values, a, s[i].tile);
+    following[i] = S::tile(a.keys, a, s[i < left ? NS + i : i].tile);
 #pragma GCC unroll 16
     for (int j = 0; j < QT; ++j) acc[j][i] = zero();
   }
@@ -32,9 +51,11 @@ __attribute__((noinline)) void score_tiles(const Attention& a, const float* q, c
     V key[NS];
 #pragma GCC unroll 8
     for (int i = 0; i < NS; ++i) {
-      __builtin_prefetch(values[i] + d * 16);
-      __builtin_prefetch(following[i] + d * 16);
-      key[i] = load(k[i] + d * 16);
+      if (!kBytes || d % 4 == 0) {  // once for each line
+        __builtin_prefetch(values[i] + d * kLine);
+        __builtin_prefetch(following[i] + d * kLine);
+      }
+      key[i] = S::get(k[i] + d * kLine);
     }
 #pragma GCC unroll 16
     for (int j = 0; j < QT; ++j) {
@@ -49,7 +70,8 @@ __attribute__((noinline)) void score_tiles(const Attention& a, const float* q, c
 #pragma GCC unroll 16
     for (int j = 0; j < QT; ++j) {
       float* out = scores + j * a.score_ld + s[i].start;
-      const V v = mul(acc[j][i], scale);
+      V v = mul(acc[j][i], scale);
+      if constexpr (kBytes) v = mul(v, load(S::scales(k[i], a)));
       if (s[i].count == 16) {
         store(out, v);
       } else {
@@ -60,21 +82,22 @@ __attribute__((noinline)) void score_tiles(const Attention& a, const float* q, c
     }
 }
 
-template <int QT>
+template <int QT, bool kBytes>
 void score(const Attention& a, const float* q, int from, int need, float* scores) {
   constexpr int NS = value_width(QT);
   int i = 0, n = a.num_segments;
   while (n > 0 && a.segments[n - 1].start >= need) --n;
   while (i < n && a.segments[i].start + a.segments[i].count <= from) ++i;
-  for (; i + NS <= n; i += NS) score_tiles<QT, NS>(a, q, a.segments + i, n - i - NS, scores);
-  for (; i < n; ++i) score_tiles<QT, 1>(a, q, a.segments + i, n - i - 1, scores);
+  for (; i + NS <= n; i += NS) score_tiles<QT, NS, kBytes>(a, q, a.segments + i, n - i - NS, scores);
+  for (; i < n; ++i) score_tiles<QT, 1, kBytes>(a, q, a.segments + i, n - i - 1, scores);
 }
 
 // out[j] += sum of p[j][slot] * v[slot] over logical slots from..to-1, in order, for the 16 * DV
-// dimensions that `v` and `out` point at.
-template <int QT, int DV>
-__attribute__((noinline)) void value_tiles(const Attention& a, const float* p, int from, int to, const float* v0,
+// dimensions from `first` on, where `out` points.
+template <int QT, int DV, bool kBytes>
+__attribute__((noinline)) void value_tiles(const Attention& a, const float* p, int from, int to, int first,
                  float* out) {
+  using S = Slots<kBytes>;
   V acc[QT][DV];
 #pragma GCC unroll 16
   for (int j = 0; j < QT; ++j)
@@ -87,16 +110,20 @@ __attribute__((noinline)) void value_tiles(const Attention& a, const float* p, i
     if (lo >= to) break;
     lo = lo < from ? from : lo;
     hi = hi > to ? to : hi;
-    const float* v = v0 + size_t(s.tile) * a.tile_stride + (s.lane + lo - s.start) * a.dim_p;
+    const char* tile = S::tile(a.values, a, s.tile);
+    int lane = s.lane + lo - s.start;
+    const char* v = tile + (ptrdiff_t(lane) * a.dim_p + first) * S::kSize;
     RowPointers<QT, float> weight(p + lo, a.score_ld);
 #pragma GCC unroll 1
-    for (int slot = lo; slot < hi; ++slot, v += a.dim_p, weight.advance(1)) {
+    for (int slot = lo; slot < hi; ++slot, ++lane, v += a.dim_p * S::kSize, weight.advance(1)) {
       V row[DV];
 #pragma GCC unroll 4
-      for (int d = 0; d < DV; ++d) row[d] = load(v + 16 * d);
+      for (int d = 0; d < DV; ++d) row[d] = S::get(v + 16 * d * S::kSize);
 #pragma GCC unroll 16
       for (int j = 0; j < QT; ++j) {
-        const V b = set1(*weight.row(j));
+        float w = *weight.row(j);
+        if constexpr (kBytes) w *= S::scales(tile, a)[lane];
+        const V b = set1(w);
 #pragma GCC unroll 4
         for (int d = 0; d < DV; ++d) acc[j][d] = fma(b, row[d], acc[j][d]);
       }
@@ -108,25 +135,29 @@ __attribute__((noinline)) void value_tiles(const Attention& a, const float* p, i
     for (int d = 0; d < DV; ++d) store(out + j * a.dim_p + 16 * d, acc[j][d]);
 }
 
-template <int QT>
+template <int QT, bool kBytes>
 void shared_values(const Attention& a, const float* p, int from, int to, float* out) {
   constexpr int DV = value_width(QT);
-  const float* v = a.values;
   int d = 0;
   for (; d + 16 * DV <= a.dim_p; d += 16 * DV)
-    value_tiles<QT, DV>(a, p, from, to, v + d, out + d);
-  for (; d < a.dim_p; d += 16) value_tiles<QT, 1>(a, p, from, to, v + d, out + d);
+    value_tiles<QT, DV, kBytes>(a, p, from, to, d, out + d);
+  for (; d < a.dim_p; d += 16) value_tiles<QT, 1, kBytes>(a, p, from, to, d, out + d);
 }
 
 // The same for one query and path indices from..to-1, slot by slot.
+template <bool kBytes>
 void own_values(const Attention& a, const float* p, const int32_t* path, int from, int to,
                 float* out) {
+  using S = Slots<kBytes>;
   for (int i = from; i < to; ++i) {
     const int slot = path && i >= a.context ? a.context + path[i - a.context] : i;
     const int s = a.table[slot / a.block_size] * a.block_size + slot % a.block_size;
-    const float* v = a.values + size_t(s / 16) * a.tile_stride + (s % 16) * a.dim_p;
-    const V b = set1(p[i]);
-    for (int d = 0; d < a.dim_p; d += 16) store(out + d, fma(b, load(v + d), load(out + d)));
+    const char* tile = S::tile(a.values, a, s / 16);
+    const char* v = tile + ptrdiff_t(s % 16) * a.dim_p * S::kSize;
+    float w = p[i];
+    if constexpr (kBytes) w *= S::scales(tile, a)[s % 16];
+    const V b = set1(w);
+    for (int d = 0; d < a.dim_p; d += 16) store(out + d, fma(b, S::get(v + d * S::kSize), load(out + d)));
   }
 }
 
@@ -166,11 +197,11 @@ inline void slope(float* scores, int n, float by) {
 inline void fetch_first_keys(const Attention& a, int num_tiles) {
   for (int i = 0; i < num_tiles && i < a.num_segments; ++i) {
     const float* keys = a.keys + size_t(a.segments[i].tile) * a.tile_stride;
-    for (int d = 0; d < a.dim; ++d) __builtin_prefetch(keys + d * 16);
+    for (int d = 0; d < (a.bytes ? a.dim / 4 : a.dim); ++d) __builtin_prefetch(keys + d * 16);
   }
 }
 
-template <int QT>
+template <int QT, bool kBytes>
 void attend(const Attention& a) {
   fetch_first_keys(a, value_width(QT));
   float* scores = a.scratch;
@@ -185,7 +216,8 @@ void attend(const Attention& a) {
     path[j] = a.path ? a.path[row[j]] : nullptr;
     tree = tree || path[j];
     length[j] = a.context + (path[j] ? a.depth[row[j]] : a.whole ? a.ahead : row[j] + 1);
-    from[j] = a.window > 0 && length[j] > a.window ? length[j] - a.window : 0;
+    const int place = a.whole ? a.context + row[j] + 1 : length[j];  // a window ends there
+    from[j] = a.window > 0 && place > a.window ? place - a.window : 0;
     if (a.chunk > 0) from[j] = (length[j] - 1) / a.chunk * a.chunk;
     common_from = from[j] > common_from ? from[j] : common_from;
     first = from[j] < first ? from[j] : first;
@@ -193,7 +225,7 @@ void attend(const Attention& a) {
     for (int d = 0; d < a.dim; ++d) q[d * QT + j] = src[d];
     for (int d = 0; d < a.dim_p; d += 16) store(out + j * a.dim_p + d, zero());
   }
-  score<QT>(a, q, first, a.context + (a.ahead ? a.ahead : row[QT - 1] + 1), scores);
+  score<QT, kBytes>(a, q, first, a.context + (a.ahead ? a.ahead : row[QT - 1] + 1), scores);
   float sum[QT];
   for (int j = 0; j < QT; ++j) {
     float* s = scores + j * a.score_ld;
@@ -207,29 +239,31 @@ void attend(const Attention& a) {
   const int common_to = a.context + (tree ? 0 : a.whole ? a.ahead : row[0] + 1);
   const bool shared = common_from < common_to;
   for (int j = 0; j < QT; ++j)
-    own_values(a, scores + j * a.score_ld, path[j], from[j], shared ? common_from : length[j],
+    own_values<kBytes>(a, scores + j * a.score_ld, path[j], from[j], shared ? common_from : length[j],
                out + j * a.dim_p);
-  if (shared) shared_values<QT>(a, scores, common_from, common_to, out);
+  if (shared) shared_values<QT, kBytes>(a, scores, common_from, common_to, out);
   for (int j = 0; j < QT; ++j) {
     float* o = out + j * a.dim_p;
     if (shared)
-      own_values(a, scores + j * a.score_ld, path[j], common_to, length[j], o);
+      own_values<kBytes>(a, scores + j * a.score_ld, path[j], common_to, length[j], o);
     const float inverse = 1.0f / sum[j];
     float* dst = a.out + row[j] * a.ldo + ((a.first + j) % a.group) * a.value_dim;
     for (int d = 0; d < a.value_dim; ++d) dst[d] = o[d] * inverse;
   }
 }
 
-template <int... Q>
+template <bool kBytes, int... Q>
 struct Attends {
-  static constexpr void (*table[])(const Attention&) = {nullptr, attend<Q + 1>...};
+  static constexpr void (*table[])(const Attention&) = {nullptr, attend<Q + 1, kBytes>...};
 };
-template <int N, int... Q>
-struct MakeAttends : MakeAttends<N - 1, N - 1, Q...> {};
-template <int... Q>
-struct MakeAttends<0, Q...> : Attends<Q...> {};
+template <bool kBytes, int N, int... Q>
+struct MakeAttends : MakeAttends<kBytes, N - 1, N - 1, Q...> {};
+template <bool kBytes, int... Q>
+struct MakeAttends<kBytes, 0, Q...> : Attends<kBytes, Q...> {};
 
-void attention(const Attention& a) { MakeAttends<kMaxRows>::table[a.count](a); }
+void attention(const Attention& a) {
+  (a.bytes ? MakeAttends<true, kMaxRows>::table : MakeAttends<false, kMaxRows>::table)[a.count](a);
+}
 
 }  // namespace
 }  // namespace outrider

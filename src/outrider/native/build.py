@@ -44,6 +44,7 @@ SOURCES = (
     "pool.cpp",
     "route.cpp",
     "sample.cpp",
+    "states.cpp",
     "step.cpp",
     "suffix.cpp",
 )

@@ -75,7 +75,7 @@ class Cycles {
     memcpy(params_.data(), params, seqs_ * DraftParams::BYTES);
     const int32_t* at = packed;
     auto take = [&](int64_t n) { return at += n, at - n; };
-    for (auto* field : {&last_, &context_, &left_, &fed_, &most_found_}) {
+    for (auto* field : {&last_, &context_, &left_, &fed_, &shift_, &most_found_}) {
       const int32_t* first = take(a.num_seqs);
       field->assign(first, at);
     }
@@ -89,6 +89,12 @@ class Cycles {
     finish_ = take(finish_starts_[a.num_seqs]);
     take_ = at;
     begun_ = context_;
+    num_seen_.resize(seqs_);
+    features_.resize(seqs_);
+    for (size_t i = 0; reads_features() && i < seqs_; ++i) {
+      const float* first = a_.features + size_t(starts[i]) * feature_width();
+      features_[i].assign(first, first + pending_[i].size() * feature_width());
+    }
     most_drafts_.assign(p_.num_tokens, p_.num_tokens + seqs_);
     sources_.resize(seqs_);
     counts_.resize(seqs_);
@@ -138,6 +144,10 @@ class Cycles {
 
   bool guesses() const { return a_.drafter && a_.drafter->is(OUTRIDER_MEDUSA); }
 
+  // EAGLE: the drafter reads the target's states of each token.
+  bool reads_features() const { return a_.drafter && a_.drafter->is(OUTRIDER_EAGLE3); }
+  size_t feature_width() const { return size_t(a_.num_taps) * size_t(m_.config.hidden); }
+
   // Cycles before a failed one remain valid.
   int32_t failed(int32_t code) const { return a_.cycles ? OUTRIDER_OK : code; }
 
@@ -160,7 +170,8 @@ class Cycles {
       if (context_[i] + 1 + widest > reach(table, a_.table_width, m_.block_size)) return false;
       if (!k || !a_.drafter || guesses()) continue;
       const int32_t* own = draft_tables_ + i * size_t(a_.draft_table_width);
-      const int64_t end = fed_[i] + int64_t(pending_[i].size()) + k - 1;
+      const int scribbled = a_.passes ? (a_.passes - 1) * a_.breadth : k - 1;
+      const int64_t end = fed_[i] + int64_t(pending_[i].size()) + scribbled;
       if (end > reach(own, a_.draft_table_width, a_.drafter->block_size)) return false;
     }
     return true;
@@ -209,9 +220,12 @@ class Cycles {
   // Drafts with the drafter or the target's first layers, which have read all but the newest token.
   int32_t ask() {
     std::vector<int32_t> tokens, positions, starts(1, 0), context;
+    std::vector<float> features;
     for (size_t i = 0; i < seqs_; ++i) {
-      const int first = !asked_[i] ? 0 : a_.exit_layer ? context_[i] : fed_[i];
+      int first = !asked_[i] ? 0 : a_.exit_layer ? context_[i] : fed_[i];
       context.push_back(first);
+      if (!a_.exit_layer) first += shift_[i];
+      if (asked_[i]) features.insert(features.end(), features_[i].begin(), features_[i].end());
       if (asked_[i] && a_.exit_layer) tokens.push_back(last_[i]);
       if (asked_[i] && !a_.exit_layer)
         tokens.insert(tokens.end(), pending_[i].begin(), pending_[i].end());
@@ -231,6 +245,8 @@ class Cycles {
     s.exit_layer = a_.exit_layer ? a_.exit_layer : -1;
     s.threads = a_.threads;
     if (a_.exit_layer) states_.resize(seqs_ * (width_ + 1) * size_t(m_.config.hidden));
+    if (reads_features()) s.features = features.data();
+    if (a_.passes) return grow_tree(s);
     OutriderDraft d{};
     d.out = drafts_.data();
     d.out_width = a_.width;
@@ -247,6 +263,32 @@ class Cycles {
       return code;
     for (size_t i = 0; a_.stop_rules.chances && i < seqs_; ++i)
       if (asked_[i]) counts_[i] = counts[i];
+    return OUTRIDER_OK;
+  }
+
+  // The drafter grows a tree; its parents are reported in the place of levels.
+  int32_t grow_tree(const OutriderStep& s) {
+    const size_t fed = size_t(a_.passes) * size_t(a_.breadth);
+    std::vector<int32_t> room(seqs_ * (2 * fed + 2));
+    int32_t* const counts = room.data();
+    OutriderTree t{};
+    t.tokens = drafts_.data();
+    t.parents = levels_.data();
+    t.counts = counts;
+    t.fed_counts = counts + seqs_;
+    t.fed_tokens = counts + 2 * seqs_;
+    t.fed_parents = t.fed_tokens + seqs_ * fed;
+    t.out_width = a_.width;
+    t.passes = a_.passes;
+    t.width = a_.breadth;
+    t.children = std::min(a_.children, m_.config.num_tokens);
+    if (const int32_t code = outrider_grow(a_.drafter, packed_.data(), &s, params_.data(), &t))
+      return code;
+    for (size_t i = 0; i < seqs_; ++i) {
+      if (!asked_[i]) continue;
+      num_levels_[i] = counts_[i] = counts[i];
+      parents_[i] = levels_.data() + i * width_;
+    }
     return OUTRIDER_OK;
   }
 
@@ -391,7 +433,7 @@ class Cycles {
     s.table_width = a_.table_width;
     s.has_parents = trees;
     s.exit_layer = -1;
-    if (a_.exit_layer && *std::min_element(counts_.begin(), counts_.end())) {
+    if (a_.exit_layer && !m_.states.sizes.layers && *std::min_element(counts_.begin(), counts_.end())) {
       // The drafter has run the first layers for all rows.
       const size_t hidden = size_t(m_.config.hidden);
       begun_states_.clear();
@@ -404,13 +446,14 @@ class Cycles {
     }
     s.threads = a_.threads;
     const int32_t last_layer = m_.config.layers;
-    float* tapped = nullptr;
-    if (guesses()) {
-      tapped_.resize(rows.size() * size_t(m_.config.hidden));
-      tapped = tapped_.data();
-      s.num_taps = 1;
-      s.taps = &last_layer;
-      s.tap_out = &tapped;
+    std::vector<float*> tapped;
+    if (guesses() || a_.num_taps) {
+      s.num_taps = a_.num_taps ? a_.num_taps : 1;
+      s.taps = a_.num_taps ? a_.taps : &last_layer;
+      const size_t size = rows.size() * size_t(m_.config.hidden);
+      tapped_.resize(size_t(s.num_taps) * size);
+      for (int t = 0; t < s.num_taps; ++t) tapped.push_back(tapped_.data() + size_t(t) * size);
+      s.tap_out = tapped.data();
     }
     return outrider_step_and_draw(&m_, packed_.data(), &s, draws.packed(), drawn_.data());
   }
@@ -441,11 +484,13 @@ class Cycles {
         const float* state = tapped_.data() + row * hidden;
         std::copy(state, state + hidden, states(i) + seqs_ * hidden);
       }
+      if (a_.num_taps) see(i, size_t(drawn - drawn_.data()), path);
       if (parents_[i]) line_up(i, path);
       if (a_.lookups && a_.lookups[i]) a_.lookups[i]->extend(emitted.data(), kept + 1);
       if (sources_[i] == kDrafted) {
-        // The drafter's KV has its input and all its drafts but the last one.
-        const int held = std::min(kept, std::max(k, num_levels_[i]) - 1);
+        // The drafter's KV has its input and all its drafts but the last one. A head reads accepted
+        // drafts again, with the target's states.
+        const int held = reads_features() ? 0 : std::min(kept, std::max(k, num_levels_[i]) - 1);
         fed_[i] += int32_t(pending_[i].size()) + held;
         pending_[i].assign(emitted.begin() + held, emitted.end());
       } else {
@@ -463,6 +508,22 @@ class Cycles {
       drawn += k + 1;
     }
     return finished;
+  }
+
+  // Notes the states of sequence i's new tokens: of the row `root` and of those on the path.
+  void see(size_t i, size_t root, const std::vector<int32_t>& path) {
+    const size_t hidden = size_t(m_.config.hidden), width = feature_width();
+    if (sources_[i] == kDrafted) features_[i].clear();  // they have been read
+    const size_t room = size_t(a_.most_cycles) * (width_ + 1);
+    for (size_t j = 0; j <= path.size(); ++j) {
+      const size_t row = root + (j ? size_t(path[j - 1]) + 1 : 0);
+      float* out = a_.features_out + (i * room + size_t(num_seen_[i]++)) * width;
+      for (int t = 0; t < a_.num_taps; ++t) {
+        const float* state = tapped_.data() + (size_t(t) * drawn_.size() + row) * hidden;
+        std::copy(state, state + hidden, out + size_t(t) * hidden);
+      }
+      if (reads_features()) features_[i].insert(features_[i].end(), out, out + width);
+    }
   }
 
   void report(size_t i, const std::vector<int32_t>& path, int32_t next, int32_t* out) {
@@ -509,7 +570,7 @@ class Cycles {
   std::vector<uint64_t> params_;
   DraftParams p_;
   int32_t* asked_;  // the drafter's number of drafts in this cycle; a part of its parameters
-  std::vector<int32_t> last_, context_, left_, fed_, most_found_, begun_, most_drafts_;
+  std::vector<int32_t> last_, context_, left_, fed_, shift_, most_found_, begun_, most_drafts_;
   const int32_t *tables_, *draft_tables_, *finish_starts_, *finish_, *take_;
   std::vector<std::vector<int32_t>> pending_;
   // Of this cycle, by sequence: the source of drafts, their number, the drafts, what was found and,
@@ -518,7 +579,9 @@ class Cycles {
   std::vector<int32_t> num_levels_, levels_;  // of the tokens that the drafter drew
   std::vector<const int32_t*> parents_;
   std::vector<int32_t> drawn_, packed_;
-  std::vector<float> tapped_, guess_logits_;  // Medusa's
+  std::vector<float> tapped_, guess_logits_;
+  std::vector<int32_t> num_seen_;                 // tokens whose states were noted
+  std::vector<std::vector<float>> features_;      // of the tokens in `pending_`
   std::vector<float> states_, begun_states_;  // after `exit_layer` layers
 };
 

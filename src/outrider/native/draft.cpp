@@ -2,6 +2,7 @@
 #include "draft.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace outrider {
 
@@ -55,7 +56,10 @@ int32_t Drafting::begin(const std::vector<int32_t>& extra, int* length) {
   }
   s.num_rows = int32_t(rows.size());
   s.logit_rows = rows.data();
-  return make_plan(m, s, extra.data()) ? OUTRIDER_OK : OUTRIDER_INVALID;
+  if (const int32_t code = restore_states(m, s)) return code;
+  // The states after all drafts: each of them may be where the next draft begins.
+  m.states.make_room(std::accumulate(extra.begin(), extra.end(), 2 * s.num_seqs), 0, 0);
+  return make_plan(m, s, extra.data()) && plan_states(m, s) ? OUTRIDER_OK : OUTRIDER_INVALID;
 }
 
 float Drafting::floor(const float* x, int seq, int thread) {
@@ -76,7 +80,7 @@ bool Drafting::plan() {
   s.num_rows = int32_t(rows.size());
   s.parents = nullptr;
   s.states = states.empty() ? nullptr : states.data();
-  failed = !make_plan(*step.m, s, nullptr);
+  failed = !make_plan(*step.m, s, nullptr) || !plan_states(*step.m, s);
   return !failed;
 }
 
@@ -302,10 +306,15 @@ void bias_places(Chain& f, Team& team, int thread) {
   for (int t; (t = team.next_task(thread, rank ? (w.panels + kUnit - 1) / kUnit : 0)) >= 0;) {
     const int first = t * kUnit, panels = std::min(kUnit, w.panels - first);
     m.kernels->gemm(w, x, first, panels, c, kUnit * kLanes);
-    const int width = std::min(panels * kLanes, m.config.vocab - first * kLanes);
+    const int width = std::min(panels * kLanes, m.config.head_rows - first * kLanes);
     for (int r = 0; r < rows; ++r) {
       float* row = f.places.data() + (size_t(r) * f.rounds + f.round) * m.config.vocab;
-      m.kernels->add(row + first * kLanes, c + r * kUnit * kLanes, width);
+      const float* bias = c + r * kUnit * kLanes;
+      if (m.ids.empty()) {
+        m.kernels->add(row + first * kLanes, bias, width);
+      } else {
+        for (int i = 0; i < width; ++i) row[m.ids[size_t(first * kLanes + i)]] += bias[i];
+      }
     }
   }
 }

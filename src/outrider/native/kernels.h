@@ -107,6 +107,7 @@ struct Attention {
   const Segment* segments;
   int num_segments;
   const float *keys, *values;  // tile 0 of this layer and head
+  bool bytes;             // of int8: the data of a tile, then the scale of each slot
   size_t tile_stride;     // floats between consecutive tiles of the same head
   int ahead;              // new slots that are visible; 0: those before a row
   bool whole;             // every row sees all of them
@@ -116,6 +117,34 @@ struct Attention {
   ptrdiff_t ldo;
   float* scratch;         // kMaxQueries * (score_ld + 2 * dim_p)
   ptrdiff_t score_ld;     // >= context + new_tokens, multiple of 16, with 16 to spare
+};
+
+// A state to write: that of layer and head `offset` within a row.
+struct SavedState {
+  int32_t node;
+  float* row;
+};
+
+// The recurrence of one head of one sequence over its nodes. A state is made of blocks of sixteen
+// outputs, [rows][16] each. With decay d and strength s of the node:
+//   scan   state = d state + (s x) in',  y = state out
+//   delta  state = d state, then state += s (x - state in) in',  y = state out
+struct Recurrence {
+  bool delta;
+  int rows, outputs;
+  int count, skip;         // nodes; the first `skip` give no y
+  const int32_t* parents;  // null: each follows the one before it; -1: the start
+  const float* start;      // null: zeros
+  const float *x, *in, *out;  // of node 0
+  ptrdiff_t ld;
+  const float *decay, *strength;
+  ptrdiff_t ldd;
+  float* y;                // of node `skip`
+  ptrdiff_t ldy;
+  const SavedState* saves;  // in the order of nodes
+  int num_saves;
+  size_t offset;
+  float* scratch;          // [1, or with parents count][rows][16]
 };
 
 struct Kernels {
@@ -154,6 +183,7 @@ struct Kernels {
                            float* out);
   // x = cap * tanh(x / cap); n is rounded up to 16
   void (*soft_cap)(float* x, int n, float cap);
+  void (*recur)(const Recurrence& r);
   // Sum of n floats in eight parallel streams, to measure the memory, not the processor.
   float (*read)(const float* x, int64_t n);
 };

@@ -17,6 +17,9 @@ using V = __m512;
 inline V zero() { return _mm512_setzero_ps(); }
 inline V set1(float a) { return _mm512_set1_ps(a); }
 inline V load(const float* p) { return _mm512_loadu_ps(p); }
+inline V load_bytes(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
 inline void store(float* p, V a) { _mm512_storeu_ps(p, a); }
 inline V add(V a, V b) { return _mm512_add_ps(a, b); }
 inline V sub(V a, V b) { return _mm512_sub_ps(a, b); }

@@ -232,6 +232,7 @@ struct RowPointers {
 #include "attention_impl.h"
 #include "packed_impl.h"
 #include "gemm_impl.h"
+#include "recurrence_impl.h"
 #include "sampling_impl.h"
 
 namespace outrider {
@@ -241,7 +242,7 @@ template <class Dot>
 constexpr Kernels table(const char* name) {
   return {name,     kMaxRows,  gemm<Dot>, rms_norm,      round_pairs,   quantize,  quantize_blocks, silu_mul,
           add_rows, attention, argmax,         gumbel_argmax, floor_of_kept, noisy_row, layer_norm, activate,
-          activate_clamped, soft_cap, read_streams};
+          activate_clamped, soft_cap, recur, read_streams};
 }
 
 }  // namespace

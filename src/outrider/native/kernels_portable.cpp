@@ -30,6 +30,12 @@ inline V load(const float* p) {
   memcpy(&r, p, 64);
   return r;
 }
+inline V load_bytes(const int8_t* p) {
+  return each([=](int i) {
+    const int8_t* q = p + 4 * i;
+    return f4{float(q[0]), float(q[1]), float(q[2]), float(q[3])};
+  });
+}
 inline void store(float* p, const V& x) { memcpy(p, &x, 64); }
 inline V add(const V& x, const V& y) { return each([&](int i) { return x.v[i] + y.v[i]; }); }
 inline V sub(const V& x, const V& y) { return each([&](int i) { return x.v[i] - y.v[i]; }); }

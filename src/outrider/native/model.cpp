@@ -233,6 +233,15 @@ bool set_heads(OutriderModel& m, std::vector<float>& v, int first_head, int head
   return true;
 }
 
+// [rows][columns] as [columns][rows].
+void set_turned(std::vector<float>& v, const void* data, int32_t type, int rows, int columns) {
+  std::vector<float> all;
+  set_vector(all, 0, data, type, rows * columns);
+  v.resize(all.size());
+  for (int r = 0; r < rows; ++r)
+    for (int i = 0; i < columns; ++i) v[size_t(i) * rows + r] = all[size_t(r) * columns + i];
+}
+
 // The bias of gates (`which` 0) or ups, panel by panel in turns.
 void spread_half(const char* data, int32_t type, int n, int which, float* out) {
   std::vector<float> row(static_cast<size_t>(n));
@@ -304,6 +313,8 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
     spread_half(p, type, l->inner, which, l->gate_up_bias.data());
     return true;
   };
+  const bool takes_heads = l && l->attends && !l->width, recurs = l && l->state >= 0;
+  const MixerSizes& mixer = m.states.sizes;
   bool good = false;
   switch (kind) {
     case OUTRIDER_EMBED:
@@ -316,7 +327,13 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
     case OUTRIDER_FINAL_NORM:
       good = shape(1, c.hidden) && set_vector(m.final_norm, 0, data, type, c.hidden);
       break;
-    case OUTRIDER_HEAD: good = whole(m.head, c.head_rows, c.hidden); break;
+    case OUTRIDER_HEAD: {
+      const bool many = !m.heads.empty();
+      if (many && (layer < 0 || size_t(layer) >= m.heads.size())) return set_error("no such head");
+      good = whole(many ? m.heads[size_t(layer)] : m.head, c.head_rows, c.hidden);
+      if (many && good) ++m.heads_seen;
+      break;
+    }
     case OUTRIDER_FC: good = whole(m.fc, c.hidden, m.fc_inputs()); break;
     case OUTRIDER_FC_BIAS:
       good = shape(1, c.hidden) && set_vector(m.fc_bias, 0, data, type, c.hidden);
@@ -331,18 +348,19 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
         set_vector(m.markov_embed, row, p + row * source_bytes(type), type, c.markov_rank);
       }
       break;
-    case OUTRIDER_MARKOV_HEAD: good = whole(m.markov_head, c.vocab, c.markov_rank); break;
+    case OUTRIDER_MARKOV_HEAD: good = whole(m.markov_head, c.head_rows, c.markov_rank); break;
     case OUTRIDER_ATTENTION_NORM:
       good = shape(1, c.hidden) && set_vector(l->attention_norm, 0, data, type, c.hidden);
       break;
     case OUTRIDER_MLP_NORM:
       good = shape(1, c.hidden) && set_vector(l->mlp_norm, 0, data, type, c.hidden);
       break;
-    case OUTRIDER_Q: good = !l->width && heads_into_qkv(0, 0, c.heads); break;
-    case OUTRIDER_K: good = !l->width && heads_into_qkv(1, c.heads, c.kv_heads); break;
-    case OUTRIDER_V: good = !l->width && heads_into_qkv(2, c.heads + c.kv_heads, c.kv_heads); break;
+    case OUTRIDER_Q: good = takes_heads && heads_into_qkv(0, 0, c.heads); break;
+    case OUTRIDER_K: good = takes_heads && heads_into_qkv(1, c.heads, c.kv_heads); break;
+    case OUTRIDER_V: good = takes_heads && heads_into_qkv(2, c.heads + c.kv_heads, c.kv_heads); break;
     case OUTRIDER_O:
-      good = whole(l->o, c.hidden,
+      good = l->attends &&
+             whole(l->o, c.hidden,
                    m.is(OUTRIDER_MEDUSA) || l->width ? c.hidden : c.heads * m.value_dim());
       break;
     case OUTRIDER_MIX: good = l->width && whole(l->qkv.part[0], 3 * c.hidden, c.hidden); break;
@@ -352,6 +370,26 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
              set_vector(l->convolution, 0, data, type, c.hidden * l->width);
       break;
     case OUTRIDER_CONVOLUTION_BIAS: good = l->width && vector(l->convolution_bias, c.hidden); break;
+    case OUTRIDER_STATE_IN: good = recurs && whole(l->state_in, mixer.product(), c.hidden); break;
+    case OUTRIDER_STATE_IN_BIAS: good = recurs && vector(l->state_in_bias, mixer.product()); break;
+    case OUTRIDER_STATE_OUT: good = recurs && whole(l->state_out, c.hidden, mixer.inner()); break;
+    case OUTRIDER_STATE_OUT_BIAS: good = recurs && vector(l->state_out_bias, c.hidden); break;
+    case OUTRIDER_STEP_BIAS: good = recurs && vector(l->step_bias, mixer.of.heads); break;
+    case OUTRIDER_RATE: good = recurs && vector(l->rate, mixer.of.heads); break;
+    case OUTRIDER_SKIP: good = recurs && vector(l->skip, mixer.of.heads); break;
+    case OUTRIDER_STATE_NORM: good = recurs && vector(l->state_norm, mixer.inner()); break;
+    case OUTRIDER_STATE_CONVOLUTION:
+      good = recurs && shape(mixer.channels(), mixer.of.width);
+      if (good) set_turned(l->convolution, data, type, mixer.channels(), mixer.of.width);
+      break;
+    case OUTRIDER_STATE_CONVOLUTION_BIAS:
+      good = recurs && vector(l->convolution_bias, mixer.channels());
+      break;
+    case OUTRIDER_O_GATE:
+      good = c.parts.gates_attention && takes_heads &&
+             whole(l->o_gate, c.heads * c.head_dim, c.hidden);
+      break;
+    case OUTRIDER_O_GATE_BIAS: good = takes_heads && vector(l->o_gate_bias, c.heads * c.head_dim); break;
     case OUTRIDER_Q_BIAS:
       good = shape(1, q) && set_heads(m, l->qkv_bias, 0, c.heads, data, type);
       break;
@@ -422,6 +460,7 @@ bool set_expert(OutriderModel& m, int part, int layer, int expert, const void* d
   Layer& l = m.layers[size_t(layer)];
   const char* p = static_cast<const char*>(data);
   const int which = part % 3, hidden = c.hidden, inner = e.inner;
+  if (c.parts.plain_mlp && which == OUTRIDER_EXPERT_GATE) return set_error("experts without gates");
   const Matrix& made = which == OUTRIDER_EXPERT_DOWN ? l.expert_down[0] : l.expert_gate_up[0];
   const bool same = part <= OUTRIDER_EXPERT_DOWN && (is_packed(made.type) || made.type == kF16);
   if (same ? type != made.type : type != kF32 && type != kBF16 && type != kF16)
@@ -442,12 +481,40 @@ bool set_expert(OutriderModel& m, int part, int layer, int expert, const void* d
     }
   } else if (down) {
     pack_rows(l.expert_down[size_t(expert)], {p, type, hidden, inner, hidden, hidden, 0}, threads);
+  } else if (c.parts.plain_mlp) {
+    pack_rows(l.expert_gate_up[size_t(expert)], {p, type, inner, hidden, inner, inner, 0}, threads);
   } else {
     pack_rows(l.expert_gate_up[size_t(expert)],
               {p, type, inner, hidden, kLanes, 2 * kLanes, which * kLanes}, threads);
   }
   l.expert_seen[size_t(expert)] |= uint8_t(1 << part);
   return true;
+}
+
+// Copies one slot of a tile of keys and one of values to `keep`, or back.
+template <class T>
+void copy_slot(T* keys, T* values, int lane, int dim_p, T* keep, bool back) {
+  T *k = keys + lane, *v = values + size_t(lane) * size_t(dim_p);
+  for (int d = 0; d < dim_p; ++d) {
+    if (back) {
+      k[d * kLanes] = keep[d], v[d] = keep[dim_p + d];
+    } else {
+      keep[d] = k[d * kLanes], keep[dim_p + d] = v[d];
+    }
+  }
+}
+
+// Rounds n floats to int8, `step` apart, and returns their scale: NaN if one of them is not finite.
+float put_bytes(const float* x, int n, int8_t* out, int step) {
+  float top = 0;
+  bool finite = true;
+  for (int i = 0; i < n; ++i) {
+    finite = finite && std::isfinite(x[i]);
+    top = std::max(top, std::fabs(x[i]));
+  }
+  const float inverse = finite && top > 0 ? 127.0f / top : 0.0f;
+  for (int i = 0; i < n; ++i) out[i * step] = int8_t(std::isfinite(inverse) && finite ? std::nearbyint(x[i] * inverse) : 0);
+  return finite ? top / 127.0f : std::nanf("");
 }
 
 constexpr int kLayerTypes = 9;  // of a layer's matrices in OutriderConfig.types
@@ -517,7 +584,15 @@ bool place_weights(OutriderModel& m) {
     }
     const OutriderParts& parts = c.parts;
     const int32_t type_of_o = own ? own[3] : Places::kUsual;
-    if (l.width) {
+    if (l.state >= 0) {
+      // Without attention, they take the types of its products.
+      const MixerSizes& mixer = m.states.sizes;
+      const bool alone = own && !l.attends;
+      places.add(l.state_in, mixer.product(), c.hidden, alone ? own[0] : own ? kF32 : Places::kUsual);
+      places.add(l.state_out, c.hidden, mixer.inner(), alone ? own[3] : own ? kF32 : Places::kUsual);
+    }
+    if (!l.attends) {
+    } else if (l.width) {
       places.add_together(l.qkv, {3 * c.hidden}, c.hidden, own);
     } else if (parts.latent_kv) {
       places.add(l.q_a, parts.latent_q, c.hidden, type_of_o);
@@ -528,7 +603,9 @@ bool place_weights(OutriderModel& m) {
       places.add_together(l.qkv, {c.heads * dp, c.kv_heads * dp, c.kv_heads * dp},
                           m.layer_inputs(i), own);
     }
-    places.add(l.o, c.hidden, l.width ? c.hidden : c.heads * m.value_dim(), type_of_o);
+    if (l.attends) places.add(l.o, c.hidden, l.width ? c.hidden : c.heads * m.value_dim(), type_of_o);
+    if (l.attends && parts.gates_attention)
+      places.add(l.o_gate, c.heads * c.head_dim, c.hidden, own ? kF32 : Places::kUsual);
     const int inner = round_up(l.inner, kLanes);
     if (c.parts.plain_mlp) {
       places.add_together(l.gate_up, {inner}, c.hidden, own ? own + 5 : nullptr);
@@ -540,14 +617,19 @@ bool place_weights(OutriderModel& m) {
     if (!l.sparse()) continue;
     places.add(l.router, c.experts.count + (c.experts.shared_gate ? 1 : 0), c.hidden, kF32);
     for (size_t e = 0; e < l.expert_down.size(); ++e) {
-      const int pairs = round_up(c.experts.inner, kLanes) * 2;
-      places.add(l.expert_gate_up[e], pairs, c.hidden, own ? own[7] : Places::kUsual);
+      const int rows = round_up(c.experts.inner, kLanes) * (c.parts.plain_mlp ? 1 : 2);
+      places.add(l.expert_gate_up[e], rows, c.hidden, own ? own[7] : Places::kUsual);
       places.add(l.expert_down[e], c.hidden, c.experts.inner, own ? own[8] : Places::kUsual);
     }
   }
   const int32_t head = !types ? Places::kUsual : types[1] == OUTRIDER_TIED ? types[0] : types[1];
-  places.add(m.head, c.head_rows, c.hidden, head);
-  places.add(m.markov_head, c.vocab, c.markov_rank, kF32);  // a row of it is too short to quantise
+  if (m.is(OUTRIDER_MEDUSA) && m.varies(OUTRIDER_OWN_HEADS)) {
+    m.heads.resize(size_t(c.intermediate));
+    for (Matrix& own : m.heads) places.add(own, c.head_rows, c.hidden);
+  } else {
+    places.add(m.head, c.head_rows, c.hidden, head);
+  }
+  places.add(m.markov_head, c.head_rows, c.markov_rank, kF32);  // a row of it is too short to quantise
   m.blocks = types != nullptr;
   m.config.types = nullptr;  // the caller's
   return places.reserve(m.weights);
@@ -567,8 +649,10 @@ bool types_suit(const OutriderConfig& c) {
   for (int l = 0; l < c.layers; ++l) {
     for (int i = 0; i < kLayerTypes; ++i) {
       const int value_dim = c.parts.value_dim ? c.parts.value_dim : c.head_dim;
-      const int inner = i == 8 ? c.experts.inner : c.experts.count ? c.experts.inner_of[l] : c.intermediate;
-      const int k = i == 3 ? c.heads * value_dim : i == 6 || i == 8 ? inner : c.hidden;
+      const int inner = i == 8 ? c.experts.inner : c.experts.inner_of ? c.experts.inner_of[l] : c.intermediate;
+      const bool alone = c.mixer.mixes && !(c.mixer.mixes[l] & OUTRIDER_ATTENDS);
+      const int width_of_o = alone ? c.mixer.heads * c.mixer.outputs : c.heads * value_dim;
+      const int k = i == 3 ? width_of_o : i == 6 || i == 8 ? inner : c.hidden;
       if (!suits(types[2 + kLayerTypes * l + i], k)) return false;
     }
   }
@@ -582,11 +666,11 @@ bool experts_make_sense(const OutriderConfig& c) {
   if (!in(e.count, 1, 4096) || !in(e.active, 1, e.count) || !in(e.inner, 1, 1 << 20) || !e.inner_of ||
       !e.sparse || !in(e.router, OUTRIDER_SOFTMAX, OUTRIDER_SIGMOID_OF_CHOSEN) || !in(e.groups, 1, e.count) ||
       e.count % e.groups || !in(e.open_groups, 1, e.groups) || e.group_best < 1 ||
-      e.active > e.count / e.groups * e.open_groups || c.kind || c.parts.plain_mlp ||
+      e.active > e.count / e.groups * e.open_groups || c.kind || (c.parts.plain_mlp && e.bias) ||
       c.parts.parallel || (e.router == OUTRIDER_SPARSEMIXER && (e.active != 2 || e.count < 2)))
     return false;
   for (int l = 0; l < c.layers; ++l) {
-    if (!in(e.inner_of[l], e.sparse[l] ? 0 : 1, 1 << 20)) return false;
+    if (!in(e.inner_of[l], 0, 1 << 20)) return false;
     // The norm of what a layer adds would be over both, and experts are added alone.
     if (e.sparse[l] && e.inner_of[l] && c.parts.out_norms) return false;
   }
@@ -604,6 +688,20 @@ bool latent_makes_sense(const OutriderConfig& c) {
          c.heads == c.kv_heads && !c.qk_norm && !c.kind && !p.layer_norm;
 }
 
+bool mixer_makes_sense(const OutriderConfig& c) {
+  const OutriderMixer& x = c.mixer;
+  auto in = [](int64_t v, int64_t lo, int64_t hi) { return v >= lo && v <= hi; };
+  if (c.parts.gates_attention && (c.kind || c.parts.latent_kv || c.parts.value_dim)) return false;
+  if (!x.mixes) return in(x.rows, 0, 0);
+  const int64_t inner = int64_t(x.heads) * x.outputs;
+  bool good = in(x.heads, 1, 4096) && in(x.groups, 1, x.heads) && x.heads % x.groups == 0 &&
+              in(x.rows, 1, 4096) && in(x.outputs, 1, 4096) && in(x.width, 1, 64) && in(inner, 1, 1 << 20) &&
+              in(x.norm_groups, 0, inner) && (!x.norm_groups || inner % x.norm_groups == 0) && !c.kind &&
+              !c.parts.parallel && !c.parts.no_input_norms;
+  for (int l = 0; good && l < c.layers; ++l) good = in(x.mixes[l], 0, 3) && !(c.widths && c.widths[l]);
+  return good;
+}
+
 bool valid(const OutriderConfig& c) {
   auto in = [](int64_t v, int64_t lo, int64_t hi) { return v >= lo && v <= hi; };
   return in(c.hidden, 1, 1 << 17) && in(c.layers, 0, 4096) && in(c.heads, 1, 4096) &&
@@ -613,13 +711,14 @@ bool valid(const OutriderConfig& c) {
          c.rotary_dim % 2 == 0 && in(c.weight_type, 0, 4) &&
          in(c.rounds, 0, c.weight_type == kBF16) && c.eps >= 0 && c.attention_scale > 0 &&
          in(c.kind, OUTRIDER_DECODER, OUTRIDER_MEDUSA) && in(c.head_rows, 1, c.vocab) &&
-         in(c.feature_width, c.kind ? 1 : 0, c.kind ? 1 << 20 : 0) && c.feature_width % 2 == 0 &&
+         in(c.kv_bytes, 0, c.kind == OUTRIDER_DECODER) && in(c.feature_width, c.kind ? 1 : 0, c.kind ? 1 << 20 : 0) && c.feature_width % 2 == 0 &&
          in(c.markov_rank, 0, c.kind == OUTRIDER_DFLASH ? 4096 : 0) &&
          in(c.parts.qk_span, OUTRIDER_HEAD_SPAN, OUTRIDER_ROW_SPAN) &&
          in(c.parts.activation, OUTRIDER_SILU, OUTRIDER_RELU2) &&
          in(c.parts.position_rows, 0, 1 << 24) && in(c.parts.position_offset, 0, 1 << 16) &&
          c.parts.growth_every >= (c.parts.growth != 0) && c.parts.score_cap >= 0 && c.parts.logit_cap >= 0 && experts_make_sense(c) && latent_makes_sense(c) &&
-         (c.kind != OUTRIDER_EAGLE3 || c.layers > 0) && in(c.variant, 0, c.kind ? 31 : 0) &&
+         mixer_makes_sense(c) &&
+         (c.kind != OUTRIDER_EAGLE3 || c.layers > 0) && in(c.variant, 0, c.kind ? 127 : 0) &&
          (!(c.variant & (OUTRIDER_PROJECTS | OUTRIDER_FUSED)) || c.feature_width == c.hidden) &&
          (c.kind != OUTRIDER_MEDUSA ||
           (c.layers % c.intermediate == 0 && c.feature_width == c.hidden)) &&
@@ -630,6 +729,27 @@ bool valid(const OutriderConfig& c) {
 }  // namespace outrider
 
 using namespace outrider;
+
+void OutriderModel::store_key(int layer, int head, int slot, const float* key) const {
+  float* k = tile(keys(layer, head), slot);
+  const int lane = slot % kLanes;
+  if (config.kv_bytes) {
+    k[dim_p * kLanes / 4 + lane] = put_bytes(key, config.head_dim, reinterpret_cast<int8_t*>(k) + lane, kLanes);
+    return;
+  }
+  for (int d = 0; d < config.head_dim; ++d) k[d * kLanes + lane] = key[d];
+}
+
+void OutriderModel::store_value(int layer, int head, int slot, const float* value) const {
+  float* v = tile(values(layer, head), slot);
+  const int lane = slot % kLanes;
+  if (config.kv_bytes) {
+    int8_t* at = reinterpret_cast<int8_t*>(v) + lane * dim_p;
+    v[dim_p * kLanes / 4 + lane] = put_bytes(value, config.head_dim, at, 1);
+    return;
+  }
+  memcpy(v + size_t(lane) * dim_p, value, size_t(config.head_dim) * 4);
+}
 
 extern "C" {
 
@@ -648,19 +768,26 @@ OutriderModel* outrider_new(const OutriderConfig* config) {
   m->kernels = kernels;
   m->layers = std::vector<Layer>(size_t(config->layers));
   m->dim_p = round_up(config->head_dim, kLanes);
-  m->head_stride = size_t(kLanes) * m->dim_p + kLanes;
+  m->head_stride = size_t(kLanes) * m->dim_p / (config->kv_bytes ? 4 : 1) + kLanes;
   int attentions = 0;
+  const OutriderMixer& mixer = config->mixer;
+  MixerSizes& sizes = m->states.sizes;
   for (int l = 0; l < config->layers; ++l) {
     Layer& layer = m->layers[size_t(l)];
     layer.width = config->widths ? config->widths[l] : 0;
-    layer.place = layer.width ? m->convolutions++ : attentions++;
+    layer.attends = !mixer.mixes || mixer.mixes[l] & OUTRIDER_ATTENDS;
+    if (mixer.mixes && mixer.mixes[l] & OUTRIDER_RECURS) layer.state = sizes.layers++;
+    if (layer.attends) layer.place = layer.width ? m->convolutions++ : attentions++;
   }
-  m->config.widths = nullptr;  // the caller's
+  sizes.of = mixer;
+  m->unit_weight[0].assign(size_t(mixer.rows), 1.0f / float(mixer.rows));
+  m->unit_weight[1].assign(size_t(mixer.rows), 1.0f / std::sqrt(float(mixer.rows)));
+  m->config.widths = m->config.mixer.mixes = sizes.of.mixes = nullptr;  // the caller's
   m->tile_stride = size_t(attentions) * 2 * size_t(config->kv_heads) * m->head_stride;
   const OutriderExperts& experts = config->experts;
   for (int l = 0; l < config->layers; ++l) {
     Layer& layer = m->layers[size_t(l)];
-    layer.inner = experts.count ? experts.inner_of[l] : config->intermediate;
+    layer.inner = experts.inner_of ? experts.inner_of[l] : config->intermediate;
     if (!experts.count || !experts.sparse[l]) continue;
     layer.expert_gate_up = std::vector<Matrix>(size_t(experts.count));
     layer.expert_down = std::vector<Matrix>(size_t(experts.count));
@@ -692,13 +819,13 @@ int32_t outrider_set_expert(OutriderModel* m, int32_t part, int32_t layer, int32
 }
 
 int32_t outrider_set_layer(OutriderModel* m, int32_t layer, int32_t window, int32_t chunk,
-                           int32_t rope) {
+                           int32_t rope, int32_t causal) {
   if (layer < 0 || layer >= m->config.layers || window < 0 || chunk < 0 || rope < -1 ||
       rope >= kMaxRopes) {
     return set_error("no such layer, window, chunk or rope"), OUTRIDER_INVALID;
   }
   Layer& l = m->layers[size_t(layer)];
-  l.window = window, l.chunk = chunk, l.rope = rope;
+  l.window = window, l.chunk = chunk, l.rope = rope, l.causal = causal != 0;
   m->last_rope = std::max(m->last_rope, rope);
   return OUTRIDER_OK;
 }
@@ -735,8 +862,9 @@ int32_t outrider_ready(OutriderModel* m) {
     return true;
   };
   const bool projects = m->is(OUTRIDER_EAGLE3) && m->varies(OUTRIDER_PROJECTS);
-  const bool normed = !projects || m->varies(OUTRIDER_FEEDS_NORMED);
+  const bool normed = (!projects || m->varies(OUTRIDER_FEEDS_NORMED)) && !m->varies(OUTRIDER_AS_GIVEN);
   bool good = has(m->seen, {OUTRIDER_HEAD}) && (!normed || has(m->seen, {OUTRIDER_FINAL_NORM}));
+  good = good && m->heads_seen == int(m->heads.size());
   if (!m->is(OUTRIDER_MEDUSA)) good = good && has(m->seen, {OUTRIDER_EMBED});
   if (m->fc.data) good = good && has(m->seen, {OUTRIDER_FC});
   if ((m->fc.data || m->is(OUTRIDER_EAGLE3)) && !projects)
@@ -752,7 +880,17 @@ int32_t outrider_ready(OutriderModel* m) {
     }
     const OutriderParts& parts = m->config.parts;
     const OutriderExperts& experts = m->config.experts;
-    if (l.width) {
+    const bool norms_attended = l.attends || l.state >= 0;
+    if (l.state >= 0) {
+      const OutriderMixer& mixer = m->states.sizes.of;
+      good = good && has(l.seen, {OUTRIDER_STATE_IN, OUTRIDER_STATE_OUT, OUTRIDER_STEP_BIAS,
+                                  OUTRIDER_RATE, OUTRIDER_STATE_CONVOLUTION});
+      if (!mixer.delta) good = good && has(l.seen, {OUTRIDER_SKIP});
+      if (mixer.norm_groups) good = good && has(l.seen, {OUTRIDER_STATE_NORM});
+    }
+    if (l.attends && parts.gates_attention) good = good && has(l.seen, {OUTRIDER_O_GATE});
+    if (!l.attends) {
+    } else if (l.width) {
       good = good && has(l.seen, {OUTRIDER_MIX, OUTRIDER_CONVOLUTION, OUTRIDER_O});
     } else {
       good = good && has(l.seen, {OUTRIDER_Q, OUTRIDER_K, OUTRIDER_V, OUTRIDER_O});
@@ -763,13 +901,13 @@ int32_t outrider_ready(OutriderModel* m) {
     if (l.inner && !parts.plain_mlp) good = good && has(l.seen, {OUTRIDER_GATE});
     if (l.sparse()) good = good && has(l.seen, {OUTRIDER_ROUTER});
     if (l.sparse() && experts.shared_gate) good = good && has(l.seen, {OUTRIDER_SHARED_GATE});
-    for (uint8_t seen : l.expert_seen) good = good && seen == (experts.bias ? 63 : 7);
-    if (!parts.no_input_norms && (!projects || &l != &m->layers[0]))
+    for (uint8_t seen : l.expert_seen) good = good && seen == (experts.bias ? 63 : parts.plain_mlp ? 6 : 7);
+    if (!parts.no_input_norms && norms_attended && (!projects || &l != &m->layers[0]))
       good = good && has(l.seen, {OUTRIDER_ATTENTION_NORM});
-    if (!parts.no_input_norms && !parts.one_norm) good = good && has(l.seen, {OUTRIDER_MLP_NORM});
+    if (!parts.no_input_norms && !parts.one_norm && (l.inner || l.sparse())) good = good && has(l.seen, {OUTRIDER_MLP_NORM});
     if (parts.out_norms)
       good = good && has(l.seen, {OUTRIDER_ATTENTION_OUT_NORM, OUTRIDER_MLP_OUT_NORM});
-    if (m->config.qk_norm && !l.width && !(parts.qk_rotated && l.rope < 0)) good = good && has(l.seen, {OUTRIDER_Q_NORM, OUTRIDER_K_NORM});
+    if (m->config.qk_norm && l.attends && !l.width && !(parts.qk_rotated && l.rope < 0)) good = good && has(l.seen, {OUTRIDER_Q_NORM, OUTRIDER_K_NORM});
   }
   if (!good) return set_error("the checkpoint lacks tensors"), OUTRIDER_INVALID;
   return OUTRIDER_OK;
@@ -786,6 +924,7 @@ int32_t outrider_allocate(OutriderModel* m, int32_t blocks, int32_t block_size) 
   if (!m->cache.reserve(bytes)) return OUTRIDER_MEMORY;
   const size_t inputs = size_t(m->convolutions) * size_t(m->config.hidden) * size_t(blocks) * block_size;
   if (inputs && !m->inputs.reserve(inputs * 4)) return OUTRIDER_MEMORY;
+  m->states.begin(blocks * block_size, block_size, bytes);
   guard(m->cache.data(), bytes, m->cache.size());
   m->num_blocks = blocks;
   m->block_size = block_size;
@@ -818,9 +957,10 @@ int32_t outrider_copy_slots(OutriderModel* m, const int32_t* source, const int32
       return set_error("slot out of range"), OUTRIDER_INVALID;
     }
   }
+  if (m->states.sizes.layers) m->states.move(source, target, count);
   const int dp = m->dim_p, heads = m->config.kv_heads;
   const size_t per_slot = size_t(2) * dp;
-  std::vector<float> kept(size_t(count) * heads * per_slot);
+  std::vector<float> kept(size_t(count) * heads * per_slot);  // as they are stored
   const size_t wide = size_t(m->convolutions) * size_t(m->config.hidden);
   std::vector<float> inputs(size_t(count) * wide);
   for (int pass = 0; wide && pass < 2; ++pass) {
@@ -831,23 +971,20 @@ int32_t outrider_copy_slots(OutriderModel* m, const int32_t* source, const int32
     }
   }
   for (size_t layer = 0; layer < m->layers.size(); ++layer) {
-    if (m->layers[layer].width) continue;
+    if (m->layers[layer].width || !m->layers[layer].attends) continue;
     for (int pass = 0; pass < 2; ++pass) {
       for (int32_t i = 0; i < count; ++i) {
         const int32_t slot = pass ? target[i] : source[i];
         for (int h = 0; h < heads; ++h) {
-          const size_t tile = size_t(slot / kLanes) * m->tile_stride;
-          float* k = m->keys(int(layer), h) + tile + slot % kLanes;
-          float* v = m->values(int(layer), h) + tile + size_t(slot % kLanes) * dp;
           float* keep = kept.data() + (size_t(i) * heads + h) * per_slot;
-          for (int d = 0; d < dp; ++d) {
-            if (pass) {
-              k[d * kLanes] = keep[d];
-              v[d] = keep[dp + d];
-            } else {
-              keep[d] = k[d * kLanes];
-              keep[dp + d] = v[d];
-            }
+          float *k = m->tile(m->keys(int(layer), h), slot), *v = m->tile(m->values(int(layer), h), slot);
+          if (m->config.kv_bytes) {
+            copy_slot(reinterpret_cast<int8_t*>(k), reinterpret_cast<int8_t*>(v), slot % kLanes, dp,
+                      reinterpret_cast<int8_t*>(keep), pass);
+            float *scales[] = {k + dp * kLanes / 4, v + dp * kLanes / 4}, *of = keep + dp;
+            for (int w = 0; w < 2; ++w) (pass ? scales[w][slot % kLanes] : of[w]) = pass ? of[w] : scales[w][slot % kLanes];
+          } else {
+            copy_slot(k, v, slot % kLanes, dp, keep, pass);
           }
         }
       }

@@ -9,6 +9,7 @@
 #include "kernels.h"
 #include "outrider.h"
 #include "route.h"
+#include "states.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -70,7 +71,13 @@ struct Layer {
   int width = 0;
   std::vector<float> mix_bias, convolution, convolution_bias;
   int place = 0;  // how many layers before it have keys and values, or with a width: inputs
+  // A recurrent part, in place of attention or beside it.
+  bool attends = true;
+  int state = -1;  // how many layers before it have a state; -1: it has none
+  Matrix state_in, state_out, o_gate;
+  std::vector<float> state_in_bias, state_out_bias, step_bias, rate, skip, state_norm, o_gate_bias;
   int window = 0, chunk = 0, rope = 0;
+  bool causal = false;  // DFlash: a place sees places before it only
   bool sparse() const { return !expert_down.empty(); }
   uint64_t seen = 0;  // bit per tensor kind
 };
@@ -93,6 +100,8 @@ struct Buffers {
   float *latent_q, *latent_kv;  // of latent attention
   float* added;                 // what attention or MLP adds, before its norm
   float* beside;                // EAGLE-3: embeddings, the second input of its layer
+  float *mix, *mixed;           // of recurrent layers: the product, and the result
+  float* gate;                  // of attention
   float* norm;                  // prepared input of more than kSmall rows
   uint32_t* pairs;
   int8_t* quant;
@@ -105,7 +114,7 @@ struct Buffers {
   Union touched;
   ptrdiff_t ldscores;
   ptrdiff_t ldlatent;
-  ptrdiff_t ldx, ldq, ldk, ldatt, ldh, ldnorm, ldpairs, ldquant, ldblocks;
+  ptrdiff_t ldx, ldq, ldk, ldatt, ldh, ldnorm, ldpairs, ldquant, ldblocks, ldmix, ldmixed;
   ptrdiff_t score_ld;
   struct Private {
     float *c, *attention, *norm, *row;
@@ -150,6 +159,8 @@ struct OutriderModel {
   std::vector<float> final_norm, hidden_norm, final_norm_bias, head_bias, positions, fc_bias;
   std::vector<float> slopes, embedding_norm, embedding_norm_bias;
   outrider::Matrix head, fc, markov_head;
+  std::vector<outrider::Matrix> heads;  // Medusa: of each guess; empty: all have `head`
+  int heads_seen = 0;
   std::vector<float> markov_embed;  // [vocab][markov_rank]
   std::vector<int32_t> ids;         // target id of each row of the head; empty: the row itself
   outrider::Memory weights;
@@ -184,7 +195,13 @@ struct OutriderModel {
   float* input(const outrider::Layer& layer, int slot) const {
     return inputs.floats() + (size_t(slot) * convolutions + layer.place) * config.hidden;
   }
+  outrider::StateStore states;
+  outrider::StatePlan state_plan;
+  std::vector<float> unit_weight[2];  // of the norms that give queries and keys their length
   float* values(int layer, int head) const { return keys(layer, config.kv_heads + head); }
+  float* tile(float* first, int slot) const { return first + size_t(slot / outrider::kLanes) * tile_stride; }
+  void store_key(int layer, int head, int slot, const float* key) const;
+  void store_value(int layer, int head, int slot, const float* value) const;
   int value_dim() const { return config.parts.value_dim ? config.parts.value_dim : config.head_dim; }
   bool is(int32_t kind) const { return config.kind == kind; }
   bool varies(int32_t bit) const { return config.variant & bit; }

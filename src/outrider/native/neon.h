@@ -33,6 +33,12 @@ inline V zero() { return set1(0.0f); }
 inline V load(const float* p) {
   return {{vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}};
 }
+inline V load_bytes(const int8_t* p) {
+  const int8x16_t x = vld1q_s8(p);
+  const int16x8_t a = vmovl_s8(vget_low_s8(x)), b = vmovl_s8(vget_high_s8(x));
+  return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(a))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(a))),
+           vcvtq_f32_s32(vmovl_s16(vget_low_s16(b))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(b)))}};
+}
 inline void store(float* p, const V& x) {
   vst1q_f32(p, x.v[0]);
   vst1q_f32(p + 4, x.v[1]);

@@ -42,7 +42,7 @@ enum {
   OUTRIDER_FC = 21,           // [hidden][feature_width]
   OUTRIDER_HIDDEN_NORM = 22,  // of the features
   OUTRIDER_MARKOV_EMBED = 23, // [vocab][markov_rank]
-  OUTRIDER_MARKOV_HEAD = 24,  // [vocab][markov_rank]
+  OUTRIDER_MARKOV_HEAD = 24,  // [head_rows][markov_rank]
   // Of decoders that deviate from Llama.
   OUTRIDER_ATTENTION_NORM_BIAS = 25,
   OUTRIDER_MLP_NORM_BIAS = 26,
@@ -57,6 +57,19 @@ enum {
   OUTRIDER_CHOICE_BIAS = 35,  // of the weights, for the choice only
   OUTRIDER_SHARED_GATE = 36,  // [hidden]: its sigmoid scales the MLP beside the experts
   OUTRIDER_FC_BIAS = 37,  // of heads only: EAGLE-1
+  // Of layers with a recurrent state; see OutriderMixer. Vectors are float32.
+  OUTRIDER_STATE_IN = 38,    // the product before the convolution
+  OUTRIDER_STATE_IN_BIAS = 39,
+  OUTRIDER_STATE_OUT = 40,   // [hidden][inner]
+  OUTRIDER_STATE_OUT_BIAS = 41,
+  OUTRIDER_STEP_BIAS = 42,   // [heads]
+  OUTRIDER_RATE = 43,        // [heads]: negative
+  OUTRIDER_SKIP = 44,        // [heads]
+  OUTRIDER_STATE_NORM = 45,  // [inner]
+  OUTRIDER_STATE_CONVOLUTION = 46,  // [channels][width], the newest input last
+  OUTRIDER_STATE_CONVOLUTION_BIAS = 47,
+  OUTRIDER_O_GATE = 48,      // [heads * head_dim][hidden]: its sigmoid scales what attention gives
+  OUTRIDER_O_GATE_BIAS = 49,
   // Of decoders again.
   OUTRIDER_SLOPES = 50,  // [heads]: what a score loses with each position of distance
   OUTRIDER_EMBEDDING_NORM = 51,
@@ -84,7 +97,9 @@ enum { OUTRIDER_TURNED = 1 << 8, OUTRIDER_TIED = -1 };
 //            i predicts i + 2. With OUTRIDER_PROJECTS it is EAGLE-1: fc makes one input of the two, and
 //            the norms before layer 0 and after the last layer may be left out
 //   DFlash   layers over a block of masks that also see keys and values made of the features
-//   Medusa   residual blocks (matrix O), equally many for each of `intermediate` heads
+//   Medusa   residual blocks (matrix O), equally many for each of `intermediate` heads. With
+//            OUTRIDER_OWN_HEADS each has an output head of its own (OUTRIDER_HEAD with its number as
+//            layer); `exit_layer` is then the first head that a step runs
 enum { OUTRIDER_DECODER = 0, OUTRIDER_EAGLE3 = 1, OUTRIDER_DFLASH = 2, OUTRIDER_MEDUSA = 3 };
 
 enum { OUTRIDER_SILU = 0, OUTRIDER_GELU = 1, OUTRIDER_GELU_TANH = 2, OUTRIDER_RELU = 3, OUTRIDER_RELU2 = 4 };
@@ -110,9 +125,27 @@ typedef struct {
   float least_sum, scale, jitter;
   float clamp, alpha;            // limit of gate and up; then: g * sigmoid(alpha g) * (up + 1)
   // [layers] each, read by outrider_new alone: the intermediate size of a layer's MLP (0: it has none),
-  // and whether the layer has experts.
+  // and whether the layer has experts. Decoders without experts may give the sizes, too.
   const int32_t *inner_of, *sparse;
 } OutriderExperts;
+
+// The recurrent part of a decoder's layers; all zeros: none. A product gives a gate z, the channels of a
+// convolution and scalars of heads; the channels go through the convolution and silu.
+//   scan   (z, x, B, C, dt): step = softplus(dt + step bias) within limits, decay = exp(step * rate),
+//          state = decay state + step x B', y = state C + skip x
+//   delta  (q, k, v, z, b, a): q and k get length 1, decay = exp(softplus(a + step bias) * rate),
+//          state = decay state, then state += sigmoid(b) (v - state k) k', y = state q / sqrt(rows)
+// y is normalised in `norm_groups` parts (0: not at all), before it is multiplied by silu(z) or after.
+enum { OUTRIDER_ATTENDS = 1, OUTRIDER_RECURS = 2 };
+typedef struct {
+  int32_t delta;
+  int32_t heads, groups;   // groups of heads share B and C, or q and k
+  int32_t rows, outputs;   // a head's state is [rows][outputs]: [state][x] of a scan, [k][v]
+  int32_t width;           // of the convolution
+  int32_t norm_groups, norm_first;
+  float least_step, most_step;
+  const int32_t* mixes;    // [layers] bits; null: all attend. Read by outrider_new alone
+} OutriderMixer;
 
 // How a decoder deviates from Llama; all zeros: not at all. A factor or cap of 0 is none.
 typedef struct {
@@ -132,6 +165,7 @@ typedef struct {
   int32_t growth_everywhere;  // 0: only in layers that do not rotate
   int32_t latent_q, latent_kv, latent_rope;  // latent attention; see the kinds of tensors
   int32_t value_dim;       // of a head; 0: head_dim
+  int32_t gates_attention;  // see OUTRIDER_O_GATE
   float score_cap, embedding_scale, residual_scale, logit_scale, logit_cap;
   float growth;
 } OutriderParts;
@@ -142,6 +176,8 @@ enum {
   OUTRIDER_NORM_RESIDUAL = 4,  // EAGLE-3: layer 0 adds to the normalised features
   OUTRIDER_FEEDS_NORMED = 8,   // EAGLE: the next position reads the normalised state
   OUTRIDER_FROM_ANCHOR = 16,   // DFlash: a place predicts the token after it, not the one at it
+  OUTRIDER_OWN_HEADS = 32,     // Medusa: see above
+  OUTRIDER_AS_GIVEN = 64,      // Medusa: features are not normalised
 };
 
 typedef struct {
@@ -156,6 +192,7 @@ typedef struct {
   int32_t head_rows;      // rows of the output head; if fewer than vocab: see outrider_set_ids
   int32_t markov_rank;    // DFlash: 0 for none
   int32_t variant;        // how heads of one kind differ, as bits
+  int32_t kv_bytes;       // keys and values are kept as int8, with a scale for each slot and head
   float eps;
   float attention_scale;
   // Null, or the types of a decoder's matrices, which replace `weight_type`: of the embedding, the
@@ -167,6 +204,7 @@ typedef struct {
   const int32_t* widths;
   OutriderParts parts;
   OutriderExperts experts;
+  OutriderMixer mixer;
 } OutriderConfig;
 
 // The integers of a step are one array, `packed`, so that the caller computes one address only:
@@ -237,7 +275,8 @@ typedef struct {
 typedef struct OutriderLookup OutriderLookup;
 
 // Several cycles of decoding sequences. Their integers as one array: last token, context, tokens
-// that may still be emitted, the drafter's context, most drafts of a look-up [num_seqs each];
+// that may still be emitted, the drafter's context, by how much its positions are higher than that,
+// most drafts of a look-up [num_seqs each];
 // tables [num_seqs][table_width], the drafter's [num_seqs][draft_table_width]; starts
 // [num_seqs + 1] and tokens that the drafter reads first; starts [num_seqs + 1] and ids that
 // finish; with `lookups`, the number of found tokens to take, by the number found,
@@ -262,12 +301,19 @@ typedef struct {
   // each newest computed token, given before the first cycle and written after each. Medusa considers
   // `children` tokens of each head, and paths at least as likely as `floor`.
   float* states;
+  // Null, or [num_taps]: the layers of the target whose states are noted for each new token, side by
+  // side: [num_seqs][most_cycles * (width + 1)][num_taps * hidden]. If the drafter is EAGLE, it reads
+  // them, and those in `features` with the first tokens. With `passes` it grows trees, at most
+  // `breadth` nodes a pass, each of `children` children; their parents are in the place of levels.
+  const int32_t* taps;
+  const float* features;
+  float* features_out;
   OutriderStopRules stop_rules; // of the drafter, unless it is Medusa
   double floor, limit_s;
   int32_t num_seqs, table_width, draft_table_width, width, most_cycles, threads, script_length;
   int32_t copies;          // stops when a sequence leaves its script or reaches its end
   int32_t exit_layer;      // 0, or the number of the model's own layers that draft
-  int32_t children;
+  int32_t children, num_taps, passes, breadth;
   int32_t cycles;          // output: the number of cycles that ran
 } OutriderCycles;
 
@@ -288,9 +334,9 @@ OUTRIDER_API int32_t outrider_set_expert(OutriderModel* model, int32_t part, int
                                          int32_t expert, const void* data, int32_t type,
                                          int64_t rows, int64_t columns, int32_t threads);
 // `window` and `chunk`: 0 for none; a token sees its own chunk of positions only. `rope`: the index of
-// the layer's table; -1: no rotation.
+// the layer's table; -1: no rotation. `causal`, of DFlash: a place sees places before it only.
 OUTRIDER_API int32_t outrider_set_layer(OutriderModel* model, int32_t layer, int32_t window,
-                                        int32_t chunk, int32_t rope);
+                                        int32_t chunk, int32_t rope, int32_t causal);
 // Table `index`; all tables have equally many positions.
 OUTRIDER_API int32_t outrider_set_rope(OutriderModel* model, int32_t index, const float* cosine,
                                        const float* sine, int32_t positions);
@@ -320,6 +366,11 @@ OUTRIDER_API int32_t outrider_run_cycles(OutriderModel* model, const int32_t* pa
                                         const void* draft_packed, OutriderCycles* cycles);
 OUTRIDER_API int32_t outrider_copy_slots(OutriderModel* model, const int32_t* source,
                                          const int32_t* target, int32_t count);
+// The states of recurrent layers: whether a pass may start after the token in a slot (always, if there
+// are none), how many tokens were computed again because their state was gone; for tests, fills states
+// with NaN until they are written, and forgets all.
+enum { OUTRIDER_STATES_HAS = 0, OUTRIDER_STATES_REPLAYED = 1, OUTRIDER_STATES_POISON = 2, OUTRIDER_STATES_FORGET = 3 };
+OUTRIDER_API int64_t outrider_states(OutriderModel* model, int32_t what, int32_t slot);
 // Draws a token per row; -1 if the row has a NaN. With `scores`: writes instead the best guesses of
 // the draw and their log probabilities, by the largest of logits + temperature * gumbel among the
 // tokens that the filters keep; -1 if fewer are left.

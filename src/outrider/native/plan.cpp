@@ -195,7 +195,10 @@ bool make_plan(OutriderModel& m, const StepArgs& s, const int32_t* extra) {
   const int exit = s.exit_layer < 0 ? m.config.layers : s.exit_layer;
   bool prune = exit > 0;
   for (int i = 0; i < s.num_taps; ++i) prune = prune && s.taps[i] != exit;
-  prune = prune && !s.keys_only && !m.layers[size_t(exit - 1)].width;
+  if (prune) {
+    const Layer& last = m.layers[size_t(exit - 1)];
+    prune = !s.keys_only && !last.width && last.attends && last.state < 0;
+  }
   p.head_rows.assign(s.logit_rows, s.logit_rows + s.num_rows);
   if (prune) {
     p.kept.assign(s.logit_rows, s.logit_rows + s.num_rows);

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "mixing.h"
+
 namespace outrider {
 namespace {
 
@@ -48,18 +50,21 @@ class Worker {
     tap(s_.start_layer);
     for (int l = s_.start_layer; l < exit; ++l) {
       const bool prune = m_.plan.prune && l + 1 == exit;
-      if (m_.layers[size_t(l)].width) {
+      const Layer& layer = m_.layers[size_t(l)];
+      if (layer.state >= 0) recurrent_layer(layer, rows);
+      if (layer.width) {
         convolution_layer(l, rows);
-      } else {
+      } else if (layer.attends) {
         attention_layer(l, rows, prune);
       }
       if (prune) rows = int(m_.plan.kept.size());
-      // Before the output product, the residual is what attention read.
+      // Before the output products, the residual is what attention read.
       if (p_.parallel) inner_of_mlp(l, rows);
-      output_of_attention(l, rows);
-      if (m_.layers[size_t(l)].sparse()) {
+      if (layer.state >= 0) output_of_state(layer, rows);
+      if (layer.attends) output_of_attention(l, rows);
+      if (layer.sparse()) {
         experts(l, rows);
-      } else {
+      } else if (layer.inner) {
         if (!p_.parallel) inner_of_mlp(l, rows);
         output_of_mlp(l, rows);
       }
@@ -174,9 +179,9 @@ class Worker {
   // Medusa: every guess is a residual stream that starts with the target's last state.
   void guess_ahead() {
     const int n = s_.num_tokens, depth = s_.num_rows / n, blocks = c_.layers / c_.intermediate;
+    const float* norm = m_.varies(OUTRIDER_AS_GIVEN) ? nullptr : m_.final_norm.data();
     my_rows(depth * n, [&](int r) {  // row d * n + s: guess d of sequence s
-      k_.rms_norm(s_.features + size_t(r % n) * c_.hidden, m_.final_norm.data(), c_.hidden, c_.eps,
-                  b_.x + r * b_.ldx);
+      put(s_.features + size_t(r % n) * c_.hidden, norm, c_.hidden, b_.x + r * b_.ldx);
     });
     team_.sync();
     float *from = b_.x, *to = b_.beside;
@@ -201,7 +206,14 @@ class Worker {
         team_.sync();
       }
     }
-    write_logits(prepare(m_.head, from, b_.ldx, depth * n, nullptr));
+    clear_logits();
+    if (m_.heads.empty()) return write_logits(m_.head, prepare(m_.head, from, b_.ldx, depth * n, nullptr));
+    const int first = std::max(0, s_.exit_layer);
+    for (int d = 0; d < depth; ++d) {
+      if (d) team_.sync();  // a phase has one product
+      const Matrix& own = m_.heads[size_t(first + d)];
+      write_logits(own, prepare(own, from + ptrdiff_t(d) * n * b_.ldx, b_.ldx, n, nullptr), d * n);
+    }
   }
 
   void tap(int layer) {
@@ -355,7 +367,63 @@ class Worker {
       my_rows(rows, [&](int r) { finish_row(l, layer, r); });
       team_.sync();
     }
+    if (p_.gates_attention) {
+      make_gate(layer, rows);
+      team_.sync();
+    }
     attend(l, layer, prune);
+    team_.sync();
+    if (!p_.gates_attention) return;
+    const int kept = prune ? int(m_.plan.kept.size()) : rows, width = c_.heads * m_.value_dim();
+    my_rows(kept, [&](int r) {
+      const float* gate = b_.gate + (prune ? m_.plan.kept[size_t(r)] : r) * b_.ldatt;
+      float* out = b_.att + r * b_.ldatt;
+      for (int i = 0; i < width; ++i) out[i] *= 1.0f / (1.0f + std::exp(-gate[i]));
+    });
+    team_.sync();
+  }
+
+  // What scales the attention, before its sigmoid.
+  void make_gate(const Layer& layer, int rows) {
+    const Rows x = prepare(layer.o_gate, b_.x, b_.ldx, rows, {layer.attention_norm, layer.attention_norm_bias});
+    store_product(layer.o_gate, x, layer.o_gate_bias, b_.gate, b_.ldatt);
+  }
+
+  // out = x . w + bias, whole rows.
+  void store_product(const Matrix& w, const Rows& x, const std::vector<float>& bias, float* out, ptrdiff_t ld) {
+    product(w, x, unit_for(w, 1),
+            [&](int row, int n, int panel, int panels, float* c, ptrdiff_t ldc) {
+              const int first = panel * kLanes, width = std::min(panels * kLanes, w.n - first);
+              for (int r = 0; r < n; ++r) {
+                if (!bias.empty()) k_.add(c + r * ldc, bias.data() + first, width);
+                memcpy(out + (row + r) * ld + first, c + r * ldc, size_t(width) * 4);
+              }
+            });
+  }
+
+  // A selective scan or the delta rule; its result is in `mixed`.
+  void recurrent_layer(const Layer& layer, int rows) {
+    const Rows x = prepare(layer.state_in, b_.x, b_.ldx, rows, {layer.attention_norm, layer.attention_norm_bias});
+    store_product(layer.state_in, x, layer.state_in_bias, b_.mix, b_.ldmix);
+    team_.sync();
+    Mixing mixing(m_, layer);
+    StatePlan& p = m_.state_plan;
+    my_rows(p.num_nodes(), [&](int node) { mixing.convolve(node); });
+    team_.sync();
+    const int heads = m_.states.sizes.of.heads, count = int(p.sequences.size()) * heads;
+    float* scratch = p.scratch[size_t(thread_)].data();
+    for (int t; (t = team_.next_task(thread_, count)) >= 0;)
+      mixing.recur(p.sequences[size_t(t / heads)], t % heads, scratch);
+    my_rows(int(p.sequences.size()), [&](int i) { mixing.save_tails(p.sequences[size_t(i)]); });
+    my_rows(int(p.kept.size()), [&](int i) { mixing.keep_inputs(p.kept[size_t(i)]); });
+    team_.sync();
+    my_rows(rows, [&](int r) { mixing.finish(r); });
+    team_.sync();
+  }
+
+  void output_of_state(const Layer& layer, int rows) {
+    const Rows a = prepare(layer.state_out, b_.mixed, b_.ldmixed, rows, nullptr);
+    add_product(layer.state_out, a, layer.state_out_bias, layer.attention_out_norm);
     team_.sync();
   }
 
@@ -445,10 +513,10 @@ class Worker {
   void make_latent_heads(int l, const Layer& layer, int rows) {
     constexpr float kEps = 1e-6f;  // whatever the other norms have
     const Rows x = prepare(layer.kv_a, b_.x, b_.ldx, rows, {layer.attention_norm});
-    to_latent(layer.kv_a, x, b_.latent_kv);
+    store_product(layer.kv_a, x, {}, b_.latent_kv, b_.ldlatent);
     team_.sync();
     if (p_.latent_q) {
-      to_latent(layer.q_a, x, b_.latent_q);
+      store_product(layer.q_a, x, {}, b_.latent_q, b_.ldlatent);
     } else {
       heads_of(l, layer.q_b, x, 0);
     }
@@ -465,15 +533,6 @@ class Worker {
       team_.sync();
     }
     heads_of(l, layer.kv_b, prepare(layer.kv_b, b_.latent_kv, b_.ldlatent, rows, nullptr), c_.heads);
-  }
-
-  void to_latent(const Matrix& w, const Rows& x, float* out) {
-    product(w, x, unit_for(w, 1),
-            [&](int row, int n, int panel, int panels, float* c, ptrdiff_t ldc) {
-              const int first = panel * kLanes, width = std::min(panels * kLanes, w.n - first);
-              for (int r = 0; r < n; ++r)
-                memcpy(out + (row + r) * b_.ldlatent + first, c + r * ldc, size_t(width) * 4);
-            });
   }
 
   // Adds x . w + bias to the residual, scaled and normalised as the model says.
@@ -532,13 +591,7 @@ class Worker {
     grow(layer, b_.q + row * b_.ldq, c_.heads * dp, s_.positions[row]);
     float* keys = b_.k + row * b_.ldk;
     each(keys, c_.kv_heads, layer.k_norm);
-    for (int h = 0; h < c_.kv_heads; ++h) store_key(l, h, row, keys + h * dp);
-  }
-
-  void store_key(int l, int kv_head, int row, const float* c) {
-    const int slot = m_.plan.slots[size_t(row)];
-    float* k = m_.keys(l, kv_head) + size_t(slot / kLanes) * m_.tile_stride + slot % kLanes;
-    for (int d = 0; d < c_.head_dim; ++d) k[d * kLanes] = c[d];
+    for (int h = 0; h < c_.kv_heads; ++h) m_.store_key(l, h, m_.plan.slots[size_t(row)], keys + h * dp);
   }
 
   // Bias, norm and rotation of one head of one row, then into the query buffer or the cache.
@@ -567,10 +620,9 @@ class Worker {
       return;
     }
     const int kv_head = (head - c_.heads) % c_.kv_heads;
-    if (is_k) return store_key(l, kv_head, row, c);
     const int slot = m_.plan.slots[size_t(row)];
-    const size_t tile = size_t(slot / kLanes) * m_.tile_stride;
-    memcpy(m_.values(l, kv_head) + tile + size_t(slot % kLanes) * dp, c, size_t(dim) * 4);
+    if (is_k) return m_.store_key(l, kv_head, slot, c);
+    m_.store_value(l, kv_head, slot, c);
   }
 
   // Scales queries by their position.
@@ -608,6 +660,7 @@ class Worker {
     a.chunk = layer.chunk;
     a.cap = p_.score_cap;
     a.tile_stride = m_.tile_stride;
+    a.bytes = c_.kv_bytes;
     a.block_size = m_.block_size;
     a.ldo = b_.ldatt;
     a.scratch = own_.attention;
@@ -621,8 +674,8 @@ class Worker {
       a.count = task.count;
       a.context = s_.context[seq];
       a.new_tokens = s_.starts[seq + 1] - first;
-      a.whole = s_.whole;
-      a.ahead = s_.whole ? a.new_tokens : s_.fed ? a.new_tokens + s_.fed[seq] : 0;
+      a.whole = s_.whole && !layer.causal;
+      a.ahead = a.whole ? a.new_tokens : s_.fed ? a.new_tokens + s_.fed[seq] : 0;
       a.depth = p.tree ? p.depth.data() + first : nullptr;
       a.path = p.tree ? p.path.data() + first : nullptr;
       a.segments = p.segments.data() + p.segment_starts[size_t(seq)];
@@ -745,7 +798,8 @@ class Worker {
     const Union& u = b_.touched;
     const Matrix& w = layer.expert_gate_up[0];
     auto rows = [&](int first, int n) { return gather(x, w, u.assignments.data() + first, n); };
-    product_of_experts(layer.expert_gate_up, 2, rows,
+    const int step = p_.plain_mlp ? 1 : 2;
+    product_of_experts(layer.expert_gate_up, step, rows,
         [&](int expert, int first, int n, int panel, int panels, float* c, ptrdiff_t ldc) {
           const size_t bias_at = size_t(expert) * w.panels * kLanes + size_t(panel) * kLanes;
           for (int r = 0; r < n; ++r) {
@@ -753,11 +807,13 @@ class Worker {
             if (e.bias) k_.add(row, layer.expert_gate_up_bias.data() + bias_at, panels * kLanes);
             if (e.weighs_input)
               scale(row, panels * kLanes, b_.weights[u.assignments[size_t(first + r)]]);
-            float* h = b_.expert_hidden + (first + r) * b_.ldh + panel / 2 * kLanes;
-            for (int p = 0; p < panels; p += 2) {
+            float* h = b_.expert_hidden + (first + r) * b_.ldh + panel / step * kLanes;
+            for (int p = 0; p < panels; p += step) {
               const float *gate = row + p * kLanes, *up = gate + kLanes;
-              float* out = h + p / 2 * kLanes;
-              if (e.clamp > 0) {
+              float* out = h + p / step * kLanes;
+              if (p_.plain_mlp) {
+                k_.activate(p_.activation, gate, nullptr, kLanes, out);
+              } else if (e.clamp > 0) {
                 k_.activate_clamped(gate, up, kLanes, e.clamp, e.alpha, out);
               } else if (p_.activation == OUTRIDER_SILU) {
                 k_.silu_mul(gate, up, kLanes, out);
@@ -852,30 +908,35 @@ class Worker {
 
   void logits() {
     if (s_.num_rows == 0) return;
-    if (!m_.ids.empty()) {
-      my_rows(s_.num_rows, [&](int r) {
-        float* row = s_.logits + size_t(r) * c_.vocab;
-        std::fill(row, row + c_.vocab, -__builtin_inff());
-      });
-      team_.sync();
-    }
-    write_logits(prepare(m_.head, b_.x, b_.ldx, s_.num_rows, {m_.final_norm, m_.final_norm_bias},
-                         m_.plan.head_rows.data()));
+    clear_logits();
+    write_logits(m_.head, prepare(m_.head, b_.x, b_.ldx, s_.num_rows,
+                                  {m_.final_norm, m_.final_norm_bias}, m_.plan.head_rows.data()));
   }
 
-  void write_logits(const Rows& x) {
-    product(m_.head, x, unit_for(m_.head, 1),
+  // Where the head has few ids, the others are impossible.
+  void clear_logits() {
+    if (m_.ids.empty()) return;
+    my_rows(s_.num_rows, [&](int r) {
+      float* row = s_.logits + size_t(r) * c_.vocab;
+      std::fill(row, row + c_.vocab, -__builtin_inff());
+    });
+    team_.sync();
+  }
+
+  // The logits from row `start` on.
+  void write_logits(const Matrix& head, const Rows& x, int start = 0) {
+    product(head, x, unit_for(head, 1),
             [&](int row, int n, int panel, int panels, float* c, ptrdiff_t ldc) {
               const int first = panel * kLanes;
               const int width = std::min(panels * kLanes, c_.head_rows - first);
               for (int r = 0; r < n; ++r) {
                 finish_logits(c + r * ldc, first, width);
                 if (!m_.ids.empty()) {
-                  float* out = s_.logits + size_t(row + r) * c_.vocab;
+                  float* out = s_.logits + size_t(start + row + r) * c_.vocab;
                   for (int i = 0; i < width; ++i) out[m_.ids[size_t(first + i)]] = c[r * ldc + i];
                   continue;
                 }
-                memcpy(s_.logits + size_t(row + r) * c_.vocab + first, c + r * ldc,
+                memcpy(s_.logits + size_t(start + row + r) * c_.vocab + first, c + r * ldc,
                        size_t(width) * 4);
               }
             });
@@ -904,20 +965,31 @@ void step_job(void* context, Team& team, int thread) {
 
 int32_t run_step(OutriderModel& m, const StepArgs& s) {
   std::lock_guard<std::mutex> lock(m.mutex);
+  return run_locked(m, s);
+}
+
+}  // namespace
+
+int32_t run_locked(OutriderModel& m, const StepArgs& s) {
   const bool medusa = m.is(OUTRIDER_MEDUSA);
   if (!s.features != !m.config.kind) return set_error("features are for heads"), OUTRIDER_INVALID;
   const int exit = s.exit_layer < 0 ? m.config.layers : s.exit_layer;
   if ((s.begun ? m.config.kind || s.start_layer < 0 || s.start_layer >= exit : s.start_layer != 0))
     return set_error("a pass continues from states, below its last layer"), OUTRIDER_INVALID;
   if (medusa) {
+    const int first = std::max(0, s.exit_layer);  // of the guesses
     if (s.num_tokens < 1 || s.num_rows < 1 || s.num_rows % s.num_tokens ||
-        s.num_rows / s.num_tokens > m.config.intermediate) {
+        s.num_rows / s.num_tokens > m.config.intermediate - first || (first && m.heads.empty())) {
       return set_error("as many rows for each sequence, and no more than heads"), OUTRIDER_INVALID;
     }
   } else {
     if (!make_plan(m, s, nullptr)) return OUTRIDER_INVALID;
     if (!rope_reaches(m, s, nullptr)) return OUTRIDER_ROPE_SHORT;
     if (s.num_tokens == 0) return OUTRIDER_OK;
+    if (m.states.sizes.layers) {
+      if (const int32_t code = restore_states(m, s)) return code;
+      if (!make_plan(m, s, nullptr) || !plan_states(m, s)) return OUTRIDER_INVALID;
+    }
   }
   Step step{&m, s};
   step.s.threads = std::clamp(s.threads, 1, kMaxThreads);
@@ -926,8 +998,6 @@ int32_t run_step(OutriderModel& m, const StepArgs& s) {
   run_on_pool(step.s.threads, step_job, &step);
   return OUTRIDER_OK;
 }
-
-}  // namespace
 
 bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   Buffers& b = m.buffers;
@@ -943,8 +1013,10 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   for (const Layer& l : m.layers) inner = std::max(inner, l.inner);
   inner = std::max(inner, experts.inner);
   if (m.convolutions) inner = std::max(inner, 3 * c.hidden);
+  const MixerSizes& mixer = m.states.sizes;
+  const bool recurs = mixer.layers;
   const int width = std::max({m.widest_inputs(), c.heads * c.head_dim, inner, c.feature_width,
-                              c.parts.latent_q, c.parts.latent_kv});
+                              c.parts.latent_q, c.parts.latent_kv, recurs ? mixer.inner() : 0});
   b.ldx = padded(c.hidden);
   b.ldnorm = padded(m.widest_inputs());
   b.ldq = padded(c.heads * m.dim_p);
@@ -952,6 +1024,8 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   b.ldlatent = padded(std::max(c.parts.latent_q, c.parts.latent_kv + c.parts.latent_rope));
   b.ldatt = padded(std::max(c.heads * c.head_dim, m.convolutions ? c.hidden : 0));
   b.ldh = padded(inner);
+  b.ldmix = recurs ? padded(mixer.product()) : 0;
+  b.ldmixed = recurs ? padded(mixer.inner()) : 0;
   b.ldscores = padded(experts.count + 1);
   b.ldpairs = padded((width + 1) / 2);
   b.ldquant = round_up(width, 128) + 64;
@@ -978,7 +1052,10 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   want(b.latent_kv, c.parts.latent_kv ? n * b.ldlatent * 4 : 0);
   want(b.added, c.parts.out_norms ? n * b.ldx * 4 : 0);
   want(b.att, n * b.ldatt * 4);
+  want(b.gate, c.parts.gates_attention ? n * b.ldatt * 4 : 0);
   want(b.hidden, n * b.ldh * 4);
+  want(b.mix, n * b.ldmix * 4);
+  want(b.mixed, n * b.ldmixed * 4);
   want(b.beside, c.kind ? n * b.ldx * 4 : 0);
   want(b.norm, n * b.ldnorm * 4);
   want(b.pairs, c.rounds ? most * b.ldpairs * 4 : 0);

@@ -18,6 +18,9 @@ bool lay_out(OutriderModel& model, int threads, int rows, int length);
 // Thread `thread`'s part of the pass that step.s and the model's plan describe.
 void run_part(Step& step, Team& team, int thread);
 
+// A whole pass; the caller holds the model's lock.
+int32_t run_locked(OutriderModel& model, const StepArgs& step);
+
 // Whether the rotary table covers every position, and `extra` more (or null).
 bool rope_reaches(const OutriderModel& model, const StepArgs& step, const int32_t* extra);
 

@@ -1,8 +1,8 @@
-"""Structures of outrider.h: how a decoder deviates from Llama, and when a drafter stops."""
+"""Structures of outrider.h: how a decoder deviates from Llama, when a drafter stops, cycles."""
 
 from __future__ import annotations
 
-from ctypes import Structure, c_float, c_int32, c_void_p
+from ctypes import Structure, c_double, c_float, c_int32, c_void_p
 
 
 class Parts(Structure):
@@ -32,6 +32,7 @@ class Parts(Structure):
                 "latent_kv",
                 "latent_rope",
                 "value_dim",
+                "gates_attention",
             )
         ),
         *(
@@ -74,10 +75,75 @@ class Experts(Structure):
     ]
 
 
+class Mixer(Structure):
+    """The recurrent part of layers; all zeros: none."""
+
+    _fields_ = [
+        *(
+            (name, c_int32)
+            for name in (
+                "delta",
+                "heads",
+                "groups",
+                "rows",
+                "outputs",
+                "width",
+                "norm_groups",
+                "norm_first",
+            )
+        ),
+        *((name, c_float) for name in ("least_step", "most_step")),
+        ("mixes", c_void_p),
+    ]
+
+
 class StopRules(Structure):
     _fields_ = [
         ("chances", c_void_p),
         ("floors", c_void_p),
         ("num_floors", c_int32),
         ("toll", c_float),
+    ]
+
+
+class Cycles(Structure):
+    _fields_ = [
+        *(
+            (name, c_void_p)
+            for name in (
+                "drafter",
+                "logits",
+                "out",
+                "seconds",
+                "script",
+                "lookups",
+                "stop",
+                "states",
+                "taps",
+                "features",
+                "features_out",
+            )
+        ),
+        ("stop_rules", StopRules),
+        ("floor", c_double),
+        ("limit_s", c_double),
+        *(
+            (name, c_int32)
+            for name in (
+                "num_seqs",
+                "table_width",
+                "draft_table_width",
+                "width",
+                "most_cycles",
+                "threads",
+                "script_length",
+                "copies",
+                "exit_layer",
+                "children",
+                "num_taps",
+                "passes",
+                "breadth",
+                "cycles",
+            )
+        ),
     ]

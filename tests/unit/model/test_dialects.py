@@ -114,6 +114,18 @@ FAULTS: dict[str, tuple[str, Change, str]] = {
         "specforge", put("midlayer.self_attn.kv_a_proj_with_mqa.weight", ones(4, 4)), "MLA"),
     "EAGLE-1 without its bias": ("eagle1_without_bias", config_change(bias=True), "fc.bias"),
     "no mask token": ("p_eagle_specforge", config_change(pard_token=None), "mask_token_id"),
+    "mask token out of range": (
+        "p_eagle_specforge", config_change(pard_token=64), "mask_token_id 64, which is none"),
+    "DFlash mask out of range": (
+        "dflash_zlab", inner_change("dflash_config", mask_token_id=-1), "mask_token_id -1"),
+    "taps below the first layer": (
+        "specforge", config_change(eagle_aux_hidden_state_layer_ids=[-2, 1, 2]), "-2"),
+    "NaN in the output head": (
+        "specforge", put("lm_head.weight", spoiled("lm_head.weight")), "lm_head.weight"),
+    "NaN in Medusa": (
+        "medusa_vllm", put("lm_heads.1.weight", spoiled("lm_heads.1.weight")), "no numbers"),
+    "NaN in an MLP speculator": (
+        "mlp_ibm", put("speculator.emb.0.weight", spoiled("speculator.emb.0.weight")), "no numb"),
     "field of DFlash": (
         "dflash_zlab", inner_change("dflash_config", attention_sink_bias=True), "attention_sink"),
     "DFlash without a mask": (
@@ -220,6 +232,26 @@ def test_pickles_hold_tensors_only(
     with pytest.raises(ModelError, match="damaged or holds more than tensors"):
         load_head(tmp_path, num_layers=L)
     assert "ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kept", [40, 4000, -100])
+def test_a_truncated_gguf_head_is_named(kept: int, tmp_path: Path) -> None:
+    file = tmp_path / "head.gguf"
+    eagle3.eagle3_gguf(file)
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(ModelError) as raised:
+        load_head(file, num_layers=L)
+    assert "head.gguf" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_gguf_head_with_ids_out_of_range_is_refused(tmp_path: Path) -> None:
+    metadata, tensors = eagle3.as_gguf(cases.eagle3())
+    ids = torch.arange(cases.W) + 60
+    tensors["d2t"] = replace(tensors["d2t"], data=ids.numpy().astype("<i8").tobytes())
+    file = write_gguf(tmp_path / "head.gguf", metadata, tensors)
+    with pytest.raises(ModelError, match="d2t leads out of the target's 64 ids"):
+        load_head(file, num_layers=L)
 
 
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:

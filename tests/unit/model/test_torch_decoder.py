@@ -148,7 +148,7 @@ def test_rolled_back_tokens_leave_no_trace(llama: TorchDecoder) -> None:
 def test_forward_touches_no_other_slot(llama: TorchDecoder) -> None:
     driver = Driver(llama, num_blocks=8, block_size=4, seed=7)
     batch = driver.batch({"a": TOKENS[:6]})
-    assert llama.store is not None
+    assert isinstance(llama.store, torch.Tensor)
     llama.store.fill_(7.0)
     llama.forward(batch)
     blocks = batch.tables_SW[0]

@@ -96,15 +96,8 @@ def test_same_as_the_compact_decoder(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "xglm": (
-        transformers.XGLMConfig(
-            **IDS,
-            d_model=32,
-            num_layers=2,
-            attention_heads=4,
-            ffn_dim=48,
-            max_position_embeddings=64,
-        ),
+    "openai-gpt": (
+        transformers.OpenAIGPTConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64),
         "ignore the attention setting",
     ),
     "rwkv": (

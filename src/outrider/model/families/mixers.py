@@ -96,6 +96,53 @@ class SelectiveScan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelScan:
+    """Mamba: products of the residual give x and a gate z; x goes through the convolution and
+    silu, and gives a short vector, B and C. A product of the vector gives each channel its step d.
+    Per channel: state = exp(d A) state + d x B, output = (state C + D x) silu(z).
+    """
+
+    channels: int
+    state_size: int
+    rank: int  # of the vector
+    width: int
+    bias: bool
+    conv_bias: bool
+    norms: str  # of the vector, B and C: "none", "unit" (without weights) or "weights"
+    norm_eps: float = 1e-6
+
+    @property
+    def matrix(self) -> tuple[int, ...]:
+        return self.channels, self.state_size
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of the vector, B and C."""
+        return self.rank, self.state_size, self.state_size
+
+    def shapes(self, hidden: int) -> Shapes:
+        found: Shapes = {
+            "mixer.in_proj.weight": (2 * self.channels, hidden),
+            "mixer.conv.weight": (self.channels, 1, self.width),
+            "mixer.x_proj.weight": (sum(self.sizes), self.channels),
+            "mixer.dt_proj.weight": (self.channels, self.rank),
+            "mixer.dt_proj.bias": (self.channels,),
+            "mixer.A_log": self.matrix,
+            "mixer.D": (self.channels,),
+            "mixer.out_proj.weight": (hidden, self.channels),
+        }
+        if self.bias:
+            found |= {"mixer.in_proj.bias": (2 * self.channels,), "mixer.out_proj.bias": (hidden,)}
+        if self.conv_bias:
+            found["mixer.conv.bias"] = (self.channels,)
+        if self.norms == "weights":
+            names = ("dt_layernorm", "b_layernorm", "c_layernorm")
+            sizes = zip(names, self.sizes, strict=True)
+            found |= {f"mixer.{name}.weight": (size,) for name, size in sizes}
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDelta:
     """Gated delta rule: queries, keys and values go through the convolution and silu; queries and
     keys get length 1. Per value head, with decay g and strength b of the token:
@@ -146,4 +193,4 @@ class GatedDelta:
         }
 
 
-Mixer = ShortConvolution | SelectiveScan | GatedDelta
+Mixer = ShortConvolution | SelectiveScan | ChannelScan | GatedDelta

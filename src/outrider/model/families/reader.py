@@ -88,6 +88,8 @@ def read_decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
 # Classes with a vision part whose text part is one of our families, and where its tensors are.
 _WITH_VISION = {
     "Gemma3ForConditionalGeneration": ("gemma3_text",),
+    "Gemma3nForConditionalGeneration": ("gemma3n_text",),
+    "Gemma4ForConditionalGeneration": ("gemma4_text",),
     "Llama4ForConditionalGeneration": ("llama4_text",),
     "Mistral3ForConditionalGeneration": ("mistral", "ministral3"),
     "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),

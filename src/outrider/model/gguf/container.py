@@ -74,6 +74,8 @@ class Container:
 
     def raw(self, tensor: TensorInfo) -> Bytes:
         """The tensor's blocks, mapped: [rows, bytes of a row]."""
+        if self.maps[tensor.file].size() < tensor.offset + tensor.size:
+            raise ModelError(f"{self.path} became shorter while it was read; load it again")
         data = np.frombuffer(self.maps[tensor.file], np.uint8, tensor.size, tensor.offset)
         return data.reshape(-1, tensor.type.row_bytes(tensor.shape[-1]))
 

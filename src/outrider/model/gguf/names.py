@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outrider.errors import ModelError
-from outrider.model.families.description import DecoderConfig, layer_shapes
+from outrider.model.families.description import DecoderConfig
+from outrider.model.families.shapes import layer_shapes
 from outrider.model.gguf.container import Container, TensorInfo
 
 # Module in a file's layer -> module in a folder's.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import gguf_files
 from gguf_files import BY_NAME, Stored, entry, header, text
@@ -95,6 +96,25 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     gguf_files.write(tmp_path / "new", {"a": 2, "b": 3}, {})
     (tmp_path / "new").replace(path)
     assert open_gguf(path).metadata["a"] == 2
+
+
+def test_a_file_that_shrinks_while_it_is_mapped_is_noticed(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(tiny.read_bytes())
+    container = read_container(path)
+    last = max(container.tensors.values(), key=lambda tensor: tensor.offset)
+    os.truncate(path, last.offset)
+    with pytest.raises(ModelError, match="became shorter"):
+        container.raw(last)
+
+
+def test_a_file_that_is_lost_after_loading_is_harmless(quantised: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(quantised.read_bytes())
+    model = load_model(path)
+    before = Driver(model).forward({"a": [1, 2, 3]}).logits["a"].clone()
+    os.truncate(path, 0)
+    assert torch.equal(Driver(model).forward({"a": [1, 2, 3]}).logits["a"], before)
 
 
 START = b"GGUF" + struct.pack("<I", 3)

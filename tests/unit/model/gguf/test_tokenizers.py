@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
+from tokenizers import pre_tokenizers
 
 import gguf_files
 from outrider.errors import ModelError
@@ -95,6 +97,19 @@ def test_smollm2_agrees_with_llama_cpp() -> None:
     assert not differing
     for text in texts:
         assert tokenizer.decode(tokenizer.encode(text), skip_special=False) == text
+
+
+def test_smollm2_agrees_with_transformers() -> None:
+    """transformers does not read the file's pre-tokenizer: it gets the one that SmolLM2 publishes,
+    which cuts digits apart."""
+    path = smollm2()
+    theirs = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    digits, level = pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)
+    theirs.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, level])
+    ours = load_tokenizer(path)
+    texts = odd_strings(json.loads(GOLDEN.read_text())["special"])
+    expected = [theirs.encode(text, add_special_tokens=False) for text in texts]
+    assert [ours.encode(text) for text in texts] == expected
 
 
 def test_every_rule_cuts_as_llama_cpp_does(tmp_path: Path) -> None:

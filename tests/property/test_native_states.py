@@ -1,0 +1,101 @@
+"""The native step's recurrent states after any steps have the bits of plain decoding's.
+
+As in `test_states`. Logits of a further token show every number of the state before it.
+"""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from draft_steps import MOST_TOKENS, STEP, accepted
+from family_models import FAMILY_CONFIGS
+from native_models import needs_native
+from outrider import native
+from outrider.model.driver import Driver
+from outrider.model.native_decoder import NativeDecoder
+from tiny_models import write
+
+pytestmark = needs_native
+FAMILIES = ("granite4", "falcon_h1", "qwen3_next")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> NativeDecoder:
+    folder = tmp_path_factory.mktemp("recurrent") / request.param
+    made = NativeDecoder.load(write(folder, FAMILY_CONFIGS[request.param]))
+    made.states(native.STATES_POISON)
+    return made
+
+
+def plain(driver: Driver, text: list[int]) -> torch.Tensor:
+    """The logits of the last token, read one token at a time."""
+    for token in text:
+        logits = driver.forward({"plain": [token]}).logits["plain"].clone()
+        driver.keep("plain", [0])
+    driver.release("plain")
+    return logits
+
+
+@settings(max_examples=40)
+@given(st.lists(STEP, min_size=1, max_size=12), st.integers(0, 3), st.sampled_from((1, 2)))
+def test_any_steps_leave_the_bits_of_plain_decoding(
+    model: NativeDecoder,
+    steps: list[tuple[list[int], int, list[int]]],
+    seed: int,
+    num_together: int,
+) -> None:
+    """Drafts of one or of two sequences in a pass; none, some or all are kept, also of trees."""
+    driver = Driver(model, num_blocks=80, block_size=4, seed=seed)
+    names = ("a", "b")[:num_together]
+    texts: dict[str, list[int]] = {"a": [], "b": []}
+    for tokens, num_kept, above in steps:
+        if len(texts["a"]) + len(tokens) > MOST_TOKENS:
+            continue
+        parents, path = accepted(tokens, num_kept, above)
+        batch = dict.fromkeys(names, tokens)
+        driver.forward(batch, None if parents is None else dict.fromkeys(names, parents))
+        for name in names:
+            driver.keep(name, path)
+            texts[name] += [tokens[node] for node in path]
+    for name in names:
+        logits = driver.forward({name: [1]}).logits[name][0].clone()
+        driver.keep(name, [0])
+        assert torch.equal(logits, plain(driver, [*texts[name], 1])[0])
+        logits = driver.forward({name: [2]}).logits[name][0].clone()  # the state of a plain step
+        assert torch.equal(logits, plain(driver, [*texts[name], 1, 2])[0])
+
+
+def test_rows_do_not_depend_on_the_step(model: NativeDecoder) -> None:
+    """1, 2 or 17 rows of a pass, and batches of them, give a row the same bits."""
+    text = [i * i % 61 for i in range(51)]
+    driver = Driver(model, num_blocks=200, block_size=4, seed=1)
+    expected = [plain(driver, text[: i + 1])[0] for i in (0, 16, 33, 50)]
+    for width in (2, 17, 51):
+        rows = []
+        for i in range(0, 51, width):
+            batch = {"a": text[i : i + width], "b": text[i : i + width]}
+            rows.append(driver.forward(batch).logits["b"].clone())
+            for name in batch:
+                driver.keep(name, range(len(batch[name])))
+        whole = torch.cat(rows)
+        for at, row in zip((0, 16, 33, 50), expected, strict=True):
+            assert torch.equal(whole[at], row)
+        for name in ("a", "b"):
+            driver.release(name)
+
+
+def test_lost_states_are_computed_again(model: NativeDecoder) -> None:
+    driver = Driver(model, num_blocks=80, block_size=4)
+    text = [i * i % 64 for i in range(45)]
+    driver.forward({"a": text})
+    driver.keep("a", range(45))
+    before = model.states(native.STATES_REPLAYED)
+    model.states(native.STATES_FORGET)
+    logits = driver.forward({"a": [1]}).logits["a"][0].clone()
+    assert model.states(native.STATES_REPLAYED) == before + 45
+    assert torch.equal(logits, plain(driver, [*text, 1])[0])
