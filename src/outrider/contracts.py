@@ -97,7 +97,8 @@ class Drafted(NamedTuple):
     pass_tokens: int
     num_fed: int | None = None  # drafts whose K/V the drafter's model holds; None: it did not draft
     found: Found | None = None
-    # [n, F]: the target's hidden states of the step's last n tokens, for drafters that read them.
+    # [n, F]: the target's hidden states of the last n tokens that were computed, for drafters that
+    # read them.
     states_nF: torch.Tensor | None = None
 
 
@@ -257,6 +258,8 @@ class Needs:
     early: bool = False
     every_step: bool = True  # False: `observe` is skipped for steps without drafts
     stop_rules: bool = False  # it follows `SequenceView.stop_rule`
+    # The states of several steps without drafts may come with the last one, as `Drafted.states_nF`.
+    late_states: bool = False
 
 
 @dataclass(slots=True)
@@ -299,6 +302,25 @@ class HasModel(Protocol):
     @property
     def model(self) -> Model | None:
         """The model that drafts; None if torch modules draft."""
+        ...
+
+
+@runtime_checkable
+class ReplacesWeights(Protocol):
+    """A proposer whose trained weights can be exchanged between two steps."""
+
+    def replace_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Takes other weights of the same names and shapes; its state of sequences stays."""
+        ...
+
+
+@runtime_checkable
+class Recommends(Protocol):
+    """A proposer whose checkpoint may say how many tokens a step it is for."""
+
+    @property
+    def recommended(self) -> int | None:
+        """What those who trained it recommend; None: they say nothing."""
         ...
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from outrider.kv.cache import KVCache
+    from outrider.model.capabilities import TreeLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,12 @@ class Propose:
 
 @dataclass(slots=True)
 class Chain:
-    """A model with KV of its own drafts token by token."""
+    """A model with KV of its own drafts token by token.
+
+    A head also reads the target's states after the layers `taps` of every token, side by side;
+    `features_nF` are those of the catch-up's tokens. Then `Drafted.states_nF` has those of each
+    step's tokens, and the head has read all before.
+    """
 
     source: str  # `Proposal.source` of what it drafts
     model: OwnsKV
@@ -41,6 +47,9 @@ class Chain:
     num_tokens: list[int]  # drafts of a step; 0: none
     max_emitted: Seq[int] | None = None  # tokens of a text until the model's positions end
     stop_rules: Seq[StopRule | None] | None = None
+    taps: Seq[int] = ()
+    features_nF: torch.Tensor | None = None
+    tree: TreeLimits | None = None  # it drafts trees
 
 
 @dataclass(slots=True)

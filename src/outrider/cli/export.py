@@ -73,6 +73,26 @@ def specforge(
     _export(head, out, target, "specforge", as_json=as_json)
 
 
+@app.command(epilog="Example: outrider export gguf bundled:eagle3 eagle3.gguf --target model.gguf")
+def gguf(
+    head: HeadFolder,
+    out: Annotated[Path, typer.Argument(metavar="OUT_FILE", help="File to write.")],
+    target: Target = "bundled",
+    as_json: Json = False,
+) -> None:
+    """Write an EAGLE-3 head as llama.cpp loads it. A target in GGUF gives it the tokenizer."""
+    from outrider.export.gguf import export_gguf
+    from outrider.model.bundled import find_folder
+
+    place = out.resolve()
+    written = export_gguf(find_folder(head), find_folder(target), place)
+    if as_json:
+        print_json({"layout": "gguf", "kind": written.kind, "file": str(place)})
+        return
+    typer.echo(f"wrote {written.kind} for llama.cpp: {out}")
+    typer.echo(f"try it: outrider serve {target} --draft-model {out}")
+
+
 def _export(head: str, out: Path, target: str, layout: str, *, as_json: bool) -> None:
     from outrider.export.heads import export_head
     from outrider.model.bundled import find_folder

@@ -44,6 +44,7 @@ _FOUND, _DRAFTED = 1, 2  # source of a draft, in the library's report
 
 class NativeExecutor(PlannedExecutor):
     name = "native"
+    returns_taps = True
 
     def __init__(
         self,
@@ -83,6 +84,13 @@ class _Drafts:
         if batch.plan is not None:
             self._read(batch.plan)
         self.width = max(*self.counts, *self.max_found)
+
+    @property
+    def taps(self) -> Seq[int]:
+        """Layers whose states the call returns. Medusa's are apart."""
+        if self.heads is not None:
+            return ()
+        return self.chain.taps if self.chain is not None else self._batch.taps
 
     @property
     def model(self) -> object | None:
@@ -167,6 +175,7 @@ class _Call:
         self._out = (ctypes.c_int32 * (max_steps * num_seqs * self._stride))()
         self._seconds = (ctypes.c_double * (2 * max_steps))()
         self._states: torch.Tensor | None = None
+        self._features: torch.Tensor | None = None
         longest = max(batch.context_S) + max_steps * (drafts.width + 1) + 1
         target.extend_positions(longest)
         drafter = cast("NativeModel | None", drafts.model)
@@ -208,6 +217,8 @@ class _Call:
             cycles.lookups = ctypes.addressof(self._indexes)
         if drafts.stop_rules is not None:
             drafts.stop_rules.fill_in(cycles.stop_rules)
+        if drafts.taps:
+            self._note_features(target, max_steps)
         heads = drafts.heads
         if heads is not None:
             hidden = target.spec.hidden_size
@@ -216,14 +227,32 @@ class _Call:
             cycles.states = self._states.data_ptr()
             cycles.children, cycles.floor = heads.children, heads.floor
 
+    def _note_features(self, target: NativeDecoder, max_steps: int) -> None:
+        drafts, cycles, taps = self._drafts, self._cycles, self._drafts.taps
+        room, width = max_steps * (drafts.width + 1), len(taps) * target.spec.hidden_size
+        self._features = torch.empty(self._num_seqs, room, width)
+        self._num_seen = [0] * self._num_seqs
+        self._taps = (ctypes.c_int32 * len(taps))(*taps)
+        cycles.taps, cycles.num_taps = ctypes.addressof(self._taps), len(taps)
+        cycles.features_out = self._features.data_ptr()
+        chain = drafts.chain
+        if chain is None or chain.features_nF is None:
+            return
+        self._known = chain.features_nF.contiguous()
+        cycles.features = self._known.data_ptr()
+        if chain.tree is not None:
+            cycles.passes, cycles.breadth, cycles.children = chain.tree
+
     def _packed(self) -> bytes:
         """The integers in the order of `OutriderCycles`."""
         batch, drafts = self._batch, self._drafts
         fed, starts = bytes(4 * self._num_seqs), bytes(4 * self._num_seqs + 4)
         tokens = tables = b""
+        shifts = bytes(4 * self._num_seqs)
         if drafts.catch_up is not None:
             first = drafts.catch_up
             fed, starts = first.context_S.tobytes(), first.starts_S1.tobytes()
+            shifts = _shifts(first).tobytes()
             tokens, tables = first.tokens_T.tobytes(), first.tables_SW.tobytes()
         finish = [sorted(ids) for ids in batch.finish_ids]
         takes: list[Seq[int]] = [()] * self._num_seqs
@@ -233,6 +262,7 @@ class _Call:
             (
                 array("i", [*batch.last_S, *batch.context_S, *batch.num_left_S]).tobytes(),
                 fed,
+                shifts,
                 array("i", drafts.max_found).tobytes(),
                 batch.tables_SW.tobytes(),
                 tables,
@@ -264,19 +294,32 @@ class _Call:
         for cycle in range(self._cycles.cycles):
             out = self._out[cycle * size : (cycle + 1) * size]
             draft_s, pass_s = self._seconds[2 * cycle : 2 * cycle + 2]
+            taps: dict[int, torch.Tensor] = {}
             if not members:
                 nexts = out[6 :: self._stride]
                 proposals = [Proposal() for _ in nexts]
                 verdicts = [Verdict([], token) for token in nexts]
+                if self._features is not None and not self._batch.late_states:
+                    found = self._features[:, cycle].chunk(len(self._taps), dim=1)
+                    taps = dict(zip(self._taps, found, strict=True))
             else:
                 times = (draft_s, pass_s, sum(out[1 :: self._stride]) + self._num_seqs)
-                reports = [self._read(out, s, times, s in members) for s in range(self._num_seqs)]
+                reports = [self._report(out, s, times, s in members) for s in range(self._num_seqs)]
                 proposals = [proposal for proposal, _ in reports]
                 verdicts = [verdict for _, verdict in reports]
-            results.append(StepResult(proposals, verdicts, draft_s, pass_s))
+            results.append(StepResult(proposals, verdicts, draft_s, pass_s, taps=taps))
         if self._states is not None and results:
             self._add_states(results[-1], self._states[len(results)])
+        if self._batch.late_states and not members and self._features is not None and results:
+            self._add_late_states(results[-1], self._features[:, : len(results)])
         return results
+
+    def _add_late_states(self, last: StepResult, states_SNF: torch.Tensor) -> None:
+        """Those of all steps: what happens between two steps is slow."""
+        for s in self._batch.readers:
+            last.proposals[s].drafted = Drafted(
+                0.0, last.pass_s, self._num_seqs, states_nF=states_SNF[s]
+            )
 
     def _add_states(self, last: StepResult, states_SH: torch.Tensor) -> None:
         """The states that Medusa continues from."""
@@ -285,7 +328,7 @@ class _Call:
             assert proposal.drafted is not None
             proposal.drafted = proposal.drafted._replace(states_nF=states_SH[s : s + 1])
 
-    def _read(
+    def _report(
         self, out: list[int], sequence: int, times: tuple[float, float, int], drafts_here: bool
     ) -> tuple[Proposal, Verdict]:
         """One sequence's share of a cycle; see `OutriderCycles`."""
@@ -293,21 +336,38 @@ class _Call:
         source, count, num_found, is_tree, num_levels, num_accepted, next_token = out[at : at + 7]
         first, found, above, levels, path = (at + 7 + i * width for i in range(5))
         parents = out[above : above + num_found] if is_tree else None
-        proposal = Proposal()
+        proposal, grows = Proposal(), drafts.chain is not None and drafts.chain.tree is not None
         if count:
             proposal.tokens = out[first : first + count]
-            proposal.parents = parents[:count] if parents and source == _FOUND else None
+            if source == _FOUND:
+                proposal.parents = parents[:count] if parents else None
+            elif grows:
+                proposal.parents = out[levels : levels + count]
             proposal.draw = Draw.COUPLED
             proposal.source = drafts.found_source if source == _FOUND else drafts.source
         if drafts.stop_rules is not None:
             proposal.levels = out[levels : levels + num_levels]
-        if drafts_here:
+        states_nF = None
+        if self._features is not None:
+            start = self._num_seen[sequence]
+            self._num_seen[sequence] = stop = start + num_accepted + 1
+            states_nF = self._features[sequence, start:stop]
+        if drafts_here or sequence in self._batch.readers:
             looked_up = None
             if drafts.lookup is not None:
                 looked_up = Found(out[found : found + num_found], parents, source == _FOUND)
             num_fed = max(count, num_levels) - 1 if source == _DRAFTED else None
-            proposal.drafted = Drafted(*times, num_fed, looked_up)
+            proposal.drafted = Drafted(*times, num_fed, looked_up, states_nF)
         return proposal, Verdict(out[path : path + num_accepted], next_token)
+
+
+def _shifts(batch: StepBatch) -> IntArray:
+    """By how much the positions of each sequence's tokens exceed their indices in the cache."""
+    shifts_S = np.zeros(len(batch.context_S), np.int32)
+    some = np.diff(batch.starts_S1) > 0
+    first_S = batch.starts_S1[:-1][some]
+    shifts_S[some] = batch.positions_T[first_S] - batch.context_S[some]
+    return shifts_S
 
 
 def _padded(take: Seq[int], length: int) -> bytes:

@@ -31,6 +31,9 @@ class Decoding:
     keys: list[int]  # sequence keys of the target's noise
     plan: DraftPlan | None  # None: plain decoding
     members: list[int]
+    readers: Seq[int] = ()  # sequences whose proposers read the target's states of every step
+    taps: Seq[int] = ()  # after these layers
+    late_states: bool = False  # see `Needs`: of all readers
     interrupt: ctypes.c_int32 | None = None
 
 
@@ -39,6 +42,7 @@ class PlannedExecutor(ABC):
 
     name: str
     num_spare_slots = 0  # of a sequence, after those of the drafts
+    returns_taps = False  # of several steps, for drafters that read the target's states
 
     def __init__(
         self, kv: KVCache, proposers: Mapping[str, Proposer], verifiers: Mapping[str, Verifier]
@@ -57,7 +61,13 @@ class PlannedExecutor(ABC):
         if len(names) > 1 or any(not self._has_plans(name) for name in names):
             return False
         # A drafter that reads the target's states needs those of each step, drafted by it or not.
-        return all(plan.budgets) or not taps_for(self._proposers, sequences)
+        readers = {sequences[i].proposer for i in self._readers(sequences)}
+        if all(plan.budgets) or not readers:
+            return True
+        return self.returns_taps and (not names or names == readers)
+
+    def _readers(self, sequences: Seq[RunningSequence]) -> list[int]:
+        return [i for i, s in enumerate(sequences) if taps_for(self._proposers, [s])]
 
     def _has_plans(self, name: str | None) -> bool:
         return name is not None and planner(self._proposers[name]) is not None
@@ -93,6 +103,8 @@ class PlannedExecutor(ABC):
         if chain is not None and chain.max_emitted is not None:
             for i, most in zip(members, chain.max_emitted, strict=True):
                 num_left[i] = min(num_left[i], most)
+        readers = self._readers(sequences)
+        reading = {name for i in readers if (name := sequences[i].proposer) is not None}
         return Decoding(
             last_S=[s.tokens[-1] for s in sequences],
             before_S=[s.tokens[-2:][0] for s in sequences],
@@ -104,6 +116,9 @@ class PlannedExecutor(ABC):
             keys=[sequence_key(s.seed, s.sample_index, Stream.TARGET) for s in sequences],
             plan=drafts,
             members=members,
+            readers=readers,
+            taps=taps_for(self._proposers, sequences),
+            late_states=all(self._proposers[name].needs.late_states for name in reading),
             interrupt=plan.interrupt,
         )
 

@@ -36,6 +36,7 @@ _KINDS = {  # of an architecture
     "DFlashDraftModel": "dflash",
     "DSparkDraftModel": "dflash",
     "Qwen3DSparkModel": "dflash",
+    "Gemma4AssistantForCausalLM": MTP,
 }
 _TYPES = {"eagle": "eagle", "medusa": "medusa", "mlp_speculator": "mlp"}  # of a model_type
 _MTP_ENDS = ("NextN", "MTP", "MTPModel")  # of the names that SGLang and vLLM give to MTP layers
@@ -93,9 +94,10 @@ def _is_mtp_apart(names: frozenset[str]) -> bool:
 
 
 def _unsupported(folder: Path, what: str) -> ModelError:
+    kinds = ", ".join(dict.fromkeys([*_KINDS.values(), MTP]))
     return ModelError(
         f"the config.json of {folder} names {what}, which cannot draft here: give a language model "
-        f"with its tokenizer, or heads of one of {', '.join(_KINDS)}"
+        f"with its tokenizer, or heads of the kinds {kinds}"
     )
 
 

@@ -40,6 +40,7 @@ __all__ = [
     "MlpConfig",
     "MlpHead",
     "RunsHeads",
+    "TakesWeights",
     "load_head",
 ]
 
@@ -63,6 +64,13 @@ class FastHead(OwnsKV, Protocol):
     ) -> list[list[int]]:
         """`num_tokens_S[s]` tokens for sequence s; see `capabilities.DraftsInOneCall`."""
         ...
+
+
+@runtime_checkable
+class TakesWeights(Protocol):
+    """A fast EAGLE head whose weights can be exchanged; its KV stays."""
+
+    def take_weights(self, head: Eagle3Head) -> None: ...
 
 
 @runtime_checkable

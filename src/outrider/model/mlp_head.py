@@ -66,14 +66,18 @@ class MlpHead(Head):
             return state_RH
         return F.rms_norm(state_RH, state_RH.shape[-1:], eps=_EPS) / math.sqrt(2)
 
-    def forward(self, state_RI: Tensor, tokens_R: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """The next states and the logits of draft `step`, [R, V]."""
+    def mix(self, state_RI: Tensor, tokens_R: Tensor, step: int) -> Tensor:
+        """The states of draft `step`, which its output head and the next step read."""
         shared = 0 if self.config.tie_weights else step
         proj = self.proj[min(step, len(self.proj) - 1)]
         mixed_RI = proj(state_RI) + self._alpha * self.emb[shared](tokens_R)
         normed_RI = F.rms_norm(mixed_RI, mixed_RI.shape[-1:], eps=_EPS)
-        state_RI = F.gelu(normed_RI * self.ln[f"{shared}_weight"] + self.ln[f"{shared}_bias"])
-        return state_RI, self.head[shared](state_RI)
+        return F.gelu(normed_RI * self.ln[f"{shared}_weight"] + self.ln[f"{shared}_bias"])
+
+    def logits(self, state_RI: Tensor, step: int) -> Tensor:
+        """[R, V]"""
+        logits_RV: Tensor = self.head[0 if self.config.tie_weights else step](state_RI)
+        return logits_RV
 
     def config_json(self) -> dict[str, Any]:
         return {

@@ -27,7 +27,7 @@ from outrider.model.families.description import DecoderConfig, one_layer
 from outrider.model.native_model import NativeModel
 from outrider.model.tensors import Source
 from outrider.model.torch_decoder import TorchDecoder
-from outrider.model.weights import read_config
+from outrider.model.weights import read_config, read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +62,11 @@ class Ends:
 class MtpLayer:
     """Drafts row by row: `use`, then `run`. The caller draws the tokens."""
 
-    def __init__(self, body: Model, ends: Ends, borrowed: Borrowed) -> None:
-        """`body` is the decoder of one layer."""
+    def __init__(
+        self, body: Model, ends: Ends, borrowed: Borrowed, num_draft_tokens: int | None = None
+    ) -> None:
+        """`body` decodes one layer; `num_draft_tokens` is what its checkpoint recommends."""
+        self.num_draft_tokens = num_draft_tokens
         self.body = body
         self.borrowed = borrowed
         self._ends = ends
@@ -122,7 +125,20 @@ def load_mtp(target: Model, folder: Path, apart: Path | None, weights: str) -> M
     dtype = getattr(target, "dtype", None) if device.type != "cpu" else torch.float32
     dtype = dtype if isinstance(dtype, torch.dtype) else torch.float32
     body = _body(target, source, one, weights, dtype)
-    return MtpLayer(body, _ends(own, names, one, device, dtype), borrow(folder, device, dtype))
+    ends = _ends(own, names, one, device, dtype)
+    return MtpLayer(body, ends, borrow(folder, device, dtype), _recommended(apart))
+
+
+def _recommended(apart: Path | None) -> int | None:
+    """What the config of a layer in a folder of its own says. A target's says how many layers it
+    has, each of which can draft any number of tokens."""
+    config = read_json(apart / "config.json") if apart is not None else {}
+    if "speculators_config" in config:
+        from outrider.model.dialects.speculators import num_draft_tokens
+
+        return num_draft_tokens(config)
+    steps = config.get("num_speculative_steps")
+    return steps if isinstance(steps, int) else None
 
 
 def _has_experts(own: Source, names: Names, config: DecoderConfig) -> bool:

@@ -69,19 +69,26 @@ class NativeRows(Generic[HeadT]):
 
     def see(self, view: SequenceView, seen: Observation) -> None:
         """Keeps the taps of a step; starts anew if they do not continue the last ones."""
-        if seen.proposal.drafted is not None and seen.verdict is not None:
-            self._follow(view, len(seen.verdict.path) + 1, seen.proposal.drafted.states_nF)
+        drafted = seen.proposal.drafted
+        if drafted is not None and drafted.num_fed is not None and seen.verdict is not None:
+            self._follow(view, len(seen.verdict.path) + 1, drafted.states_nF)
             return
-        if not seen.taps:
+        if drafted is not None and drafted.states_nF is not None:  # the head did not draft
+            features_nF = drafted.states_nF
+        elif seen.taps:
+            features_nF = torch.cat([seen.taps[tap] for tap in self._taps], dim=1)
+            if self._prepare is not None:
+                features_nF = self._prepare(features_nF)
+        else:
             return
-        features_nF = torch.cat([seen.taps[tap] for tap in self._taps], dim=1)
-        if self._prepare is not None:
-            features_nF = self._prepare(features_nF)
+        start = seen.start
+        if drafted is not None and seen.verdict is not None:  # some may be of earlier steps
+            start += len(seen.verdict.path) + 1 - len(features_nF)
         text = self._texts.get(view.id)
-        if text is None or text.is_unobserved or text.end != seen.start:
-            text = self._texts[view.id] = _Text(seen.start)
+        if text is None or text.is_unobserved or text.end != start:
+            text = self._texts[view.id] = _Text(start)
         text.unread.append(features_nF)
-        text.end = seen.start + len(features_nF)
+        text.end = start + len(features_nF)
 
     def _follow(self, view: SequenceView, num_tokens: int, unread_nF: torch.Tensor | None) -> None:
         """Records a step that the head drafted by plan: it has read all rows but `unread_nF`.
@@ -116,6 +123,15 @@ class NativeRows(Generic[HeadT]):
             text.num_rows = text.end - text.first
             text.unread = []
         return members, batch
+
+    def unread(self, views: Seq[SequenceView]) -> torch.Tensor:
+        """The features of all rows to read next, one view after another."""
+        return torch.cat([part for view in views for part in self._texts[view.id].unread])
+
+    @property
+    def reads_taps(self) -> bool:
+        """Whether the head reads the taps as they are, side by side from the lowest layer."""
+        return self._prepare is None and list(self._taps) == sorted(self._taps)
 
     def reserve(self, view: SequenceView, num_drafts: int) -> bool:
         """Reserves rows for unread features and drafts; drops the sequence if there is no room."""
@@ -190,7 +206,7 @@ class FeatureHeadProposer(ABC):
         self._memories.pop(sequence_id, None)
 
 
-class FastHeadProposer(FeatureHeadProposer):
+class NativeHeadProposer(FeatureHeadProposer):
     """Chooses between the fast head, if there is one, and the torch module, by view."""
 
     def __init__(
@@ -211,6 +227,28 @@ class FastHeadProposer(FeatureHeadProposer):
 
     def _knows_natively(self, view: SequenceView) -> bool:
         return self._native is not None and self._native.knows(view)
+
+    @abstractmethod
+    def _draft_natively(self, views: list[SequenceView], budgets: list[int]) -> list[Proposal]:
+        """Drafts by the fast head, for views whose features it has."""
+
+    def _see(self, view: SequenceView, seen: Observation) -> None:
+        if self._native is not None and self._is_native(view):
+            self._native.see(view, seen)
+        else:
+            super()._see(view, seen)
+
+    def release(self, sequence_id: int) -> None:
+        super().release(sequence_id)
+        if self._native is not None:
+            self._native.release(sequence_id)
+
+    def _is_native(self, view: SequenceView) -> bool:
+        return self._native is not None and view.draw is Draw.COUPLED and view.edits is None
+
+
+class FastHeadProposer(NativeHeadProposer):
+    """A fast head that drafts in one call."""
 
     def _draft_natively(self, views: list[SequenceView], budgets: list[int]) -> list[Proposal]:
         assert self._native is not None
@@ -234,17 +272,3 @@ class FastHeadProposer(FeatureHeadProposer):
         self, batch: StepBatch, sizes_S: IntArray, rows: RowParams, key_S: npt.NDArray[np.uint64]
     ) -> list[tuple[list[int], list[int] | None]]:
         """The native call: tokens and parents (None: a chain) of each sequence."""
-
-    def _see(self, view: SequenceView, seen: Observation) -> None:
-        if self._native is not None and self._is_native(view):
-            self._native.see(view, seen)
-        else:
-            super()._see(view, seen)
-
-    def release(self, sequence_id: int) -> None:
-        super().release(sequence_id)
-        if self._native is not None:
-            self._native.release(sequence_id)
-
-    def _is_native(self, view: SequenceView) -> bool:
-        return self._native is not None and view.draw is Draw.COUPLED and view.edits is None

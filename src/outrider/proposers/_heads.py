@@ -70,6 +70,11 @@ class Loaded(Generic[AnyHead]):
         return true_vocabulary(logits_RV, self.num_tokens)
 
     @property
+    def recommended(self) -> int | None:
+        """See `contracts.Recommends`."""
+        return self.head.num_draft_tokens
+
+    @property
     def is_plain(self) -> bool:
         """Whether logits are one product, as the fast heads compute them."""
         return getattr(self.head, "lm_head", None) is not None or self.borrowed.has_plain_head

@@ -80,6 +80,11 @@ class DFlashProposer(FastHeadProposer):
         return cls(loaded, config, native_rows(loaded, context, config.weights))
 
     @property
+    def recommended(self) -> int | None:
+        """See `contracts.Recommends`."""
+        return self._loaded.recommended
+
+    @property
     def _num_scribbled(self) -> int:
         return self._head.config.block_size
 

@@ -7,7 +7,9 @@ Shapes: B sequences, R rows of a pass, H hidden, V vocabulary.
 
 from __future__ import annotations
 
-import math
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -29,20 +31,13 @@ from outrider.contracts import (
 from outrider.draft_plans import Chain, DraftPlan, Propose
 from outrider.errors import ConfigError
 from outrider.model.capabilities import DraftsInOneCall, TreeLimits
-from outrider.model.heads import Eagle3Head, FastHead
-from outrider.proposers._autoregressive import Chains, draft_key
+from outrider.model.heads import Eagle3Head, FastHead, TakesWeights
+from outrider.proposers._autoregressive import Chains
 from outrider.proposers._eagle_rows import Draft, EagleRows
 from outrider.proposers._feature_heads import FastHeadProposer, NativeRows
 from outrider.proposers._heads import Loaded, load_fitting_head, native_rows, reader
 from outrider.proposers.options import read_options
-from outrider.proposers.trees import (
-    ROOT,
-    BestFirst,
-    best_children,
-    check_limits,
-    path_tokens,
-    submit,
-)
+from outrider.proposers.trees import ROOT, BestFirst, add_children, check_limits, submit
 from outrider.sampling import RowParams
 
 if TYPE_CHECKING:
@@ -95,22 +90,62 @@ class Eagle3Proposer(FastHeadProposer):
                 f"not {children}"
             )
         self.trees = children > 1
-        self.needs = Needs(taps=loaded.head.taps)
+        late = self.reads_taps
+        self.needs = Needs(taps=loaded.head.taps, every_step=not late, late_states=late)
         self._loaded = loaded
         self._rows = EagleRows(loaded, self._memories)
+        self._make_native: Callable[[Loaded[Eagle3Head]], NativeRows[FastHead] | None]
+        self._make_native = lambda loaded: None
         self._limits = TreeLimits(self.config.passes, self.config.width, children)
 
     @classmethod
     def build(cls, context: ProposerContext) -> Eagle3Proposer:
         config = read_options(Eagle3Config, cls.name, context.options)
         loaded = load_fitting_head(Eagle3Head, context, config.head, cls.kind)
-        native = native_rows(loaded, context, config.weights, reader(loaded))
-        return cls(loaded, config, native)
+
+        def make_native(head: Loaded[Eagle3Head]) -> NativeRows[FastHead] | None:
+            return native_rows(head, context, config.weights, reader(head))
+
+        proposer = cls(loaded, config, make_native(loaded))
+        proposer._make_native = make_native
+        return proposer
+
+    @property
+    def recommended(self) -> int | None:
+        """See `contracts.Recommends`."""
+        return self._loaded.recommended
 
     @property
     def model(self) -> CudaEagle3 | None:
         """See `contracts.HasModel`."""
         return self.device_head
+
+    @property
+    def loaded(self) -> Loaded[Eagle3Head]:
+        """The torch module and what it borrows of the target. Read-only."""
+        return self._loaded
+
+    @property
+    def can_learn(self) -> bool:
+        """Whether its head is EAGLE-3 as in the paper and its weights can be replaced."""
+        return self.device_head is None and self._loaded.head.is_plain
+
+    def replace_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """See `contracts.ReplacesWeights`. Rows in the caches stay: new rows attend to them."""
+        if self.device_head is not None:
+            raise ConfigError("the weights of a head on our GPU kernels cannot be replaced")
+        self._loaded.head.load_state_dict(weights)
+        if self._native is not None:
+            head = self._native.head
+            assert isinstance(head, TakesWeights)
+            head.take_weights(self._loaded.head)
+
+    def twin(self) -> Eagle3Proposer:
+        """Another one with weights and caches of its own; what it borrows is shared."""
+        loaded = dataclasses.replace(self._loaded, head=copy.deepcopy(self._loaded.head))
+        twin = Eagle3Proposer(loaded, self.config, self._make_native(loaded))
+        twin.name, twin._make_native = self.name, self._make_native
+        return twin
 
     @property
     def _num_scribbled(self) -> int:
@@ -130,16 +165,38 @@ class Eagle3Proposer(FastHeadProposer):
         return [(tree.tokens, tree.parents) for tree in trees]
 
     def plan(self, views: Seq[SequenceView], budgets: Seq[int], max_steps: int) -> DraftPlan:
-        """Chains where our GPU kernels run."""
+        """Chains where our GPU kernels run; chains or trees on the native engine."""
+        return self.plan_beside(views, list(budgets), max_steps) or Propose()
+
+    @property
+    def reads_taps(self) -> bool:
+        """Whether native steps can note what the head reads."""
+        return self.device_head is None and self._native is not None and self._native.reads_taps
+
+    def plan_beside(
+        self,
+        views: Seq[SequenceView],
+        num_tokens: list[int],
+        max_steps: int,
+        max_found: Seq[int] | None = None,
+    ) -> Chain | None:
+        """The plan, beside a look-up of at most `max_found` tokens; None: `propose` drafts."""
+        rows = self._native
         is_ready = all(self._is_native(view) and self._knows_natively(view) for view in views)
-        if self.device_head is None or self._native is None or not is_ready:
-            return Propose()
-        num_tokens = [min(k, self._num_scribbled + 1) for k in budgets]
-        furthest = max_steps * (max(num_tokens) + 1) + max(num_tokens)
-        if not all(self._native.reserve(view, furthest) for view in views):
-            return Propose()
-        catch_up = self._native.lay_out(views)
-        return Chain(self.name, self.device_head, self._native.kv, catch_up, num_tokens)
+        if rows is None or not is_ready or not (self.device_head or rows.reads_taps):
+            return None
+        most = max(num_tokens) if self.trees else self._num_scribbled + 1
+        num_tokens = [min(k, most) for k in num_tokens]
+        longest = max(*num_tokens, *(max_found or ()), 0)
+        furthest = max_steps * (longest + 1) + max(longest, self._num_scribbled)
+        if not all(rows.reserve(view, furthest) for view in views):
+            return None
+        if self.device_head is not None:
+            return Chain(self.name, self.device_head, rows.kv, rows.lay_out(views), num_tokens)
+        features_nF = rows.unread(views)
+        tree = self._limits if self.trees else None
+        return Chain(self.name, rows.head, rows.kv, rows.lay_out(views), num_tokens,
+                     taps=self._taps, features_nF=features_nF, tree=tree)  # fmt: skip
 
     @torch.no_grad()
     def _draft(self, views: list[SequenceView], budgets: list[int]) -> list[Proposal]:
@@ -187,10 +244,11 @@ class Eagle3Proposer(FastHeadProposer):
             )
             for draft, budget in zip(drafts, budgets, strict=True)
         ]
+        views = [draft.view for draft in drafts]
         row_of: list[dict[int, int]] = [{ROOT: 0} for _ in drafts]
         nodes = [[ROOT] for _ in drafts]
         while True:
-            self._add_children(drafts, growths, nodes, logits_RV)
+            add_children(views, growths, nodes, logits_RV, self._limits.children)
             nodes = [growth.to_expand() for growth in growths]
             growing = [i for i, wanted in enumerate(nodes) if wanted]
             if not growing:
@@ -203,27 +261,3 @@ class Eagle3Proposer(FastHeadProposer):
                 )
                 row_of[i] |= {node: end + k for k, node in enumerate(nodes[i])}
             logits_RV = self._rows.feed([drafts[i] for i in growing], rows)
-
-    def _add_children(
-        self,
-        drafts: list[Draft],
-        growths: list[BestFirst],
-        nodes: list[list[int]],
-        logits_RV: Tensor,
-    ) -> None:
-        """Children for all `nodes` of all drafts, which `logits_RV` has the rows of, in order."""
-        keys: list[int] = []
-        for draft, growth, wanted in zip(drafts, growths, nodes, strict=True):
-            for node in wanted:
-                path = path_tokens(growth, node)
-                if draft.view.edits is not None:
-                    draft.view.edits.apply(logits_RV[len(keys)], draft.view.tokens, path)
-                keys.append(draft_key(draft.view, len(path), 1 + node))
-        rows = RowParams.of([draft.view.params for draft in drafts], list(map(len, nodes)))
-        tokens, scores = best_children(logits_RV, rows, keys, self._limits.children)
-        answers = zip(tokens, scores, strict=True)
-        for growth, wanted in zip(growths, nodes, strict=True):
-            for node in wanted:
-                some, logs = next(answers)
-                size = sum(log > -math.inf for log in logs)
-                growth.add(node, some[:size], logs[:size])

@@ -267,7 +267,8 @@ class HybridProposer:
         track.passed.append((size > 0, value))
         if drafter is not None and chain and not (found is not None and found.is_taken):
             place: Place = (drafter.name, size > 0)
-            self._note(step, track, Answer(place, len(chain), chain, False), num_tokens)
+            is_tree = seen.proposal.parents is not None
+            self._note(step, track, Answer(place, len(chain), chain, is_tree), num_tokens)
 
     def release(self, sequence_id: int) -> None:
         self.policy.release(sequence_id)
@@ -300,7 +301,9 @@ Planned = tuple[TextProposer | None, _Drafter | None]
 def _planned(lookups: list[Proposer], drafters: list[Proposer]) -> Planned | None:
     """The look-up and the drafter that can share a plan; None: there are others."""
     lookup, drafter = next(iter(lookups), None), next(iter(drafters), None)
-    if len(lookups) > 1 or len(drafters) > 1 or (drafter is not None and drafter.needs.taps):
+    if len(lookups) > 1 or len(drafters) > 1:
+        return None
+    if drafter is not None and drafter.needs.taps and not getattr(drafter, "reads_taps", False):
         return None
     if not isinstance(lookup, TextProposer | None):
         return None

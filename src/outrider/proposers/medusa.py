@@ -89,6 +89,11 @@ class MedusaProposer:
         native = NativeMedusa(loaded.head, loaded.borrowed, context.target.spec, weights)
         return cls(loaded, config, native)
 
+    @property
+    def recommended(self) -> int | None:
+        """See `contracts.Recommends`."""
+        return self._loaded.recommended
+
     @torch.no_grad()
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
         proposals = [Proposal(source=self.name) for _ in views]
@@ -156,15 +161,15 @@ class MedusaProposer:
         borrowed = self._loaded.borrowed
         states_BH = self._states.of(views)
         if self._native is not None:
-            logits_BDV = self._native.guess(states_BH, depth)
+            logits_RV = self._native.guess(states_BH, depth).flatten(0, 1)
+            return self._loaded.spread(logits_RV, None)
+        guesses_DBH = self._heads(borrowed.normed(states_BH.to(borrowed.norm_H.dtype)), depth)
+        if self._heads.config.original_lm_head:
+            logits_DBV = borrowed.logits(guesses_DBH)
         else:
-            guesses_DBH = self._heads(borrowed.normed(states_BH.to(borrowed.norm_H.dtype)), depth)
-            if self._heads.config.original_lm_head:
-                logits_DBV = borrowed.logits(guesses_DBH)
-            else:
-                logits_DBV = self._heads.own_logits(guesses_DBH)
-            logits_BDV = logits_DBV.transpose(0, 1)
-        return self._loaded.spread(logits_BDV.flatten(0, 1).float(), self._ids_W)
+            logits_DBV = self._heads.own_logits(guesses_DBH)
+        logits_BDW = logits_DBV.transpose(0, 1)
+        return self._loaded.spread(logits_BDW.flatten(0, 1).float(), self._ids_W)
 
 
 def _params(view: SequenceView) -> SamplingParams:

@@ -21,6 +21,8 @@ from outrider.contracts import (
     SequenceView,
 )
 from outrider.model.heads import MlpHead
+from outrider.model.heads_native import HEAD_WEIGHTS, NativeMlp
+from outrider.model.native_model import NativeModel
 from outrider.proposers._autoregressive import Chains
 from outrider.proposers._heads import Loaded, last_states, load_fitting_head
 from outrider.proposers._last_state import LastStates
@@ -32,7 +34,7 @@ class MlpConfig:
     """`head` is the folder of the speculator, where it is not the draft model."""
 
     head: str | None = None
-    weights: str | None = None
+    weights: str | None = None  # of its output heads; None: int8 where native code runs them
 
 
 class MlpProposer:
@@ -40,7 +42,8 @@ class MlpProposer:
     draws = frozenset({Draw.COUPLED, Draw.SAMPLED})
     trees = False
 
-    def __init__(self, loaded: Loaded[MlpHead]) -> None:
+    def __init__(self, loaded: Loaded[MlpHead], native: NativeMlp | None = None) -> None:
+        self._native = native
         self.needs = Needs(taps=(loaded.num_layers,))
         self._loaded = loaded
         self._head = loaded.head
@@ -50,8 +53,16 @@ class MlpProposer:
     def build(cls, context: ProposerContext) -> MlpProposer:
         config = read_options(MlpConfig, cls.name, context.options)
         loaded = load_fitting_head(MlpHead, context, config.head)
-        loaded.weights(config.weights)
-        return cls(loaded)
+        if not isinstance(context.target, NativeModel):
+            loaded.weights(config.weights)
+            return cls(loaded)
+        weights = loaded.weights(config.weights, *HEAD_WEIGHTS)
+        return cls(loaded, NativeMlp(loaded.head, context.target.spec, weights))
+
+    @property
+    def recommended(self) -> int | None:
+        """See `contracts.Recommends`."""
+        return self._loaded.recommended
 
     def propose(self, views: Seq[SequenceView], budgets: Seq[int]) -> list[Proposal]:
         proposals = [Proposal(source=self.name) for _ in views]
@@ -70,14 +81,19 @@ class MlpProposer:
         before = [view.tokens[-1] for view in views]
         for step in range(max(lengths)):
             tokens_R = torch.tensor(before, device=state_RI.device)
-            state_RI, logits_RV = self._head(state_RI, tokens_R, step)
+            state_RI = self._head.mix(state_RI, tokens_R, step)
             drawn = chains.active
-            chains.draw(logits_RV.float())
+            chains.draw(self._logits(state_RI, step))
             if not chains.active:
                 break
             state_RI = state_RI[[drawn.index(i) for i in chains.active]]
             before = [chains.tokens[i][-1] for i in chains.active]
         return chains.proposals(self.name)
+
+    def _logits(self, state_RI: torch.Tensor, step: int) -> torch.Tensor:
+        if self._native is not None:
+            return self._native.logits(state_RI, step)
+        return self._head.logits(state_RI, step).float()
 
     def observe(self, views: Seq[SequenceView], seen: Seq[Observation]) -> None:
         self._states.see(views, seen)

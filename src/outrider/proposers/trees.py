@@ -16,6 +16,7 @@ Shape legend: R rows (nodes to expand), V vocabulary, C children.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from itertools import count
@@ -25,9 +26,10 @@ import numpy as np
 import torch
 
 from outrider import native
-from outrider.contracts import Draw, Proposal
+from outrider.contracts import Draw, Proposal, SequenceView
 from outrider.errors import ConfigError
 from outrider.noise import gumbel
+from outrider.proposers._autoregressive import draft_key
 from outrider.sampling import RowParams, filtered
 
 ROOT = -1
@@ -233,3 +235,27 @@ def best_children(
     best_RC = noisy_RV.topk(num_children)
     scores_RC = best_RC.values - noisy_RV.logsumexp(dim=-1, keepdim=True)
     return best_RC.indices.tolist(), scores_RC.tolist()
+
+
+def add_children(
+    views: Sequence[SequenceView],
+    growths: Sequence[Growth],
+    nodes: Sequence[Sequence[int]],
+    logits_RV: torch.Tensor,
+    num_children: int,
+) -> None:
+    """Children for all `nodes` of coupled trees; `logits_RV` has a row for each, in order."""
+    keys: list[int] = []
+    for view, growth, wanted in zip(views, growths, nodes, strict=True):
+        for node in wanted:
+            path = path_tokens(growth, node)
+            if view.edits is not None:
+                view.edits.apply(logits_RV[len(keys)], view.tokens, path)
+            keys.append(draft_key(view, len(path), 1 + node))
+    rows = RowParams.of([view.params for view in views], list(map(len, nodes)))
+    answers = zip(*best_children(logits_RV, rows, keys, num_children), strict=True)
+    for growth, wanted in zip(growths, nodes, strict=True):
+        for node in wanted:
+            some, logs = next(answers)
+            size = sum(log > -math.inf for log in logs)
+            growth.add(node, some[:size], logs[:size])

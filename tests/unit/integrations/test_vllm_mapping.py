@@ -14,7 +14,6 @@ import typer
 from outrider.cli.app import app
 from outrider.cli.errors import run
 from outrider.cli.serve import serve
-from outrider.config import ServerConfig
 from outrider.errors import ConfigError, UnknownName
 from outrider.integrations.vllm import child
 from outrider.integrations.vllm.command import read_wish
@@ -29,6 +28,7 @@ from outrider.integrations.vllm.mapping import (
     table_of,
 )
 from outrider.registry import own_entries
+from outrider.server_config import ServerConfig
 from outrider.testing import write_tiny_llama
 
 ROOT = Path(__file__).parents[3]
@@ -78,10 +78,16 @@ REFUSED = {
     "reasoning_parser": ("--reasoning-parser", "think"),
     "sampling": ("--sampling", "temperature=0.7"),
     "strict": ("--strict",),
+    "learn": ("--learn",),
+    "learn_per_key": ("--learn", "--learn-per-key"),
+    "learn_every": ("--learn-every", "512"),
+    "learn_cpu": ("--learn-cpu", "0.2"),
+    "learn_folder": ("--learn", "--learn-folder", "learnt"),
     "models_dir": ("--models-dir", "models"),
     "model_idle_s": ("--model-idle", "60"),
     "models_memory": ("--models-memory", "8GiB"),
     "kv_memory": ("--kv-memory", "1GiB"),
+    "kv_dtype": ("--kv-dtype", "int8"),
     "max_model_len": ("--max-model-len", "64"),
     "model_aliases": ("--model-alias", "x"),
     "any_model_name": ("--any-model-name",),
@@ -100,7 +106,8 @@ def test_what_has_no_counterpart_is_refused_in_one_line(
     assert run(app, ["serve", "--backend", "vllm", *REFUSED[option.name]]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
-    assert f"{option.flag} has no effect with --backend vllm" in lines[0]
+    flag = "--learn" if "--learn" in REFUSED[option.name] else option.flag
+    assert f"{flag} has no effect with --backend vllm" in lines[0]
 
 
 class Started:
@@ -200,6 +207,7 @@ def test_what_is_ours_reaches_the_front(started: Started, target: str, tmp_path:
         "max_queue": ("--max-queue", "7"),
         "allow_hosts": ("--allow-host", "example.org"),
         "cors_origins": ("--cors-origin", "http://localhost:3000"),
+        "root_path": ("--root-path", "/llm"),
         "drain_timeout_s": ("--drain-timeout", "3"),
         "stall_timeout_s": ("--stall-timeout", "4"),
         "log_format": ("--log-format", "json"),
@@ -212,6 +220,7 @@ def test_what_is_ours_reaches_the_front(started: Started, target: str, tmp_path:
     config = started.front.config
     assert (config.host, config.port, config.api_keys) == ("localhost", port, ("secret",))
     assert (config.max_queue, started.front.max_requests) == (7, 15)
+    assert config.root_path == "/llm"
     assert (config.drain_timeout_s, config.stall_timeout_s) == (3.0, 4.0)
     assert started.logs == ("json", "info")
     assert started.front.restarts_left == 5

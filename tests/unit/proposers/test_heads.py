@@ -295,7 +295,7 @@ def test_unknown_heads_are_named(folder: Path, architecture: str | None, tmp_pat
     """Not taken for a draft model whose tokenizer is missing, nor passed over for bundled heads."""
     found = {"architectures": [architecture]} if architecture else {}
     (tmp_path / "config.json").write_text(json.dumps(found))
-    expected = f"{architecture or 'no architecture'}, .*LlamaForCausalLMEagle3"
+    expected = f"{architecture or 'no architecture'}, .*heads of the kinds eagle3, eagle"
     for proposer in (None, "draft-model", "eagle3"):
         config = EngineConfig(
             model=str(folder / "target"), draft_model=str(tmp_path), proposer=proposer

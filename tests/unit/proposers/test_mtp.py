@@ -13,12 +13,13 @@ from exactness.same_tokens import assert_same, run
 from native_models import needs_native
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.request import Speculation
-from outrider.errors import ModelError
+from outrider.errors import ConfigError, ModelError
 from outrider.model.head_kinds import head_kind
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
 from published import mtp
 from published.comparing import PROMPTS, K, Seen, compare
+from published.record import keep
 
 SAMPLINGS = [
     SamplingParams(max_tokens=32, ignore_eos=True),
@@ -59,6 +60,42 @@ def test_drafts_are_the_reference(name: str, backend: str, tmp_path: Path) -> No
     assert count["same"] == count["drafts"], count
     assert count["accepted"] > 0, count
     assert count["rejecting steps"] > 0, count
+    keep(f"mtp_{name}", "mtp", "torch" if backend == "torch" else "float32", count)
+
+
+TREES = [
+    *((name, "torch") for name in ("deepseek_v3", "qwen3_next", "mimo", "ernie4_5", "speculators")),
+    *(pytest.param(name, "native", marks=needs_native) for name in ("glm4_moe", "mimo", "nextn")),
+]
+
+
+@pytest.mark.parametrize(("name", "backend"), TREES)
+def test_trees_go_down_the_chain(name: str, backend: Any, tmp_path: Path) -> None:
+    """The first children are the chain of the reference, and the text is that without drafts."""
+    target, apart, reference = mtp.write(name, tmp_path)
+    engine = build(
+        EngineConfig(
+            model=str(target),
+            draft_model=None if apart is None else str(apart),
+            proposer_options={"mtp": {"weights": "float32", "children": 3}},
+            num_draft_tokens=K,
+            kv_tokens=512,
+            block_size=4,
+            backend=backend,
+        )
+    )
+    count = compare(engine, reference, Seen(target), trees=True)
+    assert count["drafts"] > 2 * count["steps"], "the trees have no depth"
+    assert count["same"] == count["drafts"], count
+    assert count["accepted"] > 0, count
+    for params in SAMPLINGS:
+        drafted = run(engine, PROMPTS, params)
+        plain = run(engine, PROMPTS, params, Speculation(proposer=None))
+        assert_same(engine, drafted, plain, params, name, bitwise=backend == "native")
+    # A ratio rule needs chains, which the same engine drafts beside the trees.
+    edited = SamplingParams(max_tokens=16, ignore_eos=True, temperature=1.0, seed=5)
+    with pytest.raises(ConfigError, match="tree"):
+        run(engine, PROMPTS, edited, Speculation(proposer="mtp", verifier="token"))
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_native)])

@@ -9,10 +9,17 @@ from pathlib import Path
 import pytest
 
 from native_models import needs_native
+from outrider.contracts import Recommends
+from outrider.engine.build import EngineConfig, build
+from outrider.errors import ModelError
 from outrider.model.head_kinds import head_kind
+from outrider.model.heads import load_head
+from outrider.model.heads_native import runs_natively
 from outrider.testing import write_tiny_llama
-from published import CASES, TARGET, eagle3
+from published import CASES, TARGET, L, eagle3, mtp
 from published.comparing import Seen, compare, engine_for
+from published.record import keep, read
+from published.refused import REFUSED
 
 TREES = ("eagle", "eagle3", "medusa")
 
@@ -45,6 +52,7 @@ def test_drafts_are_the_reference(name: str, target: Path, seen: Seen, tmp_path:
     assert count["same"] == count["drafts"], count
     assert count["accepted"] > 0, count
     assert count["rejecting steps"] > 0, count
+    keep(name, kind, "torch", count)
 
 
 def test_a_file_of_llama_cpp_drafts_like_its_folder(
@@ -55,6 +63,46 @@ def test_a_file_of_llama_cpp_drafts_like_its_folder(
     assert head_kind(file) == "eagle3"
     count = compare(engine_for(target, file, "torch", children=1), reference, seen)
     assert count["same"] == count["drafts"] > 0, count
+    keep("llama_cpp_gguf", "eagle3", "torch", count)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        *(("speculators_llama", 5), ("p_eagle_speculators", 5), ("dflash_speculators", 5)),
+        *(("medusa_authors", 4), ("mlp_ibm", 4), ("specforge", None), ("eagle1_with_bias", None)),
+    ],
+)
+def test_what_the_checkpoint_recommends(
+    name: str, wanted: int | None, target: Path, tmp_path: Path
+) -> None:
+    kind, write = CASES[name]
+    write(tmp_path)
+    proposer = engine_for(target, tmp_path, "torch").proposers[kind]
+    assert isinstance(proposer, Recommends)
+    assert proposer.recommended == wanted
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_another_model_is_refused_by_name(name: str, target: Path, tmp_path: Path) -> None:
+    REFUSED[name](tmp_path / "head")
+    with pytest.raises(ModelError) as refused:
+        build(EngineConfig(model=str(target), draft_model=str(tmp_path / "head")))
+    line = str(refused.value).replace(str(tmp_path / "head"), "HEAD")
+    assert "\n" not in line
+    keep(name, "another model", "refused", line)
+
+
+def test_the_record_is_of_these_layouts() -> None:
+    layouts = {*CASES, *REFUSED, "llama_cpp_gguf", *(f"mtp_{name}" for name in mtp.CASES)}
+    layouts |= {
+        f"gemma_assistant_{name}" for name in ("shared", "shared_ordered", "keys_are_values")
+    }
+    assert layouts == {*read()}
+    for name, known in read().items():
+        if "refused" not in known:
+            same, drafts = known["torch"]
+            assert same == drafts > 0, name
 
 
 @pytest.mark.parametrize(
@@ -98,3 +146,5 @@ def test_native_drafts_agree(
     counted, same = ("drafts", "same") if weights else ("clear", "clear and same")
     assert count[same] >= 0.99 * count[counted] > 0, count
     assert count["clear"] > 0.9 * count["drafts"], count
+    if runs_natively(load_head(tmp_path, num_layers=L)):
+        keep(name, kind, weights or "int8", count)

@@ -13,7 +13,12 @@ import torch
 from outrider.errors import ModelError
 from outrider.model.dflash_head import RENAMED, DFlashConfig, DFlashHead
 from outrider.model.dialects.folder import Fields, Tensors
-from outrider.model.dialects.layers import read_layers, read_vocabulary, read_windows
+from outrider.model.dialects.layers import (
+    check_mask_token,
+    read_layers,
+    read_vocabulary,
+    read_windows,
+)
 
 _DSPARK = ("DSparkDraftModel", "DSparkSpeculator", "Qwen3DSparkModel")
 
@@ -37,7 +42,7 @@ def read_dflash(fields: Fields, tensors: Tensors, num_layers: int | None) -> DFl
         **layers,
         vocab_size=vocab_size,
         taps=_taps(fields, inner, depth, num_layers),
-        mask_token_id=int(mask_token),
+        mask_token_id=check_mask_token(fields, mask_token, vocab_size),
         num_hidden_layers=depth,
         block_size=_block_size(fields, inner),
         **_dspark(fields, inner, tensors),

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from outrider.errors import ModelError
 from outrider.model.dialects.folder import Fields, Tensors
-from outrider.model.dialects.layers import read_layers, read_vocabulary, read_windows
+from outrider.model.dialects.layers import (
+    check_mask_token,
+    read_layers,
+    read_vocabulary,
+    read_windows,
+)
 from outrider.model.eagle_head import Eagle3Config, Eagle3Head, usual_taps
 
 _AUX_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")
@@ -42,7 +47,7 @@ def read_eagle3(fields: Fields, tensors: Tensors, num_layers: int | None) -> Eag
         taps = _check_taps(fields, tensors, _taps(fields, inner, num_layers), target_size)
     else:
         taps = (last_tap(fields, num_layers),)
-    mask = _mask_token(fields) if "mask_hidden" in tensors else None
+    mask = _mask_token(fields, vocab_size) if "mask_hidden" in tensors else None
     config = Eagle3Config(
         **layers,
         vocab_size=vocab_size,
@@ -142,7 +147,7 @@ def _check_norms(fields: Fields, inner: Fields, config: Eagle3Config) -> None:
         raise ModelError(f"{fields.folder} has both input_norm and fc_norm: only one can be used")
 
 
-def _mask_token(fields: Fields) -> int:
+def _mask_token(fields: Fields, vocab_size: int) -> int:
     """P-EAGLE's mask token, under the first of its names."""
     dflash = fields.inner("dflash_config")
     token = dflash.get("mask_token_id")
@@ -154,7 +159,7 @@ def _mask_token(fields: Fields) -> int:
         raise ModelError(
             f"{fields.folder} drafts in parallel, but config.json names no mask_token_id: add it"
         )
-    return int(token)
+    return check_mask_token(fields, token, vocab_size)
 
 
 def _switch(fields: Fields, inner: Fields, name: str) -> bool:

@@ -23,6 +23,7 @@ _GLOBAL = {
     "output_norm.weight": "norm.weight",
     "output.weight": "lm_head.weight",
     "token_embd.weight": "embed_tokens.weight",
+    "enc.output_norm.weight": "input_norm.weight",
     "d2t": "d2t",
     "d2t.weight": "d2t",
 }
@@ -38,6 +39,14 @@ _LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+# Of a head of one layer, by our name.
+STORED = {
+    **{ours: stored for stored, ours in reversed(_GLOBAL.items())},
+    **{
+        f"layers.0.{module}.weight": f"blk.0.{stored}.weight"
+        for stored, module in reversed(_LAYER.items())
+    },
 }
 _ROPE_FACTORS = ("rope_freqs.weight", "blk.0.rope_freqs.weight")
 

@@ -118,3 +118,13 @@ def read_vocabulary(fields: Fields, tensors: Tensors, vocab_size: int) -> int:
     if len(set(ids.tolist())) != rows:
         raise ModelError(f"{fields.folder}: d2t names a target id twice")
     return rows
+
+
+def check_mask_token(fields: Fields, token: Any, vocab_size: int) -> int:
+    """The mask token's id; ModelError for one that is not in the target's vocabulary."""
+    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+        raise ModelError(
+            f"{fields.folder}: config.json names mask_token_id {token!r}, which is none of the "
+            f"target's {vocab_size} ids"
+        )
+    return token

@@ -5,6 +5,7 @@ Translated into the fields of each kind, whose own dialect then reads it. Taps a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from outrider.errors import ModelError
@@ -38,7 +39,7 @@ def read_speculators(fields: Fields, tensors: Tensors, num_layers: int | None) -
         )
     flat.finish()
     fields.ignore(*fields.values)
-    head.num_draft_tokens = _num_draft_tokens(fields)
+    head.num_draft_tokens = num_draft_tokens(fields.values)
     return head
 
 
@@ -52,7 +53,8 @@ def _flattened(fields: Fields) -> dict[str, Any]:
     return inner.values | top | tied | kind
 
 
-def _num_draft_tokens(fields: Fields) -> int | None:
-    methods = (fields.get("speculators_config") or {}).get("proposal_methods") or [{}]
+def num_draft_tokens(config: Mapping[str, Any]) -> int | None:
+    """The tokens a step that a config of this format proposes."""
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
     found = methods[0].get("speculative_tokens")
     return int(found) if isinstance(found, int) else None
