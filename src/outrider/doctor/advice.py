@@ -29,7 +29,9 @@ class Advice:
 
 
 def advise(curves: Curves) -> list[Advice]:
-    return [_advise(curves, batch) for batch in BATCHES]
+    """For batches up to twice as large as what was measured."""
+    most = 2 * max(curves.passes)
+    return [_advise(curves, batch) for batch in BATCHES if batch <= most]
 
 
 def buckets(advice: Sequence[Advice], target: PrefersThinPasses) -> list[tuple[int, int]]:

@@ -2,7 +2,8 @@
 
 Costs: the seconds of a step by tokens of its pass, batch size and draft length, and of a proposer's
 reading of a prompt. Worth: how many drafts are accepted. All kinds of steps take turns, so that a
-busy moment of the machine slows all of them, and medians are kept.
+busy moment of the machine slows all of them, and medians are kept. A slow model gets fewer rounds,
+shorter texts and smaller batches, so that the user waits about a minute at most.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from statistics import median
+from time import perf_counter
 
 from outrider.bench.contenders import Job, Ours, fit_together
 from outrider.bench.measure import Tell
@@ -27,6 +29,11 @@ from outrider.statistics import SpeculationStats
 COUNTS = {1: (1, 3, 5, 8, 12), 2: (1, 3, 5, 8), 4: (1, 3, 6), 8: (1, 3), 16: (1, 4)}
 LEAST_JOBS = 4  # that are timed for a batch, and for the reading of prompts
 ROUNDS = 3
+BUDGET_S = 45.0
+SURVIVAL_SHARE = 0.35  # of the budget: how many drafts are accepted
+WARM_SHARE = 0.25  # the first round, which tells what the others take
+WARM_TOKENS, LEAST_TOKENS = 4, 16  # of a text in the first round, and in the others
+LEAST_STEPS = 12  # in which acceptance is counted, whatever they take
 HICCUPS = 0.02  # of steps: slowed by other processes
 TIMED_TOKENS = 32
 SURVIVAL_TOKENS = 96
@@ -104,46 +111,128 @@ class Curves(StepCosts):
         return best_k(lambda k: self.speedup(proposer, batch, k), self.most_drafts(batch))
 
 
+@dataclass(slots=True)
+class _Samples:
+    """Seconds of steps: by tokens of their pass, and by (proposer, draft length, batch)."""
+
+    verify: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    passes: dict[int, defaultdict[int, list[float]]] = field(default_factory=dict)
+    around: defaultdict[tuple[str, int, int], list[float]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    draft: defaultdict[tuple[str, int, int], list[float]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+
+    def add(
+        self, kind: Kind, batch: int, width: int, draft_s: float, verify_s: float, other_s: float
+    ) -> None:
+        self.verify[width].append(verify_s)
+        self.passes.setdefault(batch, defaultdict(list))[width].append(verify_s)
+        self.draft[*kind, batch].append(draft_s)
+        self.around[*kind, batch].append(other_s)
+
+    @property
+    def all_s(self) -> Iterator[float]:
+        for found in (*self.verify.values(), *self.draft.values(), *self.around.values()):
+            yield from found
+
+    def overhead(self) -> dict[int, float]:
+        return {batch: _usual(found) for (_, k, batch), found in self.around.items() if k == 0}
+
+    def drafts(self, proposers: Sequence[str]) -> dict[str, dict[int, dict[int, float]]]:
+        overhead = self.overhead()
+        drafts: dict[str, dict[int, dict[int, float]]] = {name: {} for name in proposers}
+        for (name, count, batch), found in self.draft.items():
+            if count:  # what surrounds a draft costs as well
+                more_s = max(0.0, _usual(self.around[name, count, batch]) - overhead[batch])
+                drafts[name].setdefault(batch, {})[count] = median(found) + more_s
+        return drafts
+
+
 def measure_curves(
     engine: Engine, jobs: Sequence[Job], proposers: Sequence[str], tell: Tell
 ) -> Curves:
-    verify: defaultdict[int, list[float]] = defaultdict(list)
-    passes: dict[int, defaultdict[int, list[float]]] = {n: defaultdict(list) for n in COUNTS}
-    around: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
-    draft: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
+    started = perf_counter()
     worth = {}
-    for name in proposers:
+    for i, name in enumerate(proposers, 1):
         tell(f"acceptance of {name}")
-        worth[name] = _worth(engine, jobs, name)
-    for turn in range(ROUNDS + 1):
-        tell(f"costs, round {turn} of {ROUNDS}")
-        for batch, counts in COUNTS.items():
-            num_jobs = max(batch, min(LEAST_JOBS, len(jobs)))
-            group = [_timed(jobs[i % len(jobs)], i) for i in range(num_jobs)]
-            kinds = [("", 0), *((n, k) for n in proposers for k in counts)]
-            for (name, count), drafted_s, verify_s, other_s, num_tokens in _steps(
-                engine, group, batch, kinds
-            ):
-                if turn == 0:  # warms up
-                    continue
-                verify[num_tokens].append(verify_s)
-                passes[batch][num_tokens].append(verify_s)
-                draft[name, batch, count].append(drafted_s)
-                around[name, batch, count].append(other_s)
-    overhead = {batch: _usual(found) for (_, batch, count), found in around.items() if count == 0}
-    drafts: dict[str, dict[int, dict[int, float]]] = {name: {} for name in proposers}
-    for (name, batch, count), found in draft.items():
-        if count:  # what surrounds a draft costs as well
-            more_s = max(0.0, _usual(around[name, batch, count]) - overhead[batch])
-            drafts[name].setdefault(batch, {})[count] = median(found) + more_s
+        until = started + SURVIVAL_SHARE * BUDGET_S * i / len(proposers)
+        worth[name] = _worth(engine, jobs, name, until)
+    samples = _Samples()
+    tell("costs, a first round")
+    first = _warm_up(engine, jobs, proposers)
+    plan = first.plan(started + BUDGET_S - perf_counter(), min(LEAST_JOBS, len(jobs)))
+    for turn in range(1, plan.rounds + 1):
+        tell(f"costs, round {turn} of {plan.rounds}")
+        for batch in first.prompts_s:
+            group = _some(jobs, max(batch, plan.jobs), plan.tokens)
+            _one_round(engine, group, proposers, batch, samples)
     return Curves(
-        {batch: typical for batch, found in passes.items() if (typical := _typical(found))},
-        overhead,
-        drafts,
+        {batch: typical for batch, found in samples.passes.items() if (typical := _typical(found))},
+        samples.overhead(),
+        samples.drafts(proposers),
         {name: _reading(engine, jobs, name) for name in proposers},
-        _typical(verify),
+        _typical(samples.verify),
         worth,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    rounds: int
+    jobs: int  # of a batch, if it is not larger
+    tokens: int  # of a text
+
+
+@dataclass(slots=True)
+class _FirstRound:
+    """By batch: the seconds of its prompts, and those of a token of every text."""
+
+    prompts_s: dict[int, float] = field(default_factory=dict)
+    token_s: dict[int, float] = field(default_factory=dict)
+
+    def round_s(self, num_jobs: int, num_tokens: float) -> float:
+        return sum(
+            max(batch, num_jobs) / batch * (prompts_s + num_tokens * self.token_s[batch])
+            for batch, prompts_s in self.prompts_s.items()
+        )
+
+    def plan(self, left_s: float, most_jobs: int) -> _Plan:
+        """The most that fits into `left_s`: first longer texts, then more rounds."""
+        num_jobs = most_jobs if self.round_s(most_jobs, LEAST_TOKENS) <= left_s else 1
+        sizes = range(TIMED_TOKENS, LEAST_TOKENS, -1)
+        fitting = (n for n in sizes if ROUNDS * self.round_s(num_jobs, n) <= left_s)
+        num_tokens = next(fitting, min(LEAST_TOKENS, TIMED_TOKENS))
+        rounds = int(left_s / self.round_s(num_jobs, num_tokens))
+        return _Plan(min(max(1, rounds), ROUNDS), num_jobs, num_tokens)
+
+
+def _warm_up(engine: Engine, jobs: Sequence[Job], proposers: Sequence[str]) -> _FirstRound:
+    """Short texts in the batch sizes that there is time for."""
+    first = _FirstRound()
+    for batch in COUNTS:
+        started, samples = perf_counter(), _Samples()
+        _one_round(engine, _some(jobs, batch, WARM_TOKENS), proposers, batch, samples)
+        steps_s = sum(samples.all_s)
+        first.prompts_s[batch] = max(0.0, perf_counter() - started - steps_s)
+        first.token_s[batch] = steps_s / WARM_TOKENS
+        if first.round_s(1, WARM_TOKENS) > WARM_SHARE * BUDGET_S:
+            break
+    return first
+
+
+def _some(jobs: Sequence[Job], count: int, num_tokens: int) -> list[Job]:
+    picked = [(jobs[i % len(jobs)], i) for i in range(count)]
+    return [replace(j, params=replace(j.params, max_tokens=num_tokens, seed=i)) for j, i in picked]
+
+
+def _one_round(
+    engine: Engine, jobs: Sequence[Job], proposers: Sequence[str], batch: int, samples: _Samples
+) -> None:
+    kinds = [("", 0), *((name, k) for name in proposers for k in COUNTS[batch])]
+    for kind, draft_s, verify_s, other_s, width in _steps(engine, jobs, batch, kinds):
+        samples.add(kind, batch, width, draft_s, verify_s, other_s)
 
 
 def _reading(engine: Engine, jobs: Sequence[Job], proposer: str) -> dict[int, float]:
@@ -175,10 +264,6 @@ def _typical(found: dict[int, list[float]]) -> dict[int, float]:
     return dict(zip(seen, rising([*seen.values()], weights), strict=True))
 
 
-def _timed(job: Job, index: int) -> Job:
-    return replace(job, params=replace(job.params, max_tokens=TIMED_TOKENS, seed=index))
-
-
 def _steps(
     engine: Engine, jobs: Sequence[Job], batch: int, kinds: Sequence[Kind]
 ) -> Iterator[tuple[Kind, float, float, float, int]]:
@@ -203,7 +288,8 @@ def _steps(
             lane.finish()
 
 
-def _worth(engine: Engine, jobs: Sequence[Job], proposer: str) -> Worth:
+def _worth(engine: Engine, jobs: Sequence[Job], proposer: str, until: float) -> Worth:
+    """`until`: when the texts end that are not complete."""
     wish = Speculation(proposer=proposer, num_draft_tokens=DEEPEST)
     texts: defaultdict[str, list[Drafted]] = defaultdict(list)
     is_tree = False
@@ -211,10 +297,12 @@ def _worth(engine: Engine, jobs: Sequence[Job], proposer: str) -> Worth:
         for job in jobs:
             params = replace(job.params, max_tokens=SURVIVAL_TOKENS)
             lane.add(job.prompt, params, speculation=wish, prediction=job.prediction)
-        for report in lane:
+        for num_steps, report in enumerate(lane):
             for event in report.events:
                 texts[event.request_id].append((len(event.draft_tokens), len(event.path)))
                 is_tree = is_tree or event.draft_parents is not None
+            if num_steps >= LEAST_STEPS and perf_counter() > until:
+                break
     stats = SpeculationStats()
     for result in lane.results:
         stats.merge(result.stats)

@@ -121,6 +121,7 @@ def build(config: EngineConfig) -> Engine:
         dtype=config.dtype,
         backend=config.backend,
         tensor_parallel_size=config.tensor_parallel_size,
+        kv_dtype=config.kv_dtype,
     )
     return assemble(config, target, load_tokenizer(config.model))
 
@@ -272,7 +273,8 @@ def _identity(config: EngineConfig, draft_model: str | None) -> dict[str, object
         if config.other_drafters
         else draft_model,
         "options": repr(sorted(config.proposer_options.items())),
-        "machine": [config.device, config.dtype, config.backend, config.tensor_parallel_size],
+        "machine": [config.device, config.dtype, config.backend, config.tensor_parallel_size]
+        + [config.kv_dtype] * (config.kv_dtype != "auto"),
     }
 
 

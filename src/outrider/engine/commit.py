@@ -79,7 +79,7 @@ def commit(engine: Engine, sequence: Sequence, index: int, result: StepResult) -
 def observe(engine: Engine, lines: Seq[Line[Sequence]], result: StepResult) -> None:
     """Calls `observe` of every proposer, with its sequences' verdicts and committed taps."""
     groups = by_proposer([line.sequence for line in lines])
-    if not any(p.tokens or p.drafted is not None for p in result.proposals):
+    if not result.taps and not any(p.tokens or p.drafted is not None for p in result.proposals):
         groups = {n: group for n, group in groups.items() if engine.proposers[n].needs.every_step}
     if not groups:
         return

@@ -8,13 +8,14 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import TYPE_CHECKING
 
-from outrider.contracts import Draw, Model, Proposer, Verifier
+from outrider.contracts import Draw, Model, Proposer, ReplacesWeights, Verifier
 from outrider.engine.commit import release_drafts
 from outrider.engine.request import Request, Sequence, Speculation
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import ReadySteps, run_step
-from outrider.errors import EngineError, Overloaded, RequestError, UnknownName
+from outrider.errors import ConfigError, EngineError, Overloaded, RequestError, UnknownName
 from outrider.events import StepReport, StepTiming, TokenLogprob
 from outrider.executors import Executors
 from outrider.grammar import Grammar
@@ -25,6 +26,9 @@ from outrider.policy.base import Policy
 from outrider.sampling import LogitEdits, SamplingParams
 from outrider.statistics import SpeculationStats
 from outrider.verifiers import exact_pairing
+
+if TYPE_CHECKING:
+    import torch
 
 Observer = Callable[[StepReport], None]
 
@@ -194,7 +198,9 @@ class Engine:
         if len(tokens) >= self.scheduler.max_positions:
             raise self.prompt_too_long(str(len(tokens)), param)
         if not 0 <= min(tokens) <= max(tokens) < num_tokens:
-            raise RequestError(f"token ids must be in 0..{num_tokens - 1}", param)
+            raise RequestError(
+                f"a token id is out of vocabulary: they must be in 0..{num_tokens - 1}", param
+            )
 
     def prompt_too_long(self, num_tokens: str, param: str = "prompt") -> RequestError:
         """The error for a prompt of `num_tokens` tokens, in the words that API clients search."""
@@ -277,6 +283,17 @@ class Engine:
         for request_id in late:
             self._end(request_id, "error")
         return {name: Overloaded("the request waited too long in the queue") for name in late}
+
+    def replace_weights(self, proposer: str, weights: Mapping[str, torch.Tensor]) -> None:
+        """Gives a proposer other trained weights, for all drafts from the next step on.
+
+        Sequences go on with the keys and values that the old weights left: drafts may be less often
+        right for the rest of such a sequence, never invalid.
+        """
+        drafter = self.proposers[proposer]
+        if not isinstance(drafter, ReplacesWeights):
+            raise ConfigError(f"the weights of proposer {proposer!r} cannot be replaced")
+        drafter.replace_weights(weights)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request now and frees what it holds. Unknown or finished ids are fine."""

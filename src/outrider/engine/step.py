@@ -135,6 +135,8 @@ def compute(engine: Engine) -> ReadySteps | None:
     max_steps = min(engine.max_steps, decision.valid_steps)
     if engine.scheduler.waiting and not engine.scheduler.is_full:
         max_steps = 1  # a request may be admitted before the next
+    if not all(line.sequence.num_output_tokens for line in ends):
+        max_steps = 1  # first tokens do not wait, and most drafters begin after them
     executors = engine.executors
     run = executors.run if engine.max_steps > 1 else executors.python.run
     try:

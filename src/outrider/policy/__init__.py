@@ -10,4 +10,5 @@ controller   decides before a step, learns after it
 from __future__ import annotations
 
 MAX_AUTO_DRAFT_TOKENS = 16  # the most that "auto" drafts for one sequence in one step
+MEMORY = 0.99  # per draft or step: what is learnt over all requests remembers about 100
 VALID_STEPS = 16  # of a decision: one call of an executor. The unit of all that lasts some steps

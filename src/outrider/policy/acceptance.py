@@ -16,14 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
+from math import sqrt
 
-from outrider.policy import MAX_AUTO_DRAFT_TOKENS, VALID_STEPS
+from outrider.policy import MAX_AUTO_DRAFT_TOKENS, MEMORY, VALID_STEPS
 
 START = 0.7  # acceptance of an unknown proposer: high enough to be tried
 PRIOR_WEIGHT = 5.0  # of the prior, in drafts: a request differs from it after some steps
-DEEPER_WEIGHT = 16.0  # of the prior of later ages: fewer drafts reach them, and they differ less
 OWN_DECAY = 0.97  # per draft of a request: it remembers about 33, as texts change
-SHARED_DECAY = 0.99  # per draft of a proposer: about 100
 NUM_AGES = 5  # distinct ages of a run; older drafts are accepted alike
 
 RARE = 0.02  # probability below which a run is not followed further: it would change nothing
@@ -119,12 +118,18 @@ class _Evidence:
                     judged[oldest] += unit * (end - first_old)
                     accepted[oldest] += unit * max(0, stop - first_old)
             age = age + num_drafted + 1 if 0 < num_drafted == length else 0
-            self.unit /= self._decay
+            if num_drafted:  # a look-up that finds nothing is no evidence
+                self.unit /= self._decay
         if self.unit > 1e9:
             self._judged = [n / self.unit for n in judged]
             self._accepted = [n / self.unit for n in accepted]
             self.unit = 1.0
         return age
+
+
+def _weight(place: int) -> float:
+    """Of what an estimate leans on: fewer drafts reach later places, and these differ less."""
+    return PRIOR_WEIGHT * sqrt(1 + place)
 
 
 class Prior(_Evidence):
@@ -134,7 +139,7 @@ class Prior(_Evidence):
     """
 
     def __init__(self, size: int = MAX_AUTO_DRAFT_TOKENS) -> None:
-        super().__init__(size, SHARED_DECAY, fill=1.0, is_tree=False)
+        super().__init__(size, MEMORY, fill=1.0, is_tree=False)
         self.rates = [START] * size
         self._chain: tuple[list[float], list[float]] | None = None
 
@@ -147,10 +152,10 @@ class Prior(_Evidence):
         if self._refreshed == (self.version, 0):
             return
         self._refreshed = (self.version, 0)
-        lean, weight = START, PRIOR_WEIGHT * self.unit
+        lean = START
         for j, accepted in enumerate(self._accepted):
+            weight = _weight(j) * self.unit
             rate = self.rates[j] = (accepted + weight * lean) / (self._judged[j] + weight)
-            weight = DEEPER_WEIGHT * self.unit
             lean = 0.9 * min(lean, rate) if self.is_tree else rate
         self._chain = None
 
@@ -180,9 +185,9 @@ class Acceptance(_Evidence):
     def fade(self, share: float) -> None:
         """Trusts old evidence less, but not less than the prior."""
         most = max(self._judged) / self.unit
-        if most > 2 * PRIOR_WEIGHT:
+        if most > PRIOR_WEIGHT:
             self.version += 1
-            self.unit /= max(share, 2 * PRIOR_WEIGHT / most)
+            self.unit /= max(share, PRIOR_WEIGHT / most)
 
     def refresh(self) -> None:
         """Brings `totals` and `curve` up to date."""
@@ -195,17 +200,17 @@ class Acceptance(_Evidence):
             self.totals, self.curve = self.prior.chain
             return
         rates, judged, accepted = self.prior.rates, self._judged, self._accepted
-        weight, size = PRIOR_WEIGHT * self.unit, len(rates)
+        size = len(rates)
         if self.is_tree:
+            weight = PRIOR_WEIGHT * self.unit
             own = [(accepted[j] + weight * rates[j]) / (judged[j] + weight) for j in range(size)]
             self.curve = sorted(own, reverse=True)
             self.totals = [0.0, *accumulate(self.curve)]
             return
         own, ratio = [], 1.0  # a request that differs at one age differs at the next
         for j in range(NUM_AGES):
-            lean = min(1.0, ratio * rates[j])
+            lean, weight = min(1.0, ratio * rates[j]), _weight(j) * self.unit
             rate = (accepted[j] + weight * lean) / (judged[j] + weight)
             own.append(rate)
             ratio = rate / rates[j]
-            weight = DEEPER_WEIGHT * self.unit
         self.totals, self.curve = _chain(own, size, self.age > 0)

@@ -163,7 +163,17 @@ class StepModel:
         if acceptance is not None:
             tokens = self.num_sequences + acceptance * width
         drafted_s = sum([self._sources[source].seconds(depth) for source, depth in depths.items()])
-        return tokens, self._pass_s(width) + drafted_s
+        return tokens, self._pass_s(width) + self._all_or_nothing_s(budgets, width) + drafted_s
+
+    def _all_or_nothing_s(self, budgets: Seq[int], width: float) -> float:
+        """What passes cost more than one of the mean width where a look-up finds all or nothing."""
+        more_s = 0.0
+        for track, k in zip(self.tracks, budgets, strict=True):
+            if k and not track.is_confident and (fill := track.acceptance.fill) < 1.0:
+                others = width - fill * k
+                nothing_s, all_s = self._pass_s(others), self._pass_s(others + k)
+                more_s += (1.0 - fill) * nothing_s + fill * all_s - self._pass_s(width)
+        return more_s
 
     def _expected(self, budgets: Seq[int]) -> tuple[float, float, dict[Source, float]]:
         """Emitted tokens, verified drafts, and drafting rounds by source."""
@@ -250,7 +260,10 @@ class StepModel:
             track, depth = self.tracks[i], -minus_depth
             found = track.acceptance
             tokens += found.fill * (found.totals[depth] - found.totals[depth - 1])
-            seconds += self._pass_s(width + found.fill) - self._pass_s(width)
+            others = width - found.fill * (depth - 1)
+            seconds += found.fill * (
+                self._pass_s(others + depth) - self._pass_s(others + depth - 1)
+            )
             width += found.fill
             if depth > depths[track.source]:  # drafted in step: the first to go deeper pays
                 drafting = self._sources[track.source]
@@ -270,9 +283,10 @@ class StepModel:
 
     def stop_rules(self, budgets: Seq[int]) -> list[StopRule | None]:
         """For the sequences that draft, at the prices of this step."""
-        rate = self.rate(budgets)
-        prices = [rate * self._speed * self._pair_s + floor
-                  for floor in floors(self._row, self._start, rate * self._speed)]  # fmt: skip
+        rate, prices = self.rate(budgets), list[float]()
+        if any(track.is_confident for track in self.tracks):
+            prices = [rate * self._speed * self._pair_s + floor
+                      for floor in floors(self._row, self._start, rate * self._speed)]  # fmt: skip
         found: list[StopRule | None] = []
         for track, k in zip(self.tracks, budgets, strict=True):
             rule = None

@@ -17,12 +17,9 @@ from itertools import accumulate, pairwise
 from math import exp
 
 from outrider.contracts import LEVEL_STEP, NUM_LEVELS
-from outrider.policy import MAX_AUTO_DRAFT_TOKENS
-from outrider.policy.acceptance import OWN_DECAY, PRIOR_WEIGHT, SHARED_DECAY, START
+from outrider.policy import MAX_AUTO_DRAFT_TOKENS, MEMORY
+from outrider.policy.acceptance import OWN_DECAY, PRIOR_WEIGHT, START
 
-# First guess of a draft's chance: 1 - MISSES * exp(-STEEPNESS * margin), as draft models do.
-MISSES = 0.8  # refused drafts at margin 0
-STEEPNESS = 0.7  # e-fold fewer for each 1.4 of margin
 TOLL = 3.0  # drafting rounds that one more round has to bring: most of the next ones are refused
 
 Outcome = tuple[Seq[int], int, int]  # levels of the drawn tokens; how many were verified, accepted
@@ -37,8 +34,8 @@ class _Yields:
         self.counts = [[0.0] * MAX_AUTO_DRAFT_TOKENS for _ in range(3)]
 
     def count(self, outcomes: Seq[Outcome], most: int) -> None:
-        """Of drafts of at most `most`: they say nothing about later positions."""
-        self.fade(self._decay ** len(outcomes), most)
+        """Of drafts of at most `most`: of later positions less and less is known."""
+        self.fade(self._decay ** len(outcomes))
         self.num_steps[:most] = [n + len(outcomes) for n in self.num_steps[:most]]
         lengths = [[0] * (MAX_AUTO_DRAFT_TOKENS + 1) for _ in range(3)]
         for levels, num_verified, num_accepted in outcomes:
@@ -51,9 +48,9 @@ class _Yields:
                 longer += ends[place + 1]
                 counts[place] += longer
 
-    def fade(self, share: float, stop: int = MAX_AUTO_DRAFT_TOKENS) -> None:
+    def fade(self, share: float) -> None:
         for counts in [self.num_steps, *self.counts]:
-            counts[:stop] = [share * n for n in counts[:stop]]
+            counts[:] = [share * n for n in counts]
 
     def means(self, prior: Seq[Seq[float]]) -> list[list[float]]:
         return [
@@ -70,7 +67,7 @@ class Levels:
 
     def __init__(self) -> None:
         self.version = 1
-        self.yields = _Yields(SHARED_DECAY)
+        self.yields = _Yields(MEMORY)
         places = range(MAX_AUTO_DRAFT_TOKENS)
         self._start = [
             [START**place for place in places],
@@ -78,7 +75,7 @@ class Levels:
             [(0.9 * START) ** (place + 1) for place in places],
         ]
         margins = [LEVEL_STEP * (level + 0.5) for level in range(NUM_LEVELS)]
-        self._guess = [1.0 - MISSES * exp(-STEEPNESS * margin) for margin in margins]
+        self._guess = [1.0 - exp(-margin) for margin in margins]
         self._judged = [0.0] * NUM_LEVELS
         self._accepted = [0.0] * NUM_LEVELS
         self._refreshed = 0
@@ -102,7 +99,7 @@ class Levels:
                 expected += 1.0 - chances[level]
                 refused += 1
         # Levels that are left out for long return to the guess.
-        fade = SHARED_DECAY ** ((num_judged + refused) / MAX_AUTO_DRAFT_TOKENS)
+        fade = MEMORY ** ((num_judged + refused) / MAX_AUTO_DRAFT_TOKENS)
         self._judged = [fade * n for n in judged]
         self._accepted = [fade * n for n in accepted]
         self.version += 1

@@ -9,7 +9,8 @@ decoding would have needed for its tokens, and pays out what it took. Drafts nee
 balance. Where estimates say that they do not pay, a *probe* drafts a little as soon as the balance
 covers its price: so a drafter that is never right costs no more than the first balance and
 `PROBE_SHARE`, and one that becomes good is found. Now and then a decision is a *trial*, with other
-budgets or none, so that prices of what is not done at present stay true.
+budgets or none, so that prices of what is not done at present stay true. Trials have an account of
+their own. A decision that is confirmed stands three times as long.
 
 Budgets depend on finished steps only, so the ratio rules stay exact. Requests with a K of their own
 are left alone.
@@ -40,10 +41,8 @@ from outrider.policy.learning import (
     num_emitted,
 )
 
-MARGIN = 0.01  # by which a change must win: the noise of the estimates
-PROBE_SHARE = 0.005  # of all time goes to probes: half a percent for a drafter that is never right
-CALL_SHARE = 0.1  # of a plain step: what a short call costs each of its steps by its beginning
-TRIAL_EVERY = 24  # decisions: trials of steps that are 10 % slower then cost 0.2 %
+MARGIN = 0.02  # by which drafts, or other budgets, must win: the noise of estimates, and their cost
+PROBE_SHARE = 0.005  # of all time may be lost by probes, and as much is spent on trials
 
 HORIZON = 128  # tokens to come that count where a drafter has to read a long text first
 FEW = 4  # sequences: a larger batch is not decided anew for each newcomer
@@ -65,11 +64,11 @@ class _Standing:
 
 @dataclass(slots=True)
 class _Trials:
-    """Of one batch size: more often at first, when least is known."""
+    """Of one batch size: how many there were, and how long the next one may take."""
 
-    num_decisions: int = 0
+    balance_s: float
     number: int = 0
-    next_at: int = 1
+    was_last: bool = False  # of the decisions
 
 
 class AdaptivePolicy:
@@ -131,23 +130,28 @@ class AdaptivePolicy:
             if step.batch not in source.balance_s:
                 first = FIRST_BALANCE if not source.balance_s else FIRST_BALANCE / 2
                 source.balance_s[step.batch] = first * step.plain_s
+        if step.batch not in self._trials:
+            self._trials[step.batch] = _Trials(2 * PROBE_STEPS * step.plain_s)
         chosen = self._best(step, own, most)
+        longest = VALID_STEPS
+        if all(t.is_confident or t.budget == k for t, k in zip(tracks, chosen, strict=True)):
+            longest *= 3  # confirmed, or the drafters settle token by token how much they draft
         for track, k in zip(tracks, chosen, strict=True):
             track.budget = k
-        now = _Standing(ids, num_tokens, valid_steps=VALID_STEPS)
+        now = _Standing(ids, num_tokens, valid_steps=longest)
         with_floors = True
         if self.costs.verify.is_guess:
             chosen = [0] * len(tracks)
         elif num_tokens == len(views):  # beside prompts the cost of drafts is not clear
             if any(chosen):
-                now.valid_steps = _bearable_steps(step, chosen)
-                if now.valid_steps == VALID_STEPS:
-                    chosen, with_floors, now.valid_steps = self._try(step, chosen, most)
+                now.valid_steps = _bearable_steps(step, chosen, longest)
+                if now.valid_steps == longest:
+                    chosen, with_floors, now.valid_steps = self._try(step, chosen, most, longest)
             else:
                 chosen = self._probe(step, own, most)
-                now.valid_steps = PROBE_STEPS if any(chosen) else VALID_STEPS
-                if len(views) > FEW and not any(chosen):
-                    now.valid_steps *= 3
+                now.valid_steps = longest if len(views) > FEW else VALID_STEPS
+                if any(chosen):
+                    now.valid_steps = PROBE_STEPS
         now.members = list(zip(mine, tracks, chosen, strict=True))
         if any(chosen):
             rules = step.stop_rules(chosen)
@@ -160,15 +164,14 @@ class AdaptivePolicy:
 
     def _best(self, step: StepModel, own: Seq[ControlledView], most: list[int]) -> list[int]:
         """The best budgets, with hysteresis and only where balances allow them."""
-        tracks = step.tracks
+        tracks, nothing = step.tracks, [0] * len(most)
         chosen = step.best(most)
         if all(track.budget >= 0 for track in tracks):
             kept = [min(track.budget, limit) for track, limit in zip(tracks, most, strict=True)]
-            turns = any((a == 0) != (b == 0) for a, b in zip(kept, chosen, strict=True))
-            if step.rate(chosen) < (1.0 + (MARGIN if turns else 2 * MARGIN)) * step.rate(kept):
+            if step.rate(chosen) < (1.0 + MARGIN) * step.rate(kept):
                 chosen = kept
-        elif step.rate(chosen) < (1.0 + MARGIN) * step.rate([0] * len(tracks)):
-            chosen = [0] * len(tracks)
+        if step.rate(chosen) < (1.0 + MARGIN) * step.rate(nothing):
+            chosen = nothing
         for i, track in enumerate(tracks):
             if track.source.balance_s[step.batch] < 0.0:
                 chosen[i] = 0
@@ -196,29 +199,30 @@ class AdaptivePolicy:
                 chosen[i] = 0
 
     def _try(
-        self, step: StepModel, chosen: list[int], most: list[int]
+        self, step: StepModel, chosen: list[int], most: list[int], longest: int
     ) -> tuple[list[int], bool, int]:
         """The decision, or a trial in its place: (budgets, with floors, valid steps)."""
-        trials = self._trials.setdefault(step.batch, _Trials())
-        trials.num_decisions += 1
-        if trials.num_decisions < trials.next_at:
-            if all(track.is_confident for track in step.tracks):
-                return chosen, True, 3 * VALID_STEPS  # they settle token by token how much to draft
-            return chosen, True, VALID_STEPS
-        trials.number += 1
-        trials.next_at += min(8 * trials.number, TRIAL_EVERY)
+        trials, with_floors = self._trials[step.batch], True
         kind = trials.number % 3
-        if kind == 1:
-            return [0] * len(chosen), True, PROBE_STEPS
-        if 0 in chosen:
-            return self._with_one_more(step, chosen, most)[0], True, PROBE_STEPS
         if kind == 0:
-            return [max(1, k // 2) for k in chosen], True, PROBE_STEPS
-        tried = [min(2 * k + 1, limit) for k, limit in zip(chosen, most, strict=True)]
-        if any(track.is_confident for track in step.tracks):
-            tried = [min(k, 2 * PROBE_TOKENS) for k in tried]
-            return tried, False, PROBE_STEPS  # wide passes, which early stops avoid
-        return tried, True, PROBE_STEPS
+            tried = [0] * len(chosen)
+        elif 0 in chosen:
+            tried = self._with_one_more(step, chosen, most)[0]
+        elif kind == 1:
+            tried = [min(2 * k + 1, limit) for k, limit in zip(chosen, most, strict=True)]
+            if any(track.is_confident for track in step.tracks):
+                tried = [min(k, 2 * PROBE_TOKENS) for k in tried]
+                with_floors = False  # wide passes, which early stops avoid
+        else:
+            tried = [max(1, k // 2) for k in chosen]
+        price_s = PROBE_STEPS * step.worth(tried)[1]
+        is_due = longest > VALID_STEPS and not trials.was_last
+        trials.was_last = is_due and price_s <= trials.balance_s
+        if not trials.was_last:
+            return chosen, True, longest
+        trials.number += 1
+        trials.balance_s -= price_s
+        return tried, with_floors, PROBE_STEPS
 
     def _probe(self, step: StepModel, own: Seq[ControlledView], most: list[int]) -> list[int]:
         """Lets one sequence or all draft a little, whichever loses less, if balances cover it."""
@@ -227,9 +231,11 @@ class AdaptivePolicy:
         one, i = self._with_one_more(step, nothing, most)
         tried = min(one, everyone, key=step.loss_s)
         track = step.tracks[i]
+        if track.idle < VALID_STEPS and track.budget == 0 and track.num_read:
+            return nothing  # a probe cuts a call short: not one after the other
         name = track.source.name
         read_s = self.costs.reading_s(name) * _num_unread(own[i], track)
-        price_s = PROBE_STEPS * max(step.loss_s(tried), CALL_SHARE * step.plain_s) + read_s
+        price_s = PROBE_STEPS * max(step.loss_s(tried), _begin_s(step)) + read_s
         if not self.costs.draft(name).is_known:
             price_s = min(price_s, FIRST_BALANCE * step.plain_s)  # the price may be wrong
         elif step.rate(everyone, acceptance=1.0) < step.rate(nothing):
@@ -333,6 +339,8 @@ class AdaptivePolicy:
         for source in {track.source for part in lesson.parts for _, track, _ in part.members}:
             left_s = source.balance_s[batch] + PROBE_SHARE * total_s
             source.balance_s[batch] = min(left_s, VALID_STEPS * plain_s)
+        trials = self._trials[batch]
+        trials.balance_s = min(trials.balance_s + PROBE_SHARE * total_s, VALID_STEPS * plain_s)
         lesson.parts = [Part.begin(lesson.parts[-1].views, now.members, now.rules)]
 
     # --- what the live page shows -------------------------------------------------------------
@@ -357,14 +365,19 @@ class AdaptivePolicy:
         return None if verify.is_guess else verify.seconds(0, 1)
 
 
-def _bearable_steps(step: StepModel, budgets: list[int]) -> int:
+def _begin_s(step: StepModel) -> float:
+    """What each step of a short call loses at least: fewer share its beginning."""
+    return step.plain_s / VALID_STEPS
+
+
+def _bearable_steps(step: StepModel, budgets: list[int], longest: int) -> int:
     """Steps for which balances bear these drafts if none is accepted, until drafts have won."""
     extra_s = step.worth(budgets)[1] - step.plain_s
     drafting = {track.source for track, k in zip(step.tracks, budgets, strict=True) if k}
     balance_s = min([source.balance_s[step.batch] for source in drafting], default=0.0)
     if balance_s > FIRST_BALANCE * step.plain_s:
-        return VALID_STEPS
-    return max(PROBE_STEPS, int(min(balance_s / max(extra_s, 1e-9), VALID_STEPS)))
+        return longest
+    return max(PROBE_STEPS, int(min(balance_s / max(extra_s, 1e-9), longest)))
 
 
 def _to_come(view: ControlledView) -> int:

@@ -21,13 +21,11 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import TypeGuard
 
-from outrider.policy import VALID_STEPS
+from outrider.policy import MEMORY, VALID_STEPS
 
 SPEED_RATE = 0.05  # of an error goes to the machine's speed: 20 steps follow it
-FIT_DECAY = 0.996  # per step: a fit remembers about 250 steps
 MAX_ERROR = 0.15  # relative; a larger error of a fit that is trusted is a disturbance
-GUESS_TOKEN = 0.03  # of a pass, for each token in it: as CPUs and GPUs have it, ...
-GUESS_DRAFT = 0.1  # ... and for each draft
+GUESS = 0.03  # of a pass: what a further token in it costs before it is measured, and to draft one
 USUAL_CONTEXT = 256  # tokens of each sequence to which the rows refer: most texts are short
 
 
@@ -51,7 +49,7 @@ class _Fit:
     def learn(self, shape: float, more: float, target: float, num_steps: int) -> None:
         """Steps of `target` plain cells, where the measurement has `shape`; `more`: the count over
         the plain one, less one."""
-        fade = FIT_DECAY**num_steps
+        fade = MEMORY**num_steps
         self.num_steps = fade * self.num_steps + num_steps
         x = (1.0, shape, more)
         pairs = [x[i] * x[j] for i in range(3) for j in range(i, 3)]
@@ -234,14 +232,20 @@ class Costs:
     @classmethod
     def guess(cls) -> Costs:
         # A millisecond, like any other time: the first step sets the speed.
-        row = [1e-3 * (1 + GUESS_TOKEN * n) for n in range(65)]
+        row = [1e-3 * (1 + GUESS * n) for n in range(65)]
         return cls(CostTable({1: row}, measured=False))
+
+    def clock_plain(self, batch: int, share: float) -> None:
+        """Plain steps took `share` of what the table had at first. Too long a clock would make
+        drafts look better than they are: a longer one is believed step by step."""
+        before = self.plain_clock.get(batch, share if self.verify.is_guess else self.verify.speed)
+        self.plain_clock[batch] = min(share, (1.0 + MAX_ERROR) * before)
 
     def draft(self, proposer: str) -> CostTable:
         """The table of a proposer; a new one's is a guess from the target's pass."""
         table = self.drafts.get(proposer)
         if table is None:
-            step = GUESS_DRAFT * self.verify.row(0, 1)[1]
+            step = GUESS * self.verify.row(0, 1)[1]
             table = CostTable({1: [step * k for k in range(17)]}, measured=False)
             self.drafts[proposer] = table
         return table

@@ -11,7 +11,6 @@ from outrider.policy import MAX_AUTO_DRAFT_TOKENS
 from outrider.policy.allocation import StepModel, Track
 from outrider.policy.costs import Costs, batch_bucket
 
-NUM_SIZES = 2  # of pass widths, the most common ones, that costs are learnt from; and the largest
 PROBE_TOKENS = 2  # of a probe: enough to see whether first drafts are accepted
 PROBE_STEPS = 4  # of a probe: a call of fewer steps tells little about costs
 FIRST_BALANCE = 3  # plain steps that a proposer may lose before it has won any
@@ -75,7 +74,7 @@ def learn(lesson: Lesson, costs: Costs) -> float:
     plain = [seconds for size in sizes for seconds in pass_s.get(size, [])]
     if len(plain) >= PROBE_STEPS:
         unit_s = costs.verify.base(step.batch, step.num_sequences)
-        costs.plain_clock[step.batch] = undisturbed(plain) / unit_s
+        costs.clock_plain(step.batch, undisturbed(plain) / unit_s)
     for num_tokens, found in _telling(pass_s):
         costs.verify.learn(step.batch, num_tokens, undisturbed(found), len(found))
     _learn_drafts(lesson, [part for part in parts if part.drafting], costs)
@@ -192,9 +191,16 @@ def _learn_drafts(lesson: Lesson, parts: list[Part], costs: Costs) -> None:
         for num_rounds, seconds in took:
             if num_rounds:
                 rounds.setdefault((batch, num_rounds), []).append(seconds)
-    for batch in {batch for batch, _ in rounds}:
-        for num_rounds, found in _telling({n: s for (b, n), s in rounds.items() if b == batch}):
-            costs.learn_draft(source.name, batch, num_rounds, undisturbed(found), len(found))
+    for (batch, num_rounds), times in sorted(rounds.items()):
+        costs.learn_draft(source.name, batch, num_rounds, undisturbed(times), len(times))
+
+
+def _telling(pass_s: dict[int, list[float]]) -> list[tuple[int, list[float]]]:
+    """The passes of the most common width, and the widest, which are few and matter most."""
+    if not pass_s:
+        return []
+    kept = {max(pass_s, key=lambda n: len(pass_s[n])), max(pass_s)}
+    return [(num_tokens, pass_s[num_tokens]) for num_tokens in sorted(kept)]
 
 
 def _judge(
@@ -211,10 +217,3 @@ def _judge(
     elif any(proposal.tokens for proposal, _ in drafts) or not track.is_confident:
         track.source.confident.discard(track.kind)
         track.acceptance.observe([(k, len(p), path, p.parents is not None) for p, path in drafts])
-
-
-def _telling(found: dict[int, list[float]]) -> list[tuple[int, list[float]]]:
-    """The most common sizes and the largest, of which there are few and each matters."""
-    sizes = sorted(found, key=lambda size: -len(found[size]))
-    kept = {*sizes[:NUM_SIZES], *([max(sizes)] if sizes else [])}
-    return [(size, found[size]) for size in sorted(kept)]

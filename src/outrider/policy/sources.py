@@ -24,11 +24,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outrider.contracts import Found, Proposal, SequenceView
-from outrider.policy import MAX_AUTO_DRAFT_TOKENS
+from outrider.policy import MAX_AUTO_DRAFT_TOKENS, MEMORY
 from outrider.policy.acceptance import (
     OWN_DECAY,
     PRIOR_WEIGHT,
-    SHARED_DECAY,
     Acceptance,
     Prior,
     temperature_bucket,
@@ -37,8 +36,6 @@ from outrider.policy.controller import HORIZON, MARGIN
 from outrider.policy.costs import Costs, batch_bucket
 from outrider.policy.learning import undisturbed
 from outrider.policy.lookups import LookupAcceptance, LookupPrior, follow
-
-SHORTEN = 0.6  # tokens by which less of a find must win: all of it is right or wrong together
 
 Place = tuple[str, bool]  # a drafter, and whether a look-up has found something as well
 
@@ -184,8 +181,6 @@ class SourcePolicy:
             net = value - share * draft_s[k]
             if k == 1 or net > best.net:
                 best = Offer(k, value, net)
-        if drafter is None and net > best.net - SHORTEN:
-            return Offer(len(gains), value, net)
         return best
 
     def pays(self, drafter: str, surplus: Seq[float], num_drafts: int) -> float:
@@ -314,7 +309,7 @@ class SourcePolicy:
             for beside, value in track.passed:
                 offer = track.drafts.get((name, beside))
                 gained = max(0.0, offer.net - value) if offer is not None else 0.0
-                surplus = SHARED_DECAY * surplus + (1.0 - SHARED_DECAY) * gained
+                surplus = MEMORY * surplus + (1.0 - MEMORY) * gained
                 missed += gained
             self._surplus[key] = surplus
             if track.passed and track.num_unread(name):

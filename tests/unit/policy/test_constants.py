@@ -8,7 +8,7 @@ from pathlib import Path
 import outrider.policy
 
 FOLDER = Path(outrider.policy.__file__).parent
-MOST = 29  # only ever lower it
+MOST = 20  # only ever lower it
 NOT_TUNING = {"FORMAT", "MAX_AGE_S"}  # of the file of measured costs
 
 

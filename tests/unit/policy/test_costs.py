@@ -69,7 +69,7 @@ def test_a_guess_takes_its_speed_from_the_first_step() -> None:
     costs.verify.learn(0, 1, 0.5)
     assert costs.verify.seconds(0, 1) == pytest.approx(0.5, rel=0.1)
     assert costs.verify.seconds(0, 5) == pytest.approx(0.5 * 1.15 / 1.03, rel=0.1)
-    assert costs.draft_s("anything", 0, 1) == pytest.approx(0.05, rel=0.1)
+    assert costs.draft_s("anything", 0, 1) == pytest.approx(0.015, rel=0.1)
 
 
 def test_steps_teach_a_batchs_costs_and_the_machines_speed() -> None:
