@@ -75,6 +75,7 @@ class LLM:
         block_size: int = 16,
         kv_tokens: int | None = None,
         kv_memory: int | None = None,
+        kv_dtype: str = "auto",
         max_model_len: int | None = None,
         prefix_caching: bool = True,
         max_sequences: int = 64,

@@ -1,5 +1,5 @@
-"""What follows from the declarations in `config.py`: command-line options, HTTP fields, rows of
-the reference pages.
+"""What follows from the declarations in `config.py` and `server_config.py`: options of the command
+line, fields of HTTP bodies, rows of the reference pages.
 
 A command names the parameters it takes as one keyword-only argument:
 

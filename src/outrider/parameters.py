@@ -1,4 +1,4 @@
-"""What a declared parameter is: `config.py` declares all of them with `param`.
+"""What a declared parameter is: `config.py` and `server_config.py` declare them with `param`.
 
 Standard library only, so that `outrider --help` starts at once.
 """

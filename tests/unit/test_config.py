@@ -15,7 +15,7 @@ import typer
 from pydantic import ValidationError, create_model
 from typer.testing import CliRunner
 
-from outrider.config import EngineConfig, SamplingParams, ServerConfig, Speculation, VllmConfig
+from outrider.config import EngineConfig, SamplingParams, Speculation
 from outrider.errors import ConfigError, RequestError, UnknownName
 from outrider.integrations.vllm.mapping import options
 from outrider.llm import LLM, SamplingKeywords
@@ -28,6 +28,7 @@ from outrider.options import (
 )
 from outrider.parameters import PANELS, SAMPLING, default_of, param, params, refused
 from outrider.server.schema import Body
+from outrider.server_config import ServerConfig, VllmConfig
 
 CONFIGS = (EngineConfig, Speculation, SamplingParams, ServerConfig, VllmConfig)
 

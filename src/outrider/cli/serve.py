@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.config import BACKENDS, EngineConfig, ServerConfig, VllmConfig
+from outrider.config import BACKENDS, EngineConfig
 from outrider.errors import ConfigError, UnknownName
 from outrider.options import Options, expanded, given_names, of
 from outrider.parameters import params
+from outrider.server_config import ServerConfig, VllmConfig
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine

@@ -22,7 +22,7 @@ from outrider.server.stream import EventStream, disconnected, frames
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-MakeWriter = Callable[[Reply], Writer]
+W = TypeVar("W", bound=Writer)
 
 
 class Answering:
@@ -43,17 +43,18 @@ class Answering:
         check_model(request.model, self.service.config)
         return self.service.salt(http.state.key, request.cache_salt)
 
-    async def answer(
+    async def begin(
         self,
         request: Request,
         http: HttpRequest,
-        make: MakeWriter,
+        make: Callable[[Reply], W],
         ignored: Sequence[str] = (),
-    ) -> Response:
+    ) -> tuple[Generation, W]:
+        """What the request asks of the engine, not started yet, and the writer of its reply."""
         self.check_ignored(ignored)
         config, served = self.service.config, self.service.served
         ask = await ask_of(request, served, self.admit(request, http))
-        log = http.state._state.setdefault("log", {})
+        log = _log_of(http)
         log |= {"prompts": len(ask.prompts), "n": ask.params.n}
         if config.log_prompts:
             log["text"] = [served.texts.all(prompt) for prompt in ask.prompts]
@@ -72,10 +73,23 @@ class Answering:
         )
         writer = make(reply)
         log |= {"id": writer.id}
+        return generation, writer
+
+    async def answer(
+        self,
+        request: Request,
+        http: HttpRequest,
+        make: Callable[[Reply], Writer],
+        ignored: Sequence[str] = (),
+    ) -> Response:
+        generation, writer = await self.begin(request, http, make, ignored)
+        log = _log_of(http)
         if request.stream:
             stream = self._stream(request, generation, writer, log)
             return EventStream(
-                stream, send_timeout_s=config.send_timeout_s, media_type=writer.media_type
+                stream,
+                send_timeout_s=self.service.config.send_timeout_s,
+                media_type=writer.media_type,
             )
 
         async def whole() -> list[Result]:
@@ -101,6 +115,12 @@ class Answering:
                 async for part in stream:
                     log["tokens"] = generation.num_completion_tokens
                     yield part
+
+
+def _log_of(http: HttpRequest) -> dict[str, Any]:
+    """What the log line of this request will say."""
+    found: dict[str, Any] = http.state._state.setdefault("log", {})
+    return found
 
 
 async def until_disconnect(request: HttpRequest, work: Coroutine[Any, Any, T]) -> T:

@@ -22,7 +22,9 @@ from outrider.server.dialects import (
     llama,
     messages,
     ollama,
+    ranking,
     responses,
+    sglang,
     tokens,
 )
 from outrider.server.errors import ApiError, ClientLeft, api_error, validation_error
@@ -31,7 +33,10 @@ from outrider.server.live.router import live_router
 from outrider.server.pages import pages_router
 from outrider.server.service import Service
 
-DIALECTS = (completions, chat, responses, messages, ollama, embeddings, llama, tokens)
+DIALECTS = (
+    *(completions, chat, responses, messages, ollama, llama, sglang),
+    *(embeddings, ranking, tokens),
+)
 ERRORS: dict[str, Callable[[ApiError], dict[str, Any]]] = {  # by the beginning of the path
     "/v1/messages": messages.error_body,
     "/api/": ollama.error_body,

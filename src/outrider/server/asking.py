@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any, NamedTuple
 
-from outrider.config import SamplingParams, ServerConfig, Speculation
+from outrider.config import SamplingParams, Speculation
 from outrider.errors import RequestError, UnknownName
 from outrider.registry import PREDICTION
 from outrider.server import conversation
@@ -16,8 +16,9 @@ from outrider.server.grammars import Wanted
 from outrider.server.reading import HARMONY, Manner
 from outrider.server.reading.formats import ReasoningForm
 from outrider.server.reading.grammar import grammar_after_reasoning, grammar_of_calls
-from outrider.server.request import Conversation, Request, Wish
+from outrider.server.request import Conversation, Request, Truncation, Wish
 from outrider.server.service import Served
+from outrider.server_config import ServerConfig
 
 INLINE_CHARS = (
     4096  # longer texts are tokenised in a thread, so that the loop can serve other clients
@@ -49,29 +50,48 @@ async def ask_of(request: Request, served: Served, salt: str) -> Ask:
     """Raises RequestError or ApiError for what cannot be done."""
     prediction: list[int] = []
     form = _Form(None, request.wanted)
-    if isinstance(request.prompt, Conversation):
-        text = await prompt_text(request.prompt, served)
-        prompts = [await encode(served, text, "messages", special=False)]
-        served.core.check_prompt(prompts[0], "messages")
-        form = _form(request, request.prompt, text, served)
+    texts = [await prompt_text(talk, served) for talk in _talks(request)]
+    prompts = _cut(await _tokens(request, texts, served), request.truncation, served)
+    for tokens in prompts:
+        served.core.check_prompt(tokens, "messages" if texts else "prompt")
+    if texts:
+        form = _form(request, _talks(request)[0], texts[0], served)
         if request.prediction is not None:
             prediction = await encode(served, request.prediction, "prediction", special=False)
-    else:
-        prompts = [
-            await encode(served, one, "prompt") if isinstance(one, str) else list(one)
-            for one in request.prompt
-        ]
-        for tokens in prompts:
-            served.core.check_prompt(tokens)
     return Ask(
         prompts=prompts,
         params=_params(request, served, max(map(len, prompts)), form.manner),
         speculation=_speculation(request.speculation, served, bool(prediction)),
         prediction=prediction,
         salt=salt,
+        is_isolated=request.cache_salt is not None,
         grammar=await _grammar(form, served),
         manner=form.manner,
     )
+
+
+async def count_tokens(request: Request, served: Served) -> int:
+    """The number of tokens of its prompts."""
+    texts = [await prompt_text(talk, served) for talk in _talks(request)]
+    return sum(map(len, await _tokens(request, texts, served)))
+
+
+def _talks(request: Request) -> list[Conversation]:
+    """The conversations of a request; none: its prompts are texts or tokens."""
+    given = [request.prompt] if isinstance(request.prompt, Conversation) else request.prompt
+    return [one for one in given if isinstance(one, Conversation)]
+
+
+async def _tokens(request: Request, texts: list[str], served: Served) -> list[list[int]]:
+    """Of each prompt. `texts`: of the conversations."""
+    if texts:
+        return [await encode(served, text, "messages", special=False) for text in texts]
+    assert not isinstance(request.prompt, Conversation)
+    return [
+        await encode(served, one, "prompt") if isinstance(one, str) else list(one)
+        for one in request.prompt
+        if not isinstance(one, Conversation)
+    ]
 
 
 async def prompt_text(wanted: Conversation, served: Served) -> str:
@@ -86,6 +106,23 @@ async def encode(served: Served, text: str, param: str, *, special: bool = True)
     if len(text) > served.max_model_len * served.texts.longest:
         raise served.core.prompt_too_long(f"more than {served.max_model_len}", param)
     return await asyncio.to_thread(served.tokenizer.encode, text, special=special)
+
+
+def _cut(prompts: list[list[int]], wish: Truncation | None, served: Served) -> list[list[int]]:
+    if wish is None:
+        return prompts
+    check_truncation(wish.limit, served)
+    limit = wish.limit if wish.limit > 0 else served.max_model_len - 1
+    return [tokens[-limit:] if wish.keeps_end else tokens[:limit] for tokens in prompts]
+
+
+def check_truncation(limit: int, served: Served) -> None:
+    if limit > served.max_model_len:
+        raise RequestError(
+            "truncate_prompt_tokens value is greater than max_model_len. "
+            "Please request a smaller truncation size.",
+            "truncate_prompt_tokens",
+        )
 
 
 # --- sampling -----------------------------------------------------------------------------------
@@ -118,7 +155,7 @@ def _params(
 
 def _form(request: Request, talk: Conversation, prompt: str, served: Served) -> _Form:
     forms = served.forms
-    reasoning, opened = _reasoning(forms.reasoning, prompt, talk)
+    reasoning, opened = _reasoning(forms.reasoning if talk.split_reasoning else None, prompt, talk)
     calls = bool(talk.tools) and talk.choice.kind != "none"
     if not calls and reasoning is None and forms.tools.name != HARMONY:
         return _Form(None, request.wanted)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from outrider.server.config import MAX_MESSAGES, MAX_TOOLS
+from outrider.server.limits import MAX_MESSAGES, MAX_TOOLS
 from outrider.server.request import Choice, Conversation, Tool
 from outrider.server.schema import Name, Text, TolerantBody, dumped
 
@@ -135,6 +135,22 @@ class NamedTool(BaseModel):
     function: NamedFunction
 
 
+class AllowedSet(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedTools(BaseModel):
+    """The model may call these tools only."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedSet
+
+
 Tools = Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)]
 
 
@@ -143,33 +159,45 @@ class ConversationFields(TolerantBody):
 
     messages: Messages
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None  # None: unless the last message is continued
     continue_final_message: bool = False
 
     @model_validator(mode="after")
     def _turns(self) -> Self:
         if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError("continue_final_message goes with add_generation_prompt: false")
+            raise ValueError("continue_final_message goes without add_generation_prompt")
         self.choice()
         return self
 
     def choice(self) -> Choice:
         wish = self.tool_choice
         names = {tool.function.name for tool in self.tools or ()}
+        wanted = [wish] if isinstance(wish, NamedTool) else self._allowed or []
+        for tool in wanted:
+            if tool.function.name not in names:
+                raise ValueError(f"Tool {tool.function.name!r} not found in tools list")
         if isinstance(wish, NamedTool):
-            if wish.function.name not in names:
-                raise ValueError(f"tool_choice names no tool: {wish.function.name!r}")
             return Choice("required", wish.function.name)
+        if isinstance(wish, AllowedTools):
+            return Choice(wish.allowed_tools.mode)
         if wish == "required" and not names:
             raise ValueError("tool_choice 'required' goes with tools")
         return Choice(wish or "auto")
 
+    @property
+    def _allowed(self) -> list[NamedTool] | None:
+        wish = self.tool_choice
+        return wish.allowed_tools.tools if isinstance(wish, AllowedTools) else None
+
     def conversation(self) -> Conversation:
+        allowed = None
+        if self._allowed is not None:
+            allowed = {tool.function.name for tool in self._allowed}
         effort, thinking = self.reasoning_effort, self.enable_thinking
         variables = dict(self.chat_template_kwargs or {})
         if effort is not None:
@@ -179,10 +207,18 @@ class ConversationFields(TolerantBody):
             variables.setdefault("enable_thinking", thinking)
         return Conversation(
             messages=[message.plain() for message in self.messages],
-            tools=tuple(tool.function.tool() for tool in self.tools or ()),
+            tools=tuple(
+                tool.function.tool()
+                for tool in self.tools or ()
+                if allowed is None or tool.function.name in allowed
+            ),
             choice=self.choice(),
             parallel=self.parallel_tool_calls is not False,
             variables=variables,
-            add_generation_prompt=self.add_generation_prompt,
+            add_generation_prompt=(
+                not self.continue_final_message
+                if self.add_generation_prompt is None
+                else self.add_generation_prompt
+            ),
             continue_final_message=self.continue_final_message,
         )

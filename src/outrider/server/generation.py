@@ -33,6 +33,7 @@ class Ask:
     speculation: Speculation
     prediction: list[int] = field(default_factory=list)
     salt: str = ""
+    is_isolated: bool = False  # by a salt of its own: nothing of it may change others' speed
     grammar: Grammar | None = None
     manner: Manner | None = None  # how to read the output; None: it is all text
     request_id: str | None = None  # for the engine, with one prompt only
@@ -230,4 +231,6 @@ class Generation:
             result.num_cached_tokens,
             [len(completion.tokens) for completion in result.completions],
         )
+        if self._service.learning is not None:
+            self._service.learning.see(self.ask, result)
         metrics.count_finished(completion.finish_reason for completion in result.completions)

@@ -22,9 +22,9 @@ from typing import Any, Protocol
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server import logs
-from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError, api_error
 from outrider.server.tracing import traceparent
+from outrider.server_config import ServerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ PAGE_PATHS = frozenset({"/v1/chat/completions", "/v1/models"})
 SHORT_PATHS = frozenset({"/chat/completions", "/models", "/responses", "/messages"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LOCAL_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+_LOCAL_ORIGIN = re.compile(rf"https?://{_LOCAL_HOST.pattern}", re.IGNORECASE)
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -73,6 +74,7 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return  # there are no web sockets: the connection is closed
+        scope = self._within_root(scope)
         started = monotonic()
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
@@ -97,8 +99,8 @@ class Guard:
                 message = {**message, "headers": own}
             await send(message)
 
-        if cors and scope["method"] == "OPTIONS":
-            await _preflight(headers, answer)
+        if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+            await _preflight(headers, answer, allowed=bool(cors))
             return
         try:
             scope["state"]["key"] = self._check(scope, headers)
@@ -119,6 +121,14 @@ class Guard:
                     await self._refuse(scope, api_error(error), answer)
         finally:
             self._log(scope, status, monotonic() - started)
+
+    def _within_root(self, scope: Scope) -> Scope:
+        """Without the part of the path that belongs to a proxy before this server."""
+        root = (self._service.config.root_path or "").rstrip("/")
+        path = scope["path"]
+        if not root or not path.startswith(f"{root}/"):
+            return scope
+        return {**scope, "path": path[len(root) :]}
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> str | None:
         """The key of the request; ApiError if the request is not allowed."""
@@ -207,8 +217,9 @@ class Guard:
 
     def _cors(self, origin: bytes | None) -> list[tuple[bytes, bytes]]:
         """The headers that let a web page of this origin read the answer; none: it may not."""
-        allowed = self._service.config.cors_origins
-        if origin is None or not ("*" in allowed or _latin(origin) in allowed):
+        allowed, name = self._service.config.cors_origins, _latin(origin or b"")
+        is_local = "localhost" in allowed and _LOCAL_ORIGIN.fullmatch(name)
+        if origin is None or not (is_local or "*" in allowed or name in allowed):
             return []
         return [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
 
@@ -255,16 +266,17 @@ def _tidy(path: str) -> str:
     return f"/v1{path}" if path in SHORT_PATHS else path
 
 
-async def _preflight(headers: dict[bytes, bytes], send: Send) -> None:
+async def _preflight(headers: dict[bytes, bytes], send: Send, *, allowed: bool) -> None:
     """A browser asks whether a page of another origin may send a request."""
     wanted = headers.get(b"access-control-request-headers", b"content-type")
-    allowed = [
-        (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
-        (b"access-control-allow-headers", wanted),
-        (b"access-control-max-age", b"600"),
-        (b"content-length", b"0"),
-    ]
-    await send({"type": "http.response.start", "status": 204, "headers": allowed})
+    found = [(b"content-length", b"0")]
+    if allowed:
+        found += [
+            (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
+            (b"access-control-allow-headers", wanted),
+            (b"access-control-max-age", b"600"),
+        ]
+    await send({"type": "http.response.start", "status": 200, "headers": found})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

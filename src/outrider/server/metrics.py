@@ -25,6 +25,7 @@ from outrider.events import StepEvent, StepReport
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
+    from outrider.learn.learner import Learner
 
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _LONG_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
@@ -69,6 +70,7 @@ class Metrics:
     def __init__(self, model_name: str) -> None:
         self._labels = {"model_name": model_name}
         self._engine: Engine | None = None
+        self.learner: Learner | None = None
         self._histograms = {name: _Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
@@ -172,6 +174,7 @@ class Metrics:
             "finished_reason",
         )
         yield self._executor_faults()
+        yield from self._learning()
         for name, histogram in self._histograms.items():
             family = HistogramMetricFamily(
                 f"vllm:{name}", _HISTOGRAMS[name][0], labels=list(self._labels)
@@ -202,6 +205,36 @@ class Metrics:
             family.add_metric(labels, float(executors.faults[executor.name] if executors else 0))
         return family
 
+    def _learning(self) -> Iterator[Metric]:
+        """What `--learn` has done; without it, nothing."""
+        learner = self.learner
+        labels = list(self._labels)
+        values = list(self._labels.values())
+        positions = CounterMetricFamily(
+            "outrider_learn_positions",
+            "Tokens of answers seen for learning, by what became of their drafts",
+            labels=[*labels, "outcome"],
+        )
+        outcomes = ("accepted", "rejected", "undrafted")
+        for outcome in outcomes:
+            count = 0 if learner is None else learner.positions[outcome]
+            positions.add_metric([*values, outcome], float(count))
+        yield positions
+        counts = {
+            "trainings": ("Trainings of the drafting head", "num_trainings"),
+            "swaps": ("Changes to newly trained weights", "num_swaps"),
+            "rollbacks": ("Changes back to earlier weights", "num_rollbacks"),
+        }
+        for name, (text, attribute) in counts.items():
+            family = CounterMetricFamily(f"outrider_learn_{name}", text, labels=labels)
+            family.add_metric(values, float(getattr(learner, attribute, 0)))
+            yield family
+        kept = GaugeMetricFamily(
+            "outrider_learn_kept_tokens", "Token ids in memory for learning", labels=labels
+        )
+        kept.add_metric(values, float(0 if learner is None else learner.num_kept_tokens))
+        yield kept
+
     def _gauges(self) -> Iterator[Metric]:
         engine = self._engine
         values = {
@@ -215,11 +248,22 @@ class Metrics:
             )
             family.add_metric(list(self._labels.values()), float(value))
             yield family
+        waiting = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason",
+            "Requests in the queue. They all wait for a place in the batch.",
+            labels=[*self._labels, "reason"],
+        )
+        waiting.add_metric([*self._labels.values(), "capacity"], values["num_requests_waiting"])
+        yield waiting
         yield self._cache_config()
 
     def _cache_config(self) -> Metric:
         kv = None if self._engine is None else self._engine.kv
+        num_tokens = 0 if kv is None else kv.num_blocks * kv.block_size
+        longest = 0 if self._engine is None else self._engine.scheduler.max_positions
         found = {
+            "kv_cache_size_tokens": num_tokens,
+            "kv_cache_max_concurrency": num_tokens / longest if longest else 0,
             "block_size": 0 if kv is None else kv.block_size,
             "enable_prefix_caching": kv is not None and kv.prefix_caching,
             "num_gpu_blocks": 0 if kv is None else kv.num_blocks,

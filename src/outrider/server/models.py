@@ -27,11 +27,11 @@ from starlette.types import Receive, Scope, Send
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
 from outrider.server.app import card, error_body, make_routes
-from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError, api_error, overloaded
 from outrider.server.guards import Guard
 from outrider.server.pages import home_page, page_file
 from outrider.server.service import Lifecycle, Service, State
+from outrider.server_config import ServerConfig
 
 logger = logging.getLogger(__name__)
 

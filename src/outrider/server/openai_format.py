@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ class OpenAIWriter(ABC):
         self._ids = bool(body.return_token_ids)
         self._texts = reply.texts.by_id() if body.return_tokens_as_token_ids else reply.texts
         self._shown: set[int] = set()  # streamed choices whose prompt's ids were sent
+        self._streamed: defaultdict[int, list[int]] = defaultdict(list)  # tokens of choices
         self._options = body.stream_options or StreamOptions()
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._head = {
@@ -53,7 +55,9 @@ class OpenAIWriter(ABC):
     def whole(self, results: list[Result]) -> dict[str, Any]:
         found = [(result, completion) for result in results for completion in result.completions]
         choices = [
-            self.choice(index, completion, result) | self._raw(result, completion.tokens)
+            self.choice(index, completion, result)
+            | self._stopped(completion.finish_reason, completion.tokens)
+            | self._raw(result, completion.tokens)
             for index, (result, completion) in enumerate(found)
         ]
         return {
@@ -77,9 +81,21 @@ class OpenAIWriter(ABC):
             "prompt_logprobs": scores,
         }
 
+    def _stopped(self, reason: str | None, tokens: list[int]) -> dict[str, Any]:
+        """What ended a choice, under vLLM's name and under SGLang's, which also names the end
+        of the text."""
+        found = self._reply.stopped_by(reason, tokens)
+        named = isinstance(found, str) or found in self._reply.generation.ask.params.stop_ids
+        return {"stop_reason": found if named else None, "matched_stop": found}
+
     def delta(self, delta: Delta) -> Sequence[dict[str, Any]]:
         found = []
         choices = self.choices(delta)
+        if self._reply.generation.ask.params.stop:
+            self._streamed[delta.index] += delta.tokens
+        if delta.finish_reason is not None:
+            tokens = self._streamed.pop(delta.index, delta.tokens)
+            choices[-1] |= self._stopped(delta.finish_reason, tokens)
         if self._ids and choices:
             choices[-1]["token_ids"] = delta.tokens
             if delta.index not in self._shown:

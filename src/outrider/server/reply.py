@@ -118,6 +118,13 @@ class Reply:
         stops = self.generation.ask.params.stop
         return StopScanner(stops).feed(self.texts.plain(tokens))[1] if stops else None
 
+    def stopped_by(self, reason: str | None, tokens: Sequence[int]) -> str | int | None:
+        """The stop string or the token that ended a choice of these tokens, if one did."""
+        if reason != "stop":
+            return None
+        text = self.stop_text(tokens)
+        return text if text is not None or not tokens else tokens[-1]
+
     def usage(self) -> Usage:
         """The number of tokens so far."""
         generation = self.generation
@@ -157,7 +164,7 @@ class Reply:
             "predicted_n": num_decoded,
             "predicted_ms": decode_s * 1e3,
             "predicted_per_token_ms": decode_s * 1e3 / max(num_decoded, 1),
-            "predicted_per_second": num_decoded / max(decode_s, 1e-9),
+            "predicted_per_second": num_decoded / decode_s if decode_s else 0.0,
             "draft_n": sum(result.stats.num_drafted for result in results),
             "draft_n_accepted": sum(result.stats.num_accepted for result in results),
         }

@@ -6,6 +6,7 @@ grammar for the engine. So no dialect knows another, and the engine knows none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -55,6 +56,7 @@ class Conversation:
     variables: dict[str, Any] = field(default_factory=dict)  # further ones of the template
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    split_reasoning: bool = True  # False: the reply holds it as text
 
 
 class Wish(NamedTuple):
@@ -66,17 +68,28 @@ class Wish(NamedTuple):
     off: bool = False
 
 
+class Truncation(NamedTuple):
+    """Of a longer prompt, only `limit` tokens are read; -1: as many as leave room for one more."""
+
+    limit: int
+    keeps_end: bool = True
+
+
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """`params.n` choices for each prompt. `sampling` has fields of `SamplingParams` by name; those
-    that are left out have the server's defaults."""
+    """`params.n` choices for each prompt or conversation; conversations share all but messages.
 
-    prompt: Conversation | list[str | list[int]]
+    `sampling` has fields of `SamplingParams` by name; those that are left out have the server's
+    defaults.
+    """
+
+    prompt: Conversation | Sequence[Conversation] | Sequence[str | list[int]]
     model: str | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None  # None: the rest of the context
     allowed_ids: list[int] | None = None  # no other tokens; None: all
     wanted: Wanted | None = None  # the form of the output
+    truncation: Truncation | None = None
     speculation: Wish | None = None
     metrics: Literal["summary", "detailed"] | None = None  # figures of this request in the reply
     prediction: str | None = None

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import errno
 import gc
 import logging
@@ -23,10 +24,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from outrider.server.app import make_app
-from outrider.server.config import ServerConfig
 from outrider.server.guards import Guarded
 from outrider.server.protocol import LimitedProtocol
 from outrider.server.service import Service, State
+from outrider.server_config import ServerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +119,9 @@ class Server(uvicorn.Server):
             self.should_exit = True  # nothing to wait for, or a second signal
             self.force_exit = self._ending is not None
             return
-        self.loop.call_soon_threadsafe(self._begin_to_end)
+        # A signal interrupts whatever runs: without a context of its own, the end would be logged
+        # with the id of a request.
+        self.loop.call_soon_threadsafe(self._begin_to_end, context=contextvars.Context())
 
     def _begin_to_end(self) -> None:
         if self._ending is None:

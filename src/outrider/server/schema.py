@@ -27,14 +27,14 @@ from outrider.config import INT64 as INT64
 from outrider.config import SamplingParams, Speculation
 from outrider.errors import RequestError
 from outrider.options import http_fields, http_given
-from outrider.server.config import (
+from outrider.server.grammars import Wanted
+from outrider.server.limits import (
     MAX_LOGIT_BIAS,
     MAX_NAME_CHARS,
     MAX_STOP_CHARS,
     MAX_STOPS,
 )
-from outrider.server.grammars import Wanted
-from outrider.server.request import Wish
+from outrider.server.request import Truncation, Wish
 
 # A length, even one no body can reach, makes pydantic look inside: no half surrogate passes.
 Text = Annotated[str, Field(max_length=1 << 26)]
@@ -176,17 +176,22 @@ class JsonSchema(Body):
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(alias="schema", default=None)  # llama-server's place
 
     @model_validator(mode="after")
     def _complete(self) -> ResponseFormat:
-        if (self.type == "json_schema") != (self.json_schema is not None):
+        is_schema = self.type == "json_schema"
+        if self.type == "text" and self.schema_ is not None:
+            raise ValueError("schema goes with type 'json_object' or 'json_schema'")
+        if is_schema != (self.json_schema is not None) and not (is_schema and self.schema_):
             raise ValueError("json_schema goes with type 'json_schema'")
         return self
 
     def wanted(self) -> Wanted | None:
         if self.type == "text":
             return None
-        return Wanted("json", dumped(self.json_schema.schema_ if self.json_schema else {}))
+        schema = self.json_schema.schema_ if self.json_schema else self.schema_
+        return Wanted("json", dumped(schema or {}))
 
 
 class StructuredOutputs(Body):
@@ -231,6 +236,9 @@ class GenerationBody(SamplingFields):
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1 << 16)] | None = (
         None
     )
+    n_predict: Annotated[int, Field(ge=-1, le=INT32)] | None = None  # llama-server's max_tokens
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32)] | None = None
+    truncation_side: Literal["left", "right"] | None = None  # the side that is cut off
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     # Other servers' names for `structured_outputs`.
@@ -258,11 +266,19 @@ class GenerationBody(SamplingFields):
     def _consistent(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options goes with stream: true")
+        if self.truncate_prompt_tokens == 0:
+            raise ValueError("truncate_prompt_tokens must not be 0")
         if self.stream and self.prompt_logprobs is not None:
             raise ValueError("prompt_logprobs goes without stream")
         if sum(wish is not None for wish in (self.response_format, *self._wishes())) > 1:
             raise ValueError("give response_format or one form of structured_outputs, not both")
         return self
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of the output, by either name."""
+        given = self.max_tokens if self.max_tokens is not None else self.n_predict
+        return None if given == -1 else given
 
     def common(self) -> dict[str, Any]:
         """The fields of a `Request` that do not depend on the route."""
@@ -272,12 +288,18 @@ class GenerationBody(SamplingFields):
             "sampling": sampling(self),
             "allowed_ids": self.allowed_token_ids,
             "wanted": self._wanted(),
+            "truncation": self._truncation(),
             "speculation": None if wish is None else wish.wish(),
             "metrics": None if wish is None else wish.metrics,
             "cache_salt": self.cache_salt,
             "stream": bool(self.stream),
             "obfuscated": None if options is None else options.include_obfuscation,
         }
+
+    def _truncation(self) -> Truncation | None:
+        if self.truncate_prompt_tokens is None:
+            return None
+        return Truncation(self.truncate_prompt_tokens, self.truncation_side != "right")
 
     def _wanted(self) -> Wanted | None:
         """The grammar of the output, if the request has one."""

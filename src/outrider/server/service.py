@@ -16,18 +16,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.config import SamplingParams
 from outrider.contracts import HasModel
 from outrider.engine.async_engine import AsyncEngine
 from outrider.engine.engine import Engine
-from outrider.errors import RequestError
+from outrider.errors import OutriderError, RequestError
 from outrider.model.chat_template import PLAIN, ChatTemplate, load_template
 from outrider.model.tokenizer import Tokenizer
 from outrider.model.weights import read_generation_config
 from outrider.options import http_defaults
-from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError, overloaded
 from outrider.server.grammars import Grammars
 from outrider.server.memory import Populates, Populating, Store
@@ -41,6 +40,10 @@ from outrider.server.reading.formats import (
 )
 from outrider.server.texts import TokenTexts
 from outrider.server.tracing import Tracing
+from outrider.server_config import ServerConfig
+
+if TYPE_CHECKING:
+    from outrider.server.learning import Learning
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +65,7 @@ class Lifecycle:
         self.failure: BaseException | None = None
         self.on_end: Callable[[], None] = lambda: None  # the server can serve no more
         self.num_in_flight = 0
+        self.idle_since_s = monotonic()
         self._idle = asyncio.Event()
 
     def check_ready(self) -> None:
@@ -82,6 +86,7 @@ class Lifecycle:
     def leave(self, num: int) -> None:
         self.num_in_flight -= num
         if self.num_in_flight == 0:
+            self.idle_since_s = monotonic()
             self._idle.set()
 
     def fail(self, error: BaseException) -> None:
@@ -184,6 +189,7 @@ class Service(Lifecycle):
         self._load = load
         self._served: Served | None = None
         self._populating: Populating | None = None
+        self.learning: Learning | None = None
 
     # --- from loading to the end -------------------------------------------------------------
 
@@ -195,6 +201,10 @@ class Service(Lifecycle):
         def load() -> None:
             try:
                 core = self._load()
+                if self.config.learn:
+                    from outrider.server.learning import learnable
+
+                    learnable(core, per_key=self.config.learn_per_key)
                 for name in self.config.proposers:
                     core.proposers[name]  # built now, not during a request
                 template, own = load_template(core.tokenizer, self.config.chat_template)
@@ -252,6 +262,15 @@ class Service(Lifecycle):
         self._populating = Populating(
             stores, core.kv.starts, lambda: core.kv.fill, lambda: self.is_idle
         )
+        if self.config.learn:
+            from outrider.server.learning import Learning
+
+            try:
+                self.learning = Learning(self, self._served, loop)
+            except OutriderError as error:  # a folder that cannot be used
+                self.fail(error)
+                return
+            self.metrics.learner = self.learning.learner
         self.was_ready = True
         if self.state is State.LOADING:
             self.state = State.READY
@@ -262,6 +281,8 @@ class Service(Lifecycle):
         """Ends the engine; False if its thread could not be ended."""
         if self._populating is not None:
             self._populating.stop()
+        if self.learning is not None:
+            await asyncio.to_thread(self.learning.stop, timeout_s)
         closed = self._served is None or await self._served.engine.close(timeout_s)
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)

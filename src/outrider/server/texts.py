@@ -106,9 +106,9 @@ class TokenTexts:
         }
 
     def _alternatives(self, scored: TokenLogprob) -> dict[str, float]:
-        """By text; of tokens with equal text, the most probable one."""
+        """By text, the chosen token first; of tokens with equal text, the most probable one."""
         found: dict[str, float] = {}
-        for token, value in [*scored.top.items(), (scored.token, scored.logprob)]:
+        for token, value in [(scored.token, scored.logprob), *scored.top.items()]:
             text = self.text(token)
             found[text] = max(finite(value), found.get(text, -math.inf))
         return found

@@ -20,9 +20,9 @@ from outrider.contracts import StepBatch, StepOutput
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine, Result
 from outrider.server.app import make_app
-from outrider.server.config import ServerConfig
 from outrider.server.run import Server, bind
 from outrider.server.service import Service, State
+from outrider.server_config import ServerConfig
 
 PROBE: dict[str, Any] = {
     "prompt": "a probe in the dark",

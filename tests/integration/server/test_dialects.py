@@ -15,7 +15,7 @@ from outrider.testing import write_tiny_llama
 from . import dialects
 from .conftest import TEMPLATE
 from .dialects import DIALECTS, FORCED, Said, streamed, whole
-from .live import Live, Script, Target
+from .live import Live, Script, Target, wait_for
 
 pytest.importorskip("llguidance")
 
@@ -275,22 +275,111 @@ def test_calls_of_a_response_are_remembered(live: Live, script: Script) -> None:
     assert same.json()["usage"]["input_tokens"] == two["usage"]["input_tokens"]
 
 
+@pytest.mark.parametrize("kind", ["chat", "responses"])
+def test_only_allowed_tools_are_offered(live: Live, kind: str) -> None:
+    """The prompt is that of a request with these tools only."""
+    path, body = dialects.asked(kind, "weather?", tools=True, max_tokens=2)
+    named = {"name": "get_weather"}
+    other: dict[str, Any] = {"type": "function", "name": "fly"}
+    allowed: dict[str, Any] = {"type": "allowed_tools", "mode": "auto"}
+    if kind == "chat":
+        other = {"type": "function", "function": {"name": "fly"}}
+        tools = {"mode": "auto", "tools": [{"type": "function", "function": named}]}
+        allowed = {"type": "allowed_tools", "allowed_tools": tools}
+    else:
+        allowed["tools"] = [{"type": "function", **named}]
+    name = "prompt_tokens" if kind == "chat" else "input_tokens"
+
+    def num_read(**more: Any) -> int:
+        found: int = live.post(path, body | more).json()["usage"][name]
+        return found
+
+    alone = num_read()
+    body["tools"] = [*body["tools"], other]
+    assert num_read() > alone
+    assert num_read(tool_choice=allowed) == alone
+    body["tools"] = [other]
+    assert live.post(path, body | {"tool_choice": allowed}).status_code == 400
+
+
 def test_a_flood_of_responses_is_forgotten() -> None:
     from outrider.server.errors import ApiError
-    from outrider.server.stored import MAX_STORED, MAX_STORED_CHARS, Store
+    from outrider.server.stored import MAX_STORED, MAX_STORED_CHARS, Store, Stored
+
+    def entry(id: str, text: str = "") -> Stored:
+        return Stored({"id": id}, "salt", [{"content": text}], [])
 
     store = Store()
     for i in range(MAX_STORED + 5):
-        store.put({"id": str(i)}, [], "salt")
+        store.put(entry(str(i)))
     assert store.get(str(MAX_STORED), "salt").reply == {"id": str(MAX_STORED)}
     for id, salt in (("4", "salt"), (str(MAX_STORED), "another")):
         with pytest.raises(ApiError):
             store.get(id, salt)
-    store.put({"id": "large"}, [{"content": "x" * MAX_STORED_CHARS}], "salt")
+    store.put(entry("large", "x" * MAX_STORED_CHARS))
     with pytest.raises(ApiError):
         store.get("large", "salt")
-    store.put({"id": "small"}, [], "salt")
+    store.put(entry("small"))
     assert store.get("small", "salt")
+
+
+def test_a_conversation_keeps_what_was_said(live: Live) -> None:
+    """The same as a history in the request."""
+    talk = live.post("/v1/conversations", {"metadata": {"topic": "seas"}}).json()
+    where = f"/v1/conversations/{talk['id']}"
+    more = {"max_output_tokens": 6, "temperature": 0}
+    history: list[dict[str, Any]] = []
+    for text in ("tell me", "and more"):
+        asked = more | {"input": text, "conversation": talk["id"]}
+        said = live.post("/v1/responses", asked).json()
+        history.append({"role": "user", "content": text})
+        whole = live.post("/v1/responses", more | {"input": history}).json()
+        assert said["output"][0]["content"] == whole["output"][0]["content"]
+        assert said["conversation"] == {"id": talk["id"]}
+        history += said["output"]
+    items = live.client.get(f"{where}/items", params={"order": "asc"}).json()["data"]
+    assert [item["role"] for item in items] == ["user", "assistant"] * 2
+    assert items == live.client.get(f"{where}/items").json()["data"][::-1]
+    one = f"{where}/items/{items[0]['id']}"
+    assert live.client.get(one).json()["content"][0]["text"] == "tell me"
+    assert live.client.delete(one).json() == talk
+    assert live.client.get(one).status_code == 404
+    added = {"items": [{"role": "user", "content": "by hand"}]}
+    assert live.post(f"{where}/items", added).json()["data"][0]["id"]
+    assert len(live.client.get(f"{where}/items").json()["data"]) == 4
+    assert live.post(where, {"metadata": {"a": "b"}}).json()["metadata"] == {"a": "b"}
+    both = {"input": "x", "conversation": talk["id"], "previous_response_id": "resp_1"}
+    assert live.post("/v1/responses", both).status_code == 400
+    assert live.client.delete(where).json()["deleted"]
+    assert live.client.get(where).status_code == 404
+    gone = live.post("/v1/responses", {"input": "x", "conversation": {"id": talk["id"]}})
+    assert gone.status_code == 404
+
+
+def test_a_response_in_the_background(live: Live, target: Target) -> None:
+    body = {"input": "tell me", "max_output_tokens": 6, "temperature": 0}
+    wanted = live.post("/v1/responses", body).json()
+    queued = live.post("/v1/responses", body | {"background": True}).json()
+    assert queued["status"] == "queued"
+    assert queued["background"]
+    path = f"/v1/responses/{queued['id']}"
+    wait_for(lambda: live.client.get(path).json()["status"] != "queued")
+    found = live.client.get(path).json()
+    assert found["status"] == "incomplete"
+    assert found["output"][0]["content"] == wanted["output"][0]["content"]
+    assert live.client.get(f"{path}/input_items").json()["data"][0]["role"] == "user"
+    target.delay_s = 0.05
+    long = body | {"background": True, "max_output_tokens": 400, "ignore_eos": True}
+    slow = f"/v1/responses/{live.post('/v1/responses', long).json()['id']}"
+    on = {"input": "more", "previous_response_id": slow.rpartition("/")[2]}
+    assert live.post("/v1/responses", on).status_code == 400
+    assert live.post(f"{slow}/cancel", {}).json()["status"] == "cancelled"
+    assert live.client.get(slow).json()["status"] == "cancelled"
+    again = live.post("/v1/responses", long).json()
+    assert live.client.delete(f"/v1/responses/{again['id']}").json()["deleted"]
+    for wrong in ({"store": False}, {"stream": True}):
+        assert live.post("/v1/responses", long | wrong).status_code == 400
+    assert live.post(f"/v1/responses/{wanted['id']}/cancel", {}).status_code == 400
 
 
 def test_anthropic_counts_the_tokens_it_would_read(live: Live) -> None:

@@ -124,6 +124,28 @@ def test_timings_on_request(live: Live) -> None:
     assert "timings" not in live.complete(**PROBE)
 
 
+def test_facts_of_the_tokenizer(live: Live) -> None:
+    facts = live.client.get("/tokenizer_info").json()
+    assert facts["vocab_size"] == live.core.tokenizer.num_tokens
+    assert (
+        facts["model_max_length"]
+        == live.client.get("/v1/models").json()["data"][0]["max_model_len"]
+    )
+    assert "add_generation_prompt" in facts["chat_template"]
+    assert live.post("/detokenize", {"model": "tiny", "tokens": [5]}).json().keys() == {"prompt"}
+
+
+def test_long_prompts_are_cut_where_the_request_says(live: Live) -> None:
+    text = "a probe in the dark"
+    for side, kept in (("left", text[-4:]), ("right", text[:4])):
+        cut = {"truncate_prompt_tokens": 4, "truncation_side": side}
+        reply = live.complete(**PROBE | cut, return_token_ids=True)
+        tokens = live.post("/tokenize", {"prompt": kept}).json()["tokens"]
+        assert reply["choices"][0]["prompt_token_ids"] == tokens
+    for wrong in (0, 4096):
+        assert live.post("/v1/completions", PROBE | {"truncate_prompt_tokens": wrong}).is_error
+
+
 # --- embeddings -----------------------------------------------------------------------------------
 
 
@@ -161,6 +183,48 @@ def test_vectors_are_the_pooled_states_in_every_dialect(live: Live) -> None:
     assert ours["usage"]["prompt_tokens"] == sum(map(len, texts))
 
 
+def test_forms_of_vectors(live: Live) -> None:
+    def first(**body: Any) -> Any:
+        return live.post("/v1/embeddings", body).json()["data"][0]["embedding"]
+
+    whole = torch.tensor(first(input="a cat sat"))
+    raw = torch.tensor(first(input="a cat sat", use_activation=False))
+    assert abs(float(raw.norm()) - 1) > 1e-3
+    torch.testing.assert_close(raw / raw.norm(), whole)
+    form = {"encoding_format": "base64", "embed_dtype": "float16", "endianness": "big"}
+    halves = struct.unpack(f">{len(whole)}e", base64.b64decode(first(input="a cat sat", **form)))
+    torch.testing.assert_close(torch.tensor(halves), whole, rtol=1e-2, atol=1e-3)
+    assert first(input="a cat sat", truncate_prompt_tokens=5) == first(input="a cat")
+    assert len(first(input="x" * 600, truncate_prompt_tokens=-1)) == len(whole)
+    messages = [{"role": "user", "content": "hi"}]
+    prompt = live.post("/apply-template", {"messages": messages, "add_generation_prompt": False})
+    text = prompt.json()["prompt"]
+    assert first(messages=messages) == first(input=text, add_special_tokens=False)
+
+
+def test_ranks_are_cosines_of_vectors(live: Live) -> None:
+    texts = ["a cat sat", "another", "a cat ran"]
+    query, *others = (expected_vector(live, text) for text in ["a cat", *texts])
+    wanted = [float(query @ other) for other in others]
+    best = sorted(range(3), key=lambda i: -wanted[i])
+    ranked = live.post("/v1/rerank", {"query": "a cat", "documents": texts, "top_n": 2}).json()
+    assert [one["index"] for one in ranked["results"]] == best[:2]
+    assert [one["document"]["text"] for one in ranked["results"]] == [texts[i] for i in best[:2]]
+    scores = [one["relevance_score"] for one in ranked["results"]]
+    assert scores == pytest.approx([wanted[i] for i in best[:2]], abs=1e-4)
+    bare = live.post("/rerank", {"query": "a cat", "texts": texts, "return_text": True}).json()
+    assert [one["text"] for one in bare] == [texts[i] for i in best]
+    pairs = live.post("/score", {"text_1": "a cat", "text_2": texts}).json()["data"]
+    assert [one["score"] for one in pairs] == pytest.approx(wanted, abs=1e-4)
+    for path, body in (
+        ("/rerank", {"query": "a", "documents": []}),
+        ("/rerank", {"query": "a", "documents": [1]}),
+        ("/rerank", {"query": "a"}),
+        ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}),
+    ):
+        assert live.post(path, body).status_code == 400
+
+
 def test_long_texts_are_read_in_pieces(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "a long text " * 30
     whole = live.post("/v1/embeddings", {"input": text}).json()["data"][0]["embedding"]
@@ -195,6 +259,9 @@ def test_vectors_beside_a_running_stream_change_nothing(live: Live, target: Targ
         {"input": "x" * 600},
         {"input": "x", "dimensions": 3},
         {"input": "x", "encoding_format": "binary"},
+        {"input": "x", "messages": [{"role": "user", "content": "x"}]},
+        {"input": "x", "truncate_prompt_tokens": 4096},
+        {"input": "x", "truncate_prompt_tokens": 0},
         {},
     ],
 )

@@ -15,9 +15,9 @@ import typer
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
-from outrider.server.config import ServerConfig
 from outrider.server.models import Models, find_models, make_models_app, size_of
 from outrider.server.run import Server, bind
+from outrider.server_config import ServerConfig
 from outrider.testing import write_tiny_llama
 
 from .live import chunks_of, wait_for

@@ -15,7 +15,7 @@ from outrider.cli.app import app
 from outrider.cli.errors import run
 from outrider.engine.build import EngineConfig
 from outrider.errors import ConfigError
-from outrider.server.config import ServerConfig
+from outrider.server_config import ServerConfig
 
 from .live import JSON, PROBE, Live, with_options
 
@@ -57,13 +57,30 @@ def test_pages_of_named_origins_only(live: Live, monkeypatch: pytest.MonkeyPatch
         "/v1/chat/completions",
         headers=asked | {"access-control-request-headers": "authorization, content-type"},
     )
-    assert ahead.status_code == 204
+    assert ahead.status_code == 200
     assert ahead.headers["access-control-allow-headers"] == "authorization, content-type"
     for method, path in (("GET", "/version"), ("GET", "/nonesuch")):
         answer = live.client.request(method, path, headers=origin)
         assert answer.headers["access-control-allow-origin"] == origin["origin"]
     other = live.client.get("/version", headers={"origin": "http://evil.example"})
     assert "access-control-allow-origin" not in other.headers
+    config = replace(live.config, cors_origins=("localhost",))
+    monkeypatch.setattr(live.service, "config", config)
+    for name in ("http://localhost", "https://127.0.0.1:3000", "http://[::1]:8080"):
+        answer = live.client.get("/version", headers={"origin": name})
+        assert answer.headers["access-control-allow-origin"] == name
+    for name in ("http://localhost.evil.example", "http://evil.example"):
+        refused = live.client.options("/version", headers=asked | {"origin": name})
+        assert refused.status_code == 200
+        assert "access-control-allow-origin" not in refused.headers
+
+
+def test_a_path_of_a_proxy(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert live.client.get("/llm/health").status_code == 404
+    monkeypatch.setattr(live.service, "config", replace(live.config, root_path="/llm"))
+    for path in ("/llm/health", "/health", "/llm/v1/models"):
+        assert live.client.get(path).status_code == 200
+    assert live.client.get("/llmx/health").status_code == 404
 
 
 def test_other_names_of_the_model(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,14 +14,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
 import uvloop
 
-from outrider.server.config import ServerConfig
-from outrider.server.run import bind
+from outrider.server.logs import request_id
+from outrider.server.run import Running, Server, bind
+from outrider.server.service import State
+from outrider.server_config import ServerConfig
 
 from .live import LONG, wait_for
 
@@ -260,3 +263,29 @@ def test_small_pieces_of_a_stream_do_not_wait_for_each_other(
 
     with asyncio.Runner(loop_factory=loop) as runner:
         assert runner.run(main())
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_signal_during_a_request_is_not_logged_with_its_id(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """The handler runs in the context of the task that the signal interrupts."""
+    ids: list[str] = []
+    drained = asyncio.Event()
+
+    async def drain() -> bool:
+        ids.append(request_id.get())
+        drained.set()
+        return True
+
+    async def main() -> list[str]:
+        service = SimpleNamespace(config=ServerConfig(), state=State.READY, drain=drain)
+        server = Server(cast(Running, service), cast(Any, None))
+        server.loop = asyncio.get_running_loop()
+        request_id.set("abc-1")
+        server.handle_exit(signal.SIGTERM, None)
+        await asyncio.wait_for(drained.wait(), 5)
+        return ids
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(main()) == [""]

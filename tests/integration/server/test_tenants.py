@@ -104,7 +104,7 @@ def test_row_43_padded_frames_have_few_sizes(live: Live, engine_config: EngineCo
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_padding_is_on_where_others_can_listen(host: str) -> None:
-    from outrider.server.config import ServerConfig
+    from outrider.server_config import ServerConfig
 
     config = ServerConfig(host=host, api_keys=("k",))
     assert config.pads == (host != "127.0.0.1")

@@ -12,9 +12,9 @@ from typing import Any
 
 import typer
 
-from outrider.config import ServerConfig
 from outrider.errors import ConfigError
 from outrider.integrations.vllm.mapping import Wish, command, read_table, refuse, shown
+from outrider.server_config import ServerConfig
 
 
 def serve_vllm(

@@ -27,11 +27,11 @@ from outrider.errors import EngineError, OutriderError
 from outrider.integrations.vllm.child import Child
 from outrider.integrations.vllm.mailbox import Mailbox
 from outrider.server.answering import until_disconnect
-from outrider.server.config import ServerConfig
 from outrider.server.errors import ApiError, ClientLeft, api_error
 from outrider.server.guards import Guard
 from outrider.server.service import Lifecycle, State
 from outrider.server.stream import DONE, EventStream, frame
+from outrider.server_config import ServerConfig
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from outrider.config import EngineConfig, NumDraftTokens, ServerConfig, VllmConfig
+from outrider.config import EngineConfig, NumDraftTokens
 from outrider.errors import ConfigError, UnknownName
 from outrider.model.bundled import find_folder
 from outrider.model.head_kinds import head_kind
@@ -31,6 +31,7 @@ from outrider.registry import (
     Vllm,
     own_entries,
 )
+from outrider.server_config import ServerConfig, VllmConfig
 
 Table = list[tuple[int, int, int]]  # from, to (inclusive batch sizes), draft tokens
 

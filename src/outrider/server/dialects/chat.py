@@ -8,14 +8,16 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from pydantic import Field, model_validator
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from outrider.config import MAX_LOGPROBS
 from outrider.engine.engine import Completion, Result
 from outrider.events import TokenLogprob
 from outrider.server.answering import Answering
-from outrider.server.chat_schema import Content, ConversationFields, text_of
+from outrider.server.asking import count_tokens
+from outrider.server.chat_schema import Content, ConversationFields, Messages, text_of
 from outrider.server.generation import Delta
+from outrider.server.limits import MAX_PROMPTS
 from outrider.server.openai_format import OpenAIWriter
 from outrider.server.reading.source import Part
 from outrider.server.reply import Reply
@@ -40,13 +42,14 @@ class ChatBody(ConversationFields, GenerationBody):
     prediction: Prediction | None = None
     modalities: list[Literal["text"]] | None = None
     include_reasoning: bool = True
+    separate_reasoning: bool = True  # SGLang's name; false: the text holds it
     echo: bool = False  # the reply begins with the text that it continues
 
     @model_validator(mode="after")
     def _chat(self) -> ChatBody:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs goes with logprobs: true")
-        limits = (self.max_tokens, self.max_completion_tokens)
+        limits = (self.limit, self.max_completion_tokens)
         if None not in limits and limits[0] != limits[1]:
             raise ValueError("max_tokens and max_completion_tokens differ")
         if 0 in limits:
@@ -56,12 +59,23 @@ class ChatBody(ConversationFields, GenerationBody):
     def request(self) -> Request:
         common = self.common()
         common["sampling"]["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None
+        talk = self.conversation()
+        talk.split_reasoning = self.separate_reasoning
         return Request(
-            prompt=self.conversation(),
+            prompt=talk,
             **common,
-            max_tokens=self.max_completion_tokens or self.max_tokens,
+            max_tokens=self.max_completion_tokens or self.limit,
             prediction=None if self.prediction is None else text_of(self.prediction.content),
         )
+
+
+class BatchBody(ChatBody):
+    """Several conversations with the same parameters (vLLM's route)."""
+
+    messages: Annotated[list[Messages], Field(min_length=1, max_length=MAX_PROMPTS)]  # type: ignore[assignment]
+
+    def each(self) -> list[ChatBody]:
+        return [self.model_copy(update={"messages": messages}) for messages in self.messages]
 
 
 class ChatWriter(OpenAIWriter):
@@ -162,5 +176,20 @@ def router(answering: Answering) -> APIRouter:
         return await answering.answer(
             body.request(), http, lambda reply: ChatWriter(body, reply), body.ignored
         )
+
+    @routes.post("/v1/chat/completions/batch", response_model=None)
+    async def batch(body: BatchBody, http: HttpRequest) -> Response:
+        bodies = body.each()
+        request = bodies[0].request()
+        request.prompt = [one.conversation() for one in bodies]
+        return await answering.answer(
+            request, http, lambda reply: ChatWriter(bodies[0], reply), body.ignored
+        )
+
+    @routes.post("/v1/chat/completions/input_tokens", response_model=None)
+    async def input_tokens(body: ChatBody) -> Response:
+        answering.check_ignored(body.ignored)
+        found = await count_tokens(body.request(), answering.service.served)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": found})
 
     return routes

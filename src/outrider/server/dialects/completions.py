@@ -14,9 +14,9 @@ from outrider.config import MAX_LOGPROBS
 from outrider.engine.engine import Completion, Result
 from outrider.events import TokenLogprob
 from outrider.server.answering import Answering
-from outrider.server.config import MAX_BEST_OF, MAX_PROMPTS
 from outrider.server.generation import Delta
 from outrider.server.infill import infill
+from outrider.server.limits import MAX_BEST_OF, MAX_PROMPTS
 from outrider.server.openai_format import OpenAIWriter
 from outrider.server.reply import Reply
 from outrider.server.request import Request
@@ -51,7 +51,7 @@ class CompletionBody(GenerationBody):
             raise ValueError(f"best_of must be at least n: {self.num_shown}")
         if self.stream and (self.best_of or 0) > self.num_shown:
             raise ValueError("best_of above n goes without stream")
-        if self.max_tokens == 0 and (not self.echo or self.stream):
+        if self.limit == 0 and (not self.echo or self.stream):
             raise ValueError("max_tokens of 0 goes with echo: true, and without stream")
         if self.suffix and (self.echo or not isinstance(self.prompt, str)):
             raise ValueError("suffix goes with one prompt of text, and without echo")
@@ -70,7 +70,7 @@ class CompletionBody(GenerationBody):
 
     def request(self) -> Request:
         common = self.common()
-        limit = self.max_tokens if self.max_tokens is not None else DEFAULT_TOKENS
+        limit = DEFAULT_TOKENS if self.limit is None else self.limit
         common["sampling"]["logprobs"] = self.logprobs
         if (self.best_of or 1) > self.num_shown:
             common["sampling"] |= {"n": self.best_of, "logprobs": self.logprobs or 0}
@@ -96,7 +96,7 @@ class CompletionWriter(OpenAIWriter):
             self._echo = [
                 one if isinstance(one, str) else self._texts.all(one) for one in body.prompts
             ]
-        self._echo_only = body.max_tokens == 0
+        self._echo_only = body.limit == 0
         self._offsets: dict[int, int] = {}  # of the next token of each streamed choice
         self._begun: set[int] = set()
 

@@ -18,12 +18,12 @@ from outrider.events import TokenLogprob
 from outrider.server.answering import Answering
 from outrider.server.asking import encode, prompt_text
 from outrider.server.chat_schema import ConversationFields
-from outrider.server.config import MAX_LOGIT_BIAS, MAX_PROMPTS
 from outrider.server.embedding import embed
 from outrider.server.errors import ApiError
 from outrider.server.generation import Delta
 from outrider.server.grammars import Wanted
 from outrider.server.infill import infill
+from outrider.server.limits import MAX_LOGIT_BIAS, MAX_PROMPTS
 from outrider.server.reply import Reply
 from outrider.server.request import Request
 from outrider.server.schema import (

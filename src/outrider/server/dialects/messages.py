@@ -15,10 +15,10 @@ from starlette.responses import JSONResponse, Response
 from outrider.engine.engine import Result
 from outrider.server.answering import Answering
 from outrider.server.asking import check_model, encode, prompt_text
-from outrider.server.config import MAX_MESSAGES, MAX_TOOLS
 from outrider.server.errors import ApiError
 from outrider.server.generation import Delta
 from outrider.server.grammars import Wanted
+from outrider.server.limits import MAX_MESSAGES, MAX_TOOLS
 from outrider.server.reading.source import Part
 from outrider.server.reply import Reply
 from outrider.server.request import Choice, Conversation, Request, Tool
@@ -310,6 +310,7 @@ class MessagesWriter:
         if not self._begun:
             self._begun = True
             empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+            empty["usage"] = self._usage() | {"output_tokens": 0}
             found.append({"type": "message_start", "message": self._head() | empty})
             found.append({"type": "ping"})
         self._tokens += delta.tokens

@@ -19,11 +19,11 @@ from outrider.engine.engine import Result
 from outrider.server.answering import Answering
 from outrider.server.asking import check_model
 from outrider.server.chat_schema import Tools
-from outrider.server.config import MAX_MESSAGES
 from outrider.server.embedding import embed
 from outrider.server.errors import ApiError
 from outrider.server.generation import Delta
 from outrider.server.grammars import Wanted
+from outrider.server.limits import MAX_MESSAGES
 from outrider.server.reply import Reply
 from outrider.server.request import Conversation, Request
 from outrider.server.schema import (

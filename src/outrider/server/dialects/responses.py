@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,25 +14,39 @@ from starlette.responses import JSONResponse, Response
 
 from outrider.engine.engine import Completion, Result
 from outrider.server.answering import Answering
-from outrider.server.dialects.responses_input import NamedTool, ResponsesBody
-from outrider.server.errors import ApiError
-from outrider.server.generation import Delta
+from outrider.server.asking import count_tokens
+from outrider.server.dialects import conversations
+from outrider.server.dialects.responses_input import (
+    AllowedTools,
+    Item,
+    NamedTool,
+    ResponsesBody,
+    messages_of,
+    stored_item,
+)
+from outrider.server.errors import ApiError, api_error
+from outrider.server.generation import Delta, Generation
 from outrider.server.reading import Call, Message
 from outrider.server.reading.source import Part
 from outrider.server.reply import Reply
 from outrider.server.request import Conversation
-from outrider.server.stored import Store
+from outrider.server.service import Service
+from outrider.server.stored import Store, Stored, listed
 from outrider.server.stream import SSE, event_frame
+
+Keep = Callable[[dict[str, Any], list[dict[str, Any]]], None]
+UNFINISHED = ("queued", "in_progress", "cancelled")
 
 
 class ResponsesWriter:
     media_type = SSE
     done = b""
 
-    def __init__(self, body: ResponsesBody, reply: Reply, store: Store | None, salt: str) -> None:
+    def __init__(self, body: ResponsesBody, reply: Reply, keep: Keep) -> None:
+        """`keep` gets the response at its end, with the conversation up to there."""
         self.id = f"resp_{secrets.token_hex(16)}"
         self._body, self._reply = body, reply
-        self._store, self._salt = store, salt
+        self._keep = keep
         self._number = 0  # of the next event
         self._items: list[dict[str, Any]] = []  # complete ones, and the open one
         self._is_open = False
@@ -68,30 +84,39 @@ class ResponsesWriter:
     def _ended(self) -> dict[str, Any]:
         """The response at its end; it is stored now."""
         found = self._response(self._status(), self._items)
-        if self._store is not None:
-            assert isinstance(self._reply.request.prompt, Conversation)
-            said: dict[str, Any] = {"role": "assistant", "content": self._message.text}
-            if self._message.calls:
-                said["tool_calls"] = [
-                    {
-                        "id": item["call_id"],
-                        "type": "function",
-                        "function": {"name": item["name"], "arguments": item["arguments"]},
-                    }
-                    for item in self._items
-                    if item["type"] == "function_call"
-                ]
-            if self._message.reasoning:
-                said["reasoning_content"] = self._message.reasoning
-            past = self._reply.request.prompt.messages[bool(self._body.instructions) :]
-            self._store.put(found, [*past, said], self._salt)
+        assert isinstance(self._reply.request.prompt, Conversation)
+        said: dict[str, Any] = {"role": "assistant", "content": self._message.text}
+        if self._message.calls:
+            said["tool_calls"] = [
+                {
+                    "id": item["call_id"],
+                    "type": "function",
+                    "function": {"name": item["name"], "arguments": item["arguments"]},
+                }
+                for item in self._items
+                if item["type"] == "function_call"
+            ]
+        if self._message.reasoning:
+            said["reasoning_content"] = self._message.reasoning
+        past = self._reply.request.prompt.messages[bool(self._body.instructions) :]
+        self._keep(found, [*past, said])
+        return found
+
+    def unfinished(self, status: str, error: ApiError | None = None) -> dict[str, Any]:
+        """The response while it waits, or where it stopped."""
+        found = self._response(status, self._items)
+        if error is not None:
+            found["error"] = {"code": error.code or error.kind, "message": error.message}
         return found
 
     def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         body, params = self._body, self._reply.generation.ask.params
         choice: Any = body.tool_choice
         if isinstance(choice, NamedTool):
-            choice = {"type": "function", "name": choice.name}
+            choice = {"type": "function", "name": choice.called}
+        elif isinstance(choice, AllowedTools):
+            named = [{"type": "function", "name": tool.called} for tool in choice.tools]
+            choice = {"type": "allowed_tools", "mode": choice.mode, "tools": named}
         form = None if body.text is None else body.text.format
         shown = {"type": "text"} if form is None else form.model_dump(by_alias=True)
         effort = None if body.reasoning is None else body.reasoning.effort
@@ -101,7 +126,8 @@ class ResponsesWriter:
             "object": "response",
             "created_at": self._reply.created,
             "status": status,
-            "background": False,
+            "background": bool(body.background),
+            "conversation": None if body.conversation_id is None else {"id": body.conversation_id},
             "error": None,
             "incomplete_details": cut,
             "instructions": body.instructions,
@@ -114,7 +140,7 @@ class ResponsesWriter:
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": effort, "summary": None},
             "service_tier": "default",
-            "store": self._store is not None,
+            "store": body.store is not False,
             "temperature": params.temperature,
             "text": {"format": shown},
             "tool_choice": choice or "auto",
@@ -122,7 +148,7 @@ class ResponsesWriter:
             "top_logprobs": body.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": "disabled",
-            "usage": None if status == "in_progress" else self._usage(),
+            "usage": None if status in UNFINISHED else self._usage(),
         }
 
     def _usage(self) -> dict[str, Any]:
@@ -260,9 +286,7 @@ class ResponsesWriter:
         return [*found, self._event(f"response.{response['status']}", response=response)]
 
     def failure(self, error: ApiError) -> dict[str, Any]:
-        response = self._response("failed", self._items)
-        response["error"] = {"code": error.code or error.kind, "message": error.message}
-        return self._event("response.failed", response=response)
+        return self._event("response.failed", response=self.unfinished("failed", error))
 
     def frame(self, payload: dict[str, Any], *, padded: bool) -> bytes:
         return event_frame(payload, padded=padded)
@@ -276,36 +300,120 @@ def _reasoned(text: str) -> dict[str, Any]:
     return {"content": [{"type": "reasoning_text", "text": text}], "status": "completed"}
 
 
+class _Turn:
+    """Where a request goes on from, and where its response is kept."""
+
+    def __init__(self, body: ResponsesBody, salt: str, store: Store, talks: Store) -> None:
+        self._body, self._salt, self._store, self._talks = body, salt, store, talks
+        self._input = [stored_item(item) for item in body.items]
+        self._talk = None
+        self.past: list[dict[str, Any]] = []
+        if body.previous_response_id is not None:
+            entry = store.get(body.previous_response_id, salt)
+            if entry.reply["status"] in UNFINISHED:
+                raise ApiError(400, "the response is not complete", param="previous_response_id")
+            self.past = entry.messages
+        elif body.conversation_id is not None:
+            self._talk = talks.get(body.conversation_id, salt)
+            self.past = messages_of([Item.model_validate(item) for item in self._talk.items])
+
+    def keep(self, reply: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+        if self._body.store is not False:
+            self._store.put(Stored(reply, self._salt, messages, self._input))
+        is_complete = reply["status"] not in (*UNFINISHED, "failed")
+        if is_complete and self._talk is not None and self._talks.holds(self._talk):
+            self._talk.items += [*self._input, *reply["output"]]
+            self._talks.put(self._talk)
+
+
+class _Background:
+    """The responses that no request waits for."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    def begin(self, generation: Generation, writer: ResponsesWriter, keep: Keep) -> dict[str, Any]:
+        """Starts it; returns the response as it is now. ApiError if there is no room."""
+        admitted = ExitStack()
+        admitted.enter_context(generation)
+        queued = writer.unfinished("queued")
+        keep(queued, [])
+
+        async def work() -> None:
+            try:
+                with admitted:
+                    writer.whole(await generation.all())
+            except asyncio.CancelledError:
+                keep(writer.unfinished("cancelled"), [])
+            except Exception as error:
+                keep(writer.unfinished("failed", api_error(error)), [])
+            finally:
+                del self._running[writer.id]
+
+        self._running[writer.id] = asyncio.create_task(work())
+        return queued
+
+    async def stop(self, id: str) -> None:
+        task = self._running.get(id)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+
 def router(answering: Answering) -> APIRouter:
-    routes, service, store = APIRouter(), answering.service, Store()
+    routes, service = APIRouter(), answering.service
+    store, talks = Store(), Store("conversation", "conversation")
+    background = _Background()
 
     @routes.post("/v1/responses", response_model=None)
     async def create(body: ResponsesBody, http: HttpRequest) -> Response:
-        salt = service.salt(http.state.key, None)
-        past: list[dict[str, Any]] = []
-        if body.previous_response_id is not None:
-            past = store.get(body.previous_response_id, salt).messages
-        kept = None if body.store is False else store
-        return await answering.answer(
-            body.request(past),
-            http,
-            lambda reply: ResponsesWriter(body, reply, kept, salt),
-            body.ignored,
-        )
+        turn = _Turn(body, service.salt(http.state.key, None), store, talks)
+        request = body.request(turn.past)
+
+        def make(reply: Reply) -> ResponsesWriter:
+            return ResponsesWriter(body, reply, turn.keep)
+
+        if not body.background:
+            return await answering.answer(request, http, make, body.ignored)
+        generation, writer = await answering.begin(request, http, make, body.ignored)
+        return JSONResponse(background.begin(generation, writer, turn.keep))
+
+    @routes.post("/v1/responses/input_tokens", response_model=None)
+    async def input_tokens(body: ResponsesBody, http: HttpRequest) -> Response:
+        turn = _Turn(body, service.salt(http.state.key, None), store, talks)
+        found = await count_tokens(body.request(turn.past), service.served)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": found})
+
+    _add_kept(routes, service, store, background)
+    routes.include_router(conversations.router(service, talks))
+    return routes
+
+
+def _add_kept(routes: APIRouter, service: Service, store: Store, background: _Background) -> None:
+    """The routes of a response that is kept."""
+
+    def found(id: str, http: HttpRequest) -> Stored:
+        return store.get(id, service.salt(http.state.key, None))
 
     @routes.get("/v1/responses/{id}", response_model=None)
     async def read(id: str, http: HttpRequest) -> Response:
-        return JSONResponse(store.get(id, service.salt(http.state.key, None)).reply)
+        return JSONResponse(found(id, http).reply)
+
+    @routes.get("/v1/responses/{id}/input_items", response_model=None)
+    async def read_input(id: str, http: HttpRequest) -> Response:
+        return JSONResponse(listed(found(id, http).items))
 
     @routes.delete("/v1/responses/{id}", response_model=None)
     async def delete(id: str, http: HttpRequest) -> Response:
-        store.get(id, service.salt(http.state.key, None))
+        found(id, http)
+        await background.stop(id)
+        found(id, http)
         store.drop(id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
     @routes.post("/v1/responses/{id}/cancel", response_model=None)
     async def cancel(id: str, http: HttpRequest) -> Response:
-        store.get(id, service.salt(http.state.key, None))
-        raise ApiError(400, "only background responses can be cancelled; close the connection")
-
-    return routes
+        if not found(id, http).reply["background"]:
+            raise ApiError(400, "Cannot cancel a synchronous response.")
+        await background.stop(id)
+        return JSONResponse(found(id, http).reply)

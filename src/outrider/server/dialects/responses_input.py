@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from outrider.config import MAX_LOGPROBS
-from outrider.server.chat_schema import TEXT_PARTS
-from outrider.server.config import MAX_MESSAGES, MAX_TOOLS
+from outrider.server.chat_schema import TEXT_PARTS, NamedFunction
 from outrider.server.grammars import Wanted
+from outrider.server.limits import MAX_MESSAGES, MAX_TOOLS
 from outrider.server.request import Choice, Conversation, Request, Tool
 from outrider.server.schema import (
     Body,
@@ -76,7 +78,20 @@ class ToolBody(Lenient):
 
 class NamedTool(Lenient):
     type: Literal["function"]
-    name: Name
+    name: Name = ""
+    function: NamedFunction | None = None  # the form of chat completions
+
+    @property
+    def called(self) -> str:
+        return self.name if self.function is None else self.function.name
+
+
+class AllowedTools(Lenient):
+    """The model may call these tools only."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class Format(Lenient):
@@ -99,19 +114,24 @@ class ResponseStreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
+class ConversationId(Lenient):
+    id: Name
+
+
 class ResponsesBody(SamplingFields):
     input: Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: Text | None = None
     max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
     previous_response_id: Name | None = None
+    conversation: Name | ConversationId | None = None
     tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     text: TextBody | None = None
     reasoning: Reasoning | None = None
     include: list[str] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    background: Literal[False] | None = None
+    background: bool | None = None
     truncation: Literal["disabled"] | None = None
     store: bool | None = None
     metadata: dict[str, Any] | None = None
@@ -130,49 +150,41 @@ class ResponsesBody(SamplingFields):
     @model_validator(mode="after")
     def _consistent(self) -> ResponsesBody:
         self.choice()
+        if self.background and self.store is False:
+            raise ValueError("background can only be used when `store` is true")
+        if self.background and self.stream:
+            raise ValueError("background goes without stream: ask for the response by its id")
+        if self.previous_response_id is not None and self.conversation is not None:
+            raise ValueError("give previous_response_id or conversation, not both")
         return self
+
+    @property
+    def conversation_id(self) -> str | None:
+        given = self.conversation
+        return given.id if isinstance(given, ConversationId) else given
 
     def choice(self) -> Choice:
         wish, names = self.tool_choice, {tool.name for tool in self.tools or ()}
-        if isinstance(wish, NamedTool):
-            if wish.name not in names:
-                raise ValueError(f"tool_choice names no tool: {wish.name!r}")
-            return Choice("required", wish.name)
+        if isinstance(wish, NamedTool | AllowedTools):
+            wanted = [wish] if isinstance(wish, NamedTool) else wish.tools
+            for tool in wanted:
+                if tool.called not in names:
+                    raise ValueError(f"tool_choice names no tool: {tool.called!r}")
+            if isinstance(wish, AllowedTools):
+                return Choice(wish.mode)
+            return Choice("required", wish.called)
         if wish == "required" and not names:
             raise ValueError("tool_choice 'required' goes with tools")
         return Choice(wish or "auto")
 
-    def messages(self) -> list[dict[str, Any]]:
-        """The input as chat templates read it."""
+    @property
+    def items(self) -> list[Item]:
         if isinstance(self.input, str):
-            return [{"role": "user", "content": self.input}]
-        found: list[dict[str, Any]] = []
-        thought = ""
-        for item in self.input:
-            if item.type == "reasoning":
-                parts = [*(item.summary or ()), *_parts(item.content)]
-                thought += "".join(part.text or "" for part in parts)
-            elif item.type == "function_call":
-                call = {"name": item.name, "arguments": item.arguments}
-                last = found[-1] if found else {}
-                if last.get("role") != "assistant":
-                    last = {"role": "assistant", "content": ""}
-                    found.append(last)
-                calls = last.setdefault("tool_calls", [])
-                calls.append({"id": item.call_id, "type": "function", "function": call})
-                if thought:
-                    last["reasoning_content"], thought = thought, ""
-            elif item.type == "function_call_output":
-                result = {"tool_call_id": item.call_id, "content": _text(item.output)}
-                found.append({"role": "tool", **result})
-            else:
-                found.append({"role": item.role, "content": _text(item.content)})
-                if thought and item.role == "assistant":
-                    found[-1]["reasoning_content"], thought = thought, ""
-        return found
+            return [Item(role="user", content=self.input)]
+        return self.input
 
     def request(self, past: list[dict[str, Any]]) -> Request:
-        messages = [*past, *self.messages()]
+        messages = [*past, *messages_of(self.items)]
         if self.instructions:
             messages.insert(0, {"role": "system", "content": self.instructions})
         variables: dict[str, Any] = {}
@@ -186,6 +198,8 @@ class ResponsesBody(SamplingFields):
         given = sampling(self)
         if self.top_logprobs is not None or self._wants_logprobs():
             given["logprobs"] = self.top_logprobs or 0
+        wish = self.tool_choice
+        allowed = [t.called for t in wish.tools] if isinstance(wish, AllowedTools) else None
         talk = Conversation(
             messages=messages,
             tools=tuple(
@@ -196,6 +210,7 @@ class ResponsesBody(SamplingFields):
                     strict=bool(tool.strict),
                 )
                 for tool in self.tools or ()
+                if allowed is None or tool.name in allowed
             ),
             choice=self.choice(),
             parallel=self.parallel_tool_calls is not False,
@@ -216,6 +231,46 @@ class ResponsesBody(SamplingFields):
 
     def _wants_logprobs(self) -> bool:
         return "message.output_text.logprobs" in (self.include or ())
+
+
+def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Items as chat templates read them."""
+    found: list[dict[str, Any]] = []
+    thought = ""
+    for item in items:
+        if item.type == "reasoning":
+            parts = [*(item.summary or ()), *_parts(item.content)]
+            thought += "".join(part.text or "" for part in parts)
+        elif item.type == "function_call":
+            call = {"name": item.name, "arguments": item.arguments}
+            last = found[-1] if found else {}
+            if last.get("role") != "assistant":
+                last = {"role": "assistant", "content": ""}
+                found.append(last)
+            calls = last.setdefault("tool_calls", [])
+            calls.append({"id": item.call_id, "type": "function", "function": call})
+            if thought:
+                last["reasoning_content"], thought = thought, ""
+        elif item.type == "function_call_output":
+            result = {"tool_call_id": item.call_id, "content": _text(item.output)}
+            found.append({"role": "tool", **result})
+        else:
+            found.append({"role": item.role, "content": _text(item.content)})
+            if thought and item.role == "assistant":
+                found[-1]["reasoning_content"], thought = thought, ""
+    return found
+
+
+def stored_item(item: Item) -> dict[str, Any]:
+    """An item of the input as lists show it: with an id, and its text in parts."""
+    found = item.model_dump(exclude_unset=True) | {"type": item.type}
+    found["id"] = f"{item.type[:3]}_{secrets.token_hex(12)}"
+    if item.type == "message":
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        if not isinstance(item.content, list):
+            found["content"] = [{"type": kind, "text": item.content or ""}]
+        found["status"] = "completed"
+    return found
 
 
 def _parts(content: str | list[ContentPart] | None) -> list[ContentPart]:

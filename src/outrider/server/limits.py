@@ -1,8 +1,6 @@
-"""The limits that no request may exceed; the server's parameters are in `outrider.config`."""
+"""The limits that no request may exceed; the server's parameters are in `server_config.py`."""
 
 from __future__ import annotations
-
-from outrider.config import ServerConfig as ServerConfig
 
 # Without any one of these, a real server once lost memory or minutes.
 MAX_PROMPTS = 64
