@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 from target import load_target
+from text import KINDS
 from torch import Tensor
 
 from outrider.model.head_layers import KeyValue, join
+from outrider.model.heads import Eagle3Head, load_head
 from outrider.train.config import Eagle3RecipeConfig, OptimConfig
 from outrider.train.data import Shuffle
 from outrider.train.recipes.eagle3 import Eagle3Recipe
@@ -117,15 +119,31 @@ def distil_known(q_NW: Tensor, p_NW: Tensor, tvd_share: Tensor) -> tuple[Tensor,
     return ((1 - tvd_share) * kl_N + tvd_share * (1 - alpha_N)).mean(), alpha_N.mean().detach()
 
 
+def further(folder: Path, target: FrozenTarget, ids_W: Tensor) -> Eagle3Head:
+    """The head of `folder` with another draft vocabulary, whose new rows start as the target's."""
+    head = load_head(folder, num_layers=target.model.config.num_hidden_layers)
+    assert isinstance(head, Eagle3Head)
+    assert head.lm_head is not None
+    old_W, weight_WH = head.target_ids, head.lm_head.weight.detach()
+    own_VH = target.head.weight.detach().float().cpu()
+    rows_VH = own_VH + (weight_WH - own_VH[old_W]).mean(0)
+    rows_VH[old_W] = weight_WH
+    head.set_target_ids(ids_W)
+    with torch.no_grad():
+        head.lm_head.weight.copy_(rows_VH[ids_W])
+    return head.train()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", type=Path, required=True, help="the model's GGUF file")
     parser.add_argument("--text", type=Path, required=True, help="what text.py wrote")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--further", type=Path, help="a head to begin with")
     parser.add_argument("--minutes", type=float, default=17)
     parser.add_argument("--draft-vocab-size", type=int, default=6144)
     parser.add_argument("--intermediate-size", type=int, default=1024)
-    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=96)
     parser.add_argument("--num-unroll", type=int, default=5)
     given = parser.parse_args()
     on_gpu = torch.cuda.is_available()
@@ -135,23 +153,36 @@ def main() -> None:
     rows = {name: value[good] for name, value in rows.items()}
     held_out = torch.arange(int(good.sum())) % HELD_OUT == 0
     source = Answers({name: value[~held_out] for name, value in rows.items()}, seed=1)
-    measured = Answers({name: value[held_out][:128] for name, value in rows.items()}, seed=1)
+    measured = Answers({name: value[held_out] for name, value in rows.items()}, seed=1)
+    kind_M = rows["kind"][held_out]
     place_L = torch.arange(rows["tokens"].shape[1])
     is_answer = (place_L >= rows["prompt"][:, None]) & (place_L < rows["end"][:, None])
+    written = rows["tokens"][is_answer & ~held_out[:, None]].long()
+    target = FrozenTarget(load_target(given.target), compiled=on_gpu)
+    counts_V = torch.bincount(written, minlength=target.model.config.vocab_size)
+    ids_W = counts_V.sort(descending=True, stable=True).indices[: given.draft_vocab_size]
+    ids_W = ids_W.sort().values
     recipe = AnswersOnly(
-        FrozenTarget(load_target(given.target), compiled=on_gpu),
+        target,
         Eagle3RecipeConfig(
             num_unroll=given.num_unroll,
             draft_vocab_size=given.draft_vocab_size,
             intermediate_size=given.intermediate_size,
             decay=0.9,
         ),
-        rows["tokens"][is_answer & ~held_out[:, None]],
+        written,
+        further(given.further, target, ids_W) if given.further else None,
     )
 
     def measure() -> dict[str, Any]:
+        """Over all held-out rows, and over each kind of them."""
+        found = {}
         with torch.autocast(device, torch.bfloat16, enabled=on_gpu):
-            return recipe.measure(measured.rows_BL.to(device))
+            for number, kind in enumerate(KINDS):
+                rows_BL = measured.rows_BL[kind_M == number][:96]
+                if len(rows_BL):
+                    found[kind] = recipe.measure(rows_BL.to(device))
+        return found
 
     before = measure()
     config = TrainConfig(
@@ -159,6 +190,7 @@ def main() -> None:
         rows_per_step=given.rows,
         optim=OptimConfig(warmup_steps=100),
         bf16=on_gpu,
+        checkpoint_every_s=15,
         log_every=50,
         seed=1,
     )
@@ -168,7 +200,8 @@ def main() -> None:
         "num_steps": report.num_steps,
         "seconds": report.seconds,
         "rows": len(source.rows_BL),
-        "answer_tokens": int(is_answer[~held_out].sum()),
+        "answer_tokens": len(written),
+        "coverage": float(counts_V[ids_W].sum() / counts_V.sum()),
         "results": {"before": before, "after": measure()},
         "curve": report.curve,
     }

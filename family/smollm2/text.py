@@ -29,13 +29,23 @@ SYSTEM = (
     "<|im_end|>\n"
 )
 USER, END, ANSWER = "<|im_start|>user\n", "<|im_end|>\n", "<|im_start|>assistant\n"
-ANSWERS = {1.0: 0.25, 0.8: 0.35, 0.0: 0.4}  # share of each temperature
-LEAST_ANSWER = 160  # tokens of room for one
+ANSWERS = {1.0: 0.15, 0.8: 0.45, 0.0: 0.4}  # share of each temperature
+LEAST_ANSWER = 200  # tokens of room for one
+LONGEST_ANSWER = 256  # no token after these counts: people read beginnings of answers most
+LONGEST_TEXT = 640  # characters of a passage or a program inside a question
 
 
 def chat(turns: Sequence[str]) -> str:
     parts = [(USER, ANSWER)[number % 2] + turn + END for number, turn in enumerate(turns)]
     return SYSTEM + "".join(parts) + ANSWER
+
+
+def cut(text: str, size: int = LONGEST_TEXT) -> str:
+    """The beginning, up to the end of a sentence or a line where there is one."""
+    if len(text) <= size:
+        return text
+    end = max(text.rfind(mark, 0, size) for mark in (". ", ".\n", "\n"))
+    return text[: end + 1].rstrip() if end > size // 3 else text[:size]
 
 
 class Rows:
@@ -54,11 +64,14 @@ class Rows:
         self.end = torch.where(self.is_finished, first_R, length)
 
 
-def joined(parts: Sequence[Rows]) -> dict[str, Tensor]:
+def joined(parts: Sequence[Rows], kinds: Sequence[int]) -> dict[str, Tensor]:
+    prompt_R = torch.cat([part.prompt for part in parts])
+    end_R = torch.cat([part.end for part in parts])
     return {
         "tokens": torch.cat([part.tokens for part in parts]),
-        "prompt": torch.cat([part.prompt for part in parts]),
-        "end": torch.cat([part.end for part in parts]),
+        "prompt": prompt_R,
+        "end": torch.minimum(end_R, prompt_R + LONGEST_ANSWER),
+        "kind": torch.tensor(kinds),
     }
 
 
@@ -113,28 +126,32 @@ def write_all(writer: Writer, scale: float, length: int) -> dict[str, Tensor]:
         return [text for text in writer.texts(rows) if len(text) > least]
 
     head = writer.ids(SYSTEM + USER)
-    rows = writer.write([head] * size(16384), len(head) + 96, {1.0: 0.7, 0.9: 0.3})
-    asked = [text for text in writer.texts(rows) if 8 < len(text) < 600]
-    passages = answers(prompts.paragraph, 6144, 120)
-    code = [_code(text) for text in answers(prompts.program, 3072, 40)]
-    code = [text for text in code if 40 < len(text) < 1500]
+    rows = writer.write([head] * size(32768), len(head) + 96, {1.0: 0.7, 0.9: 0.3})
+    asked = sorted({text for text in writer.texts(rows) if 8 < len(text) < LONGEST_TEXT})
+    passages = [cut(text) for text in answers(prompts.paragraph, 8192, 120)]
+    code = [_code(text) for text in answers(prompts.program, 4096, 40)]
+    code = [text for text in code if 40 < len(text) < LONGEST_TEXT]
     print(f"{len(asked)} questions, {len(passages)} passages, {len(code)} programs", flush=True)
     todo: list[list[int]] = []
-    while len(todo) < size(40960):
-        ids = writer.ids(chat(_conversation(random, asked, passages, code)))
-        if len(ids) < length - LEAST_ANSWER:
+    kinds: list[int] = []
+    while len(todo) < size(81920):
+        kind, turns = conversation(random, asked, passages, code)
+        ids = writer.ids(chat(turns))
+        if len(ids) <= length - LEAST_ANSWER:
             todo.append(ids)
+            kinds.append(kind)
     first = writer.write(todo, length, ANSWERS)
     again = []
     for index in first.is_finished.nonzero()[:, 0].tolist():
         ids = first.tokens[index, : first.end[index]].tolist()
-        if len(ids) < length - LEAST_ANSWER - 100 and random.random() < 0.6:
-            turn = "\n" + USER + prompts.follow_up(random) + END + ANSWER
-            again.append(ids + writer.ids(turn))
+        turn = "\n" + USER + prompts.follow_up(random) + END + ANSWER
+        ids += writer.ids(turn)
+        if len(again) < size(20480) and len(ids) <= length - LEAST_ANSWER:
+            again.append(ids)
     parts = [first]
     if again:
-        parts.append(writer.write(again[: size(12288)], length, ANSWERS))
-    return joined(parts)
+        parts.append(writer.write(again, length, ANSWERS))
+    return joined(parts, kinds + [KINDS.index("chat")] * len(again))
 
 
 def _code(answer: str) -> str:
@@ -143,41 +160,45 @@ def _code(answer: str) -> str:
     return parts[1].removeprefix("python").strip() if len(parts) > 2 else answer
 
 
-def _conversation(
+KINDS = ("chat", "rewrite", "summary", "question", "mathematics", "retrieval", "edit", "records")
+SHARES = (0.44, 0.09, 0.09, 0.09, 0.08, 0.06, 0.07, 0.08)
+
+
+def conversation(
     random: Random, asked: list[str], passages: list[str], code: list[str]
-) -> list[str]:
-    def several() -> list[str]:
-        turn = random.choice(asked) if random.random() < 0.5 else prompts.question(random)
-        return [turn, random.choice(passages), prompts.follow_up(random)]
-
-    def documents() -> str:
-        chosen = random.sample(passages, min(3, len(passages)))
-        return prompts.retrieval(random, [text[:600] for text in chosen])
-
+) -> tuple[int, list[str]]:
+    """A kind and the turns up to the answer to write."""
+    (kind,) = random.choices(range(len(KINDS)), SHARES)
     text = random.choice(passages)
-    kinds: dict[Callable[[], str | list[str]], float] = {
-        lambda: random.choice(asked): 0.34,
-        lambda: prompts.question(random): 0.14,
-        several: 0.08,
-        lambda: prompts.summary(random, text): 0.08,
-        lambda: prompts.question_about(random, text): 0.07,
-        lambda: prompts.rewrite(random, text): 0.08,
-        documents: 0.05,
-        lambda: prompts.sum_of_words(random): 0.06,
-        lambda: prompts.edit(random, random.choice(code)): 0.05,
-        lambda: prompts.records(random, text): 0.05,
-    }
-    (kind,) = random.choices(list(kinds), list(kinds.values()))
-    turns = kind()
-    return turns if isinstance(turns, list) else [turns]
+    match KINDS[kind]:
+        case "chat":
+            turns = [random.choice(asked) if random.random() < 0.7 else prompts.question(random)]
+            if random.random() < 0.15:
+                turns += [text, prompts.follow_up(random)]
+        case "rewrite":
+            turns = [prompts.rewrite(random, cut(text, random.choice((160, 320, LONGEST_TEXT))))]
+        case "summary":
+            turns = [prompts.summary(random, text)]
+        case "question":
+            turns = [prompts.question_about(random, text)]
+        case "mathematics":
+            turns = [prompts.sum_of_words(random)]
+        case "retrieval":
+            chosen = random.sample(passages, min(3, len(passages)))
+            turns = [prompts.retrieval(random, [cut(part, 220) for part in chosen])]
+        case "edit":
+            turns = [prompts.edit(random, random.choice(code))]
+        case _:
+            turns = [prompts.records(random, cut(text, 320))]
+    return kind, turns
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", type=Path, required=True, help="the model's GGUF file")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--scale", type=float, default=1.0, help="1: 53,000 rows")
-    parser.add_argument("--length", type=int, default=768)
+    parser.add_argument("--scale", type=float, default=1.0, help="1: 102,000 rows")
+    parser.add_argument("--length", type=int, default=448)
     parser.add_argument("--batch", type=int, default=4096)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

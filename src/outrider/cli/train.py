@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from outrider.train.session import Outcome
 
 OWN_TOKENS = 400_000  # that a target writes where no files are given
+MOST_OWN_TOKENS = 8_000_000  # where a time is given, which ends it earlier
 
 app = typer.Typer(
     help="Train drafters: draft models, Medusa, EAGLE-3 and DFlash heads, early exits.",
@@ -104,8 +105,9 @@ def _take_target(session: Options) -> None:
             raise ConfigError(f"two targets: {files[0]} and {session['target']}; give one of them")
         session["target"], session["data"] = str(files[0]), tuple(files[1:])
         if not session["data"]:
-            session.setdefault("own_tokens", OWN_TOKENS)
-            session["own_tokens"] = session["own_tokens"] or OWN_TOKENS
+            has_time = session.get("minutes") or session.get("hours")
+            usual = MOST_OWN_TOKENS if has_time else OWN_TOKENS
+            session["own_tokens"] = session.get("own_tokens") or usual
 
 
 def _show(kind: str, outcome: Outcome, as_json: bool) -> None:
@@ -117,6 +119,7 @@ def _show(kind: str, outcome: Outcome, as_json: bool) -> None:
         "before": outcome.before,
         "after": outcome.after,
         "training_text": outcome.trained_on,
+        "expected": outcome.expected,
     }
     console = stdout()
     rows = [("before", outcome.before), ("after", outcome.after)]
@@ -125,6 +128,16 @@ def _show(kind: str, outcome: Outcome, as_json: bool) -> None:
             f"held-out text, {label}: alpha {figures['alpha']:.3f}, greedy agreement "
             f"{figures['agreement']:.3f}, acceptance length "
             f"{figures['greedy_acceptance_length']:.2f} with K={figures['num_draft_tokens']}"
+        )
+    if "agreement_by_depth" in outcome.after:
+        names = ("alpha_by_depth", "agreement_by_depth")
+        by_depth = [" ".join(f"{x:.2f}" for x in outcome.after[name]) for name in names]
+        console.print(f"by depth: alpha {by_depth[0]}, greedy agreement {by_depth[1]}")
+    if outcome.expected:
+        speeds = outcome.expected
+        console.print(
+            f"speed to expect: {speeds['speedup']:.2f} x plain decoding with K=4 "
+            f"({speeds['drafted']:.0f} against {speeds['plain']:.0f} tokens/s here, held-out chats)"
         )
     console.print(f"written to {outcome.folder}")
     if as_json:

@@ -190,6 +190,11 @@ class Rows:
         return self.table[torch.tensor(picks, device=self.table.device)].long()
 
 
+def pack_answers(tokens_RL: Tensor, first_R: Tensor, end_R: Tensor) -> Tensor:
+    """Rows with two numbers in front: where the answer begins, and where it ends. [R, 2 + L]"""
+    return torch.cat([first_R[:, None], end_R[:, None], tokens_RL], dim=1).to(torch.int32)
+
+
 @dataclass
 class Mixture:
     """A fixed share of each batch from each source; shares are rounded to whole rows."""

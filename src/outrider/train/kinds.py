@@ -40,6 +40,7 @@ class Material:
     start: Path | None = None
     compiled: bool = False
     seed: int = 0
+    answers_only: bool = False  # rows of `data.pack_answers`
 
 
 Options = Mapping[str, Any]
@@ -112,7 +113,8 @@ def _medusa(material: Material, options: dict[str, Any]) -> Recipe:
 def _eagle3(material: Material, options: dict[str, Any]) -> Recipe:
     config = Eagle3RecipeConfig(seed=material.seed, compiled=material.compiled, **options)
     head = _started(material, Eagle3Head)
-    return Eagle3Recipe(_frozen(material), config, material.text, head)
+    answers = material.answers_only
+    return Eagle3Recipe(_frozen(material), config, material.text, head, answers_only=answers)
 
 
 def _dflash(material: Material, options: dict[str, Any]) -> Recipe:

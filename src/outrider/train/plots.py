@@ -30,11 +30,17 @@ def plot_run(provenance: Path, picture: Path) -> None:
         alpha_axis.plot(steps, [row["alpha"] for row in curve], color="tab:orange", label="alpha")
         alpha_axis.set_ylabel("alpha at temperature 1, on the batch")
         alpha_axis.set_ylim(0, 1)
+        if checks := record["run"].get("checks"):
+            length_axis = loss_axis.twinx()
+            length_axis.spines.right.set_position(("axes", 1.13))
+            places, lengths = zip(*checks, strict=True)
+            length_axis.plot(places, lengths, "o", color="tab:green", label="held-out length")
+            length_axis.set_ylabel("acceptance length, held-out")
     results = record["results"]
     if "alpha" in results.get("after", {}):
         before, after = results["before"]["alpha"], results["after"]["alpha"]
         loss_axis.set_title(f"held-out alpha {before:.3f} before, {after:.3f} after")
     figure.tight_layout(rect=(0, 0.07, 1, 1))
-    figure.legend(loc="lower center", ncols=2, frameon=False)
+    figure.legend(loc="lower center", ncols=3, frameon=False)
     figure.savefig(picture, dpi=120)
     pyplot.close(figure)

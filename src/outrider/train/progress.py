@@ -55,6 +55,17 @@ class Progress:
             left = f", {(now - self._began) / done * (total - done):.0f} s left"
         print(f"{self.title}: {done}/{total} {self.unit}{left}", file=sys.stderr, flush=True)
 
+    def beat(self, step: int, num_steps: int | None, left_s: float) -> None:
+        """Shows that a step has ended; in lines, every few seconds."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, total=num_steps or step)
+            return
+        now = time.monotonic()
+        if not self.quiet and now - self._printed >= self.every_s:
+            self._printed = now
+            line = f"{self.title}: step {step}/{num_steps or '?'}, {left_s:.0f} s left"
+            print(line, file=sys.stderr, flush=True)
+
     def update(self, step: int, num_steps: int | None, row: dict[str, float]) -> None:
         """Show `row`'s figures at `step` of `num_steps` (None while that is measured)."""
         figures = " ".join(f"{name} {row[name]:.4f}" for name in SHOWN if name in row)

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from outrider.errors import ConfigError
+from outrider.model.head_notes import write_notes
+from outrider.train.chats import Written, answers_of, prompts_of, write_chats
 from outrider.train.config import DataError, SessionConfig
 from outrider.train.data import (
     BatchSource,
@@ -35,8 +37,10 @@ from outrider.train.data import (
     read_documents,
     to_device,
 )
+from outrider.train.expected import expected_speed
 from outrider.train.kinds import Material, build_recipe
 from outrider.train.models import load_model, load_tokenizer
+from outrider.train.plateau import Plateau
 from outrider.train.progress import Progress
 from outrider.train.provenance import write_provenance
 from outrider.train.sampler import generate_rows, prompts, temperatures
@@ -45,6 +49,10 @@ from outrider.train.trainer import Recipe, Report, TrainConfig, train
 logger = logging.getLogger(__name__)
 
 MAX_LOGITS = 1 << 27  # of a pass on a CPU: 512 MB
+WRITING_SHARE = 0.25  # of a run's time, where the target writes all of the text
+HELD_OUT = 32  # rows
+CHAT_IDS = 8192  # that a head can draft where nothing is chosen: its output head is small
+OWN_TEXT = "own-text.pt"  # until the run is complete
 OWN_TEMPERATURES = {1.0: 0.6, 0.7: 0.3, 0.0: 0.1}
 
 
@@ -57,6 +65,8 @@ class Outcome:
     after: dict[str, Any]
     trained_on: dict[str, Any]
     report: Report
+    # Tokens/s on this machine, with it and without; may be empty.
+    expected: dict[str, float] = field(default_factory=dict)
 
 
 def run_session(config: SessionConfig) -> Outcome:
@@ -64,51 +74,154 @@ def run_session(config: SessionConfig) -> Outcome:
     device = _device(config.device)
     from outrider.model.bundled import find_folder
 
+    began = time.monotonic()
     target_folder = find_folder(config.target)
     tokenizer = load_tokenizer(target_folder)
+    # Before the trainable target is loaded: the engine that writes has a copy of its own.
+    written = _written(config) if _wants_chats(config, tokenizer) else None
     on_gpu = device.type == "cuda"
     # The frozen target keeps its own type; trained weights are fp32.
     frozen_type = torch.bfloat16 if on_gpu and config.kind != "early-exit" else torch.float32
     target = load_model(target_folder, dtype=frozen_type).to(device)
-    stream, heldout, files = _read(config, tokenizer, target.config.vocab_size)
-    own, own_heldout = _own_rows(config, target, tokenizer, stream)
-    train_tokens = to_device(stream, device) if stream is not None else own.flatten()
+    data = _data(config, target, tokenizer, written)
+    options = dict(config.options)
+    if written is not None and options.get("draft_vocab_size") is None:
+        options["draft_vocab_size"] = CHAT_IDS
     material = Material(
         target=target,
         tokenizer=tokenizer,
-        text=train_tokens,
+        text=data.text,
         start=find_folder(config.start) if config.start else None,
         compiled=on_gpu if config.compiled is None else config.compiled,
         seed=config.seed,
+        answers_only=written is not None,
     )
-    recipe = build_recipe(config.kind, material, config.options)
-    heldout_rows = _heldout_rows(heldout, own_heldout, config.length, device)
-    source = _source(config, train_tokens if stream is not None else None, own)
-    sample = source.rows(0, config.rows_per_step)[:32]
-    before = _measure(recipe, heldout_rows, on_gpu)
+    recipe = build_recipe(config.kind, material, options)
+    sample = data.source.rows(0, config.rows_per_step)[:32]
+    before = _measure(recipe, data.heldout, on_gpu)
     checkpoint = config.out / "checkpoint.pt"
+    train_config = _train_config(config, data.files, on_gpu, target.config.vocab_size)
+    plateau = None
+    if written is not None:
+        plateau = Plateau(lambda: _length(_measure(recipe, data.heldout, on_gpu)))
+        if train_config.minutes is not None:
+            left = train_config.minutes - max(written.seconds, time.monotonic() - began) / 60
+            train_config = replace(train_config, minutes=max(0.1, left))
     report = train(
-        recipe,
-        source,
-        _train_config(config, files, on_gpu, target.config.vocab_size),
-        checkpoint=checkpoint,
-        title=config.kind,
+        recipe, data.source, train_config, checkpoint=checkpoint, title=config.kind, plateau=plateau
     )
-    after = _measure(recipe, heldout_rows, on_gpu)
-    trained_on = _measure(recipe, sample, on_gpu)
+    outcome = Outcome(
+        folder=config.out,
+        before=before,
+        after=_measure(recipe, data.heldout, on_gpu),
+        trained_on=_measure(recipe, sample, on_gpu),
+        report=report,
+    )
     if not dist.is_initialized() or dist.get_rank() == 0:
         _save(config, recipe, tokenizer)
-        data = {"files": files, "target": str(config.target), "own_tokens": config.own_tokens}
-        results = {"before": before, "after": after, "training_text": trained_on}
-        path = config.out / "provenance.json"
-        write_provenance(path, report=report, results=results, data=data)
+        outcome = _record(config, outcome, data, written, on_gpu=on_gpu)
         checkpoint.unlink(missing_ok=True)
+        (config.out / OWN_TEXT).unlink(missing_ok=True)
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
-    return Outcome(
-        folder=config.out, before=before, after=after, trained_on=trained_on, report=report
+    return outcome
+
+
+def _record(
+    config: SessionConfig, outcome: Outcome, data: _Data, written: Written | None, *, on_gpu: bool
+) -> Outcome:
+    """Writes the files beside the drafter; the outcome with the speed to expect."""
+    if "alpha_by_depth" in outcome.after:
+        write_notes(config.out, _notes(outcome.after))
+    facts: dict[str, Any] = {"files": data.files, "target": str(config.target)}
+    facts |= {"own_tokens": config.own_tokens}
+    results = {"before": outcome.before, "after": outcome.after}
+    results |= {"training_text": outcome.trained_on}
+    if written is not None:
+        facts |= {"answer_tokens": written.num_answer_tokens, "chats": written.kinds}
+        if not on_gpu:
+            prompts = prompts_of(data.heldout)
+            expected = expected_speed(config.target, config.out, prompts, temperature=0.0)
+            outcome = replace(outcome, expected=expected)
+            results |= {"expected": expected}
+    path = config.out / "provenance.json"
+    write_provenance(path, report=outcome.report, results=results, data=facts)
+    return outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Data:
+    source: BatchSource
+    heldout: Tensor
+    text: Tensor  # whose most frequent ids a head may draft
+    files: list[dict[str, object]]
+
+
+def _data(config: SessionConfig, target: Any, tokenizer: Any, written: Written | None) -> _Data:
+    device = next(target.parameters()).device
+    if written is not None:
+        rows = written.rows.to(device)
+        is_heldout = torch.arange(len(rows), device=device) % 20 == 0
+        heldout, rows = rows[is_heldout][:HELD_OUT].long(), rows[~is_heldout]
+        if not len(rows):
+            raise DataError("the target wrote too little: give it more --minutes or --own-tokens")
+        facts = {"rows": len(rows), "sha256": digest(rows.cpu().numpy().astype(np.uint32))}
+        return _Data(
+            source=Rows(rows, config.seed), heldout=heldout, text=answers_of(rows), files=[facts]
+        )
+    stream, heldout, files = _read(config, tokenizer, target.config.vocab_size)
+    own, own_heldout = _own_rows(config, target, tokenizer, stream)
+    text = None if stream is None else to_device(stream, device)
+    return _Data(
+        source=_source(config, text, own),
+        heldout=_heldout_rows(heldout, own_heldout, config.length, device),
+        text=own.flatten() if text is None else text,
+        files=files,
     )
+
+
+def _wants_chats(config: SessionConfig, tokenizer: Any) -> bool:
+    """Whether a chat model writes all of the text, for a recipe that can count answers alone."""
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    return config.kind == "eagle3" and not config.data and has_template
+
+
+def _written(config: SessionConfig) -> Written:
+    """The target's chats; those of an interrupted run of this call, if there are."""
+    path = config.out / OWN_TEXT
+    if path.exists():
+        return Written.load(path)
+    minutes = config.minutes if config.hours is None else 60 * config.hours
+    unit = "tokens" if minutes is None else "s"
+    with Progress("the target writes", unit=unit) as progress:
+        written = write_chats(
+            config.target,
+            config.length,
+            most_tokens=config.own_tokens,
+            most_s=None if minutes is None else 60 * minutes * WRITING_SHARE,
+            seed=config.seed,
+            tell=progress.count,
+        )
+    written.save(path)
+    return written
+
+
+def _length(figures: dict[str, Any]) -> float:
+    """Of accepted drafts, at temperatures 0 and 1."""
+    greedy, sampled = figures["greedy_acceptance_length"], figures["sampled_acceptance_length"]
+    return float((greedy + sampled) / 2)
+
+
+def _notes(figures: dict[str, Any]) -> dict[str, Any]:
+    def rounded(name: str) -> list[float]:
+        return [round(share, 4) for share in figures[name]]
+
+    return {
+        "acceptance_by_depth": rounded("alpha_by_depth"),
+        "agreement_by_depth": rounded("agreement_by_depth"),
+        "positions": figures["num_positions"],
+    }
 
 
 def _device(name: str) -> torch.device:

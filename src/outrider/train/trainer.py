@@ -26,12 +26,14 @@ from outrider.errors import ConfigError
 from outrider.train.config import OptimConfig
 from outrider.train.data import BatchSource
 from outrider.train.optim import Optimisers, schedule_factor
+from outrider.train.plateau import Plateau
 from outrider.train.progress import Progress
 
 logger = logging.getLogger(__name__)
 
-# Steps before the clock starts (compilation, caches), and timed steps that determine the length.
-_SETTLE_STEPS, _TIMED_STEPS = 5, 20
+# Steps before the clock starts (compilation, caches), and timed steps that determine the length;
+# fewer where they take long: no more than a share of the time.
+_SETTLE_STEPS, _TIMED_STEPS, _LEAST_TIMED, _TIMED_SHARE = 5, 20, 2, 0.05
 
 
 class Recipe(Protocol):
@@ -78,6 +80,7 @@ class Report:
     seconds: float
     tokens: int
     curve: list[dict[str, float]]
+    checks: list[list[float]] = field(default_factory=list)  # step, held-out acceptance length
 
 
 def train(
@@ -87,23 +90,36 @@ def train(
     *,
     checkpoint: Path | None = None,
     title: str = "training",
+    plateau: Plateau | None = None,
 ) -> Report:
     """Run `recipe` to the end, resuming from `checkpoint` if that file exists."""
-    run = _Run(recipe, source, config, checkpoint)
+    run = _Run(recipe, source, config, checkpoint, plateau)
     run.resume()
     with Progress(title, quiet=run.rank != 0) as progress:
         while run.num_steps is None or run.step < run.num_steps:
             run.advance(progress)
     run.write_checkpoint()
-    return Report(num_steps=run.step, seconds=run.seconds, tokens=run.tokens, curve=run.curve)
+    return Report(
+        num_steps=run.step,
+        seconds=run.seconds,
+        tokens=run.tokens,
+        curve=run.curve,
+        checks=[] if plateau is None else [list(check) for check in plateau.checks],
+    )
 
 
 class _Run:
     """The state of one run; a checkpoint contains `state()`."""
 
     def __init__(
-        self, recipe: Recipe, source: BatchSource, config: TrainConfig, checkpoint: Path | None
+        self,
+        recipe: Recipe,
+        source: BatchSource,
+        config: TrainConfig,
+        checkpoint: Path | None,
+        plateau: Plateau | None = None,
     ):
+        self.plateau = plateau
         self.recipe, self.source, self.config, self.path = recipe, source, config, checkpoint
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
@@ -118,6 +134,7 @@ class _Run:
         self.seconds = 0.0
         self._began = self._saved = time.monotonic()
         self._timed_from = 0.0
+        self._timed_step: int | None = None
 
     def advance(self, progress: Progress) -> None:
         """One optimiser step."""
@@ -154,6 +171,9 @@ class _Run:
     def _after(self, sums: dict[str, Tensor], progress: Progress) -> None:
         if self.num_steps is None:
             self._fix_length()
+        elif self.plateau is not None:
+            share = self.config.optim.decay_share
+            self.num_steps = self.plateau.shortened(self.step, self.num_steps, share)
         last = self.num_steps is not None and self.step >= self.num_steps
         if self.step % self.config.log_every == 0 or last:
             row = {name: float(value) for name, value in sums.items()}
@@ -164,21 +184,35 @@ class _Run:
                 {"step": self.step, "tokens": self.tokens, "seconds": round(self.seconds, 2), **row}
             )
             progress.update(self.step, self.num_steps, self.curve[-1])
+        else:
+            progress.beat(self.step, self.num_steps, self._left_s())
         if time.monotonic() - self._saved > self.config.checkpoint_every_s:
             self.write_checkpoint()
+
+    def _left_s(self) -> float:
+        """An estimate; while the first steps are timed, what the budget leaves."""
+        spent_s = time.monotonic() - self._began
+        if self.num_steps is not None:
+            return spent_s / self.step * (self.num_steps - self.step)
+        assert self.config.minutes is not None
+        return max(0.0, 60 * self.config.minutes - spent_s)
 
     def _fix_length(self) -> None:
         """Converts `minutes` to a number of steps, from the speed of the first ones."""
         assert self.config.minutes is not None
-        if self.step not in (_SETTLE_STEPS, _SETTLE_STEPS + _TIMED_STEPS):
-            return
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and self.step >= _SETTLE_STEPS:
             torch.cuda.synchronize(self.device)
         now = time.monotonic()
-        if self.step == _SETTLE_STEPS:
-            self._timed_from = now
+        is_slow = now - self._began > _TIMED_SHARE * 60 * self.config.minutes
+        if self._timed_step is None:
+            if self.step == _SETTLE_STEPS or (is_slow and self.world == 1):
+                self._timed_from, self._timed_step = now, self.step
             return
-        step_s = (now - self._timed_from) / _TIMED_STEPS
+        num_timed = self.step - self._timed_step
+        is_enough = is_slow and self.world == 1 and num_timed >= _LEAST_TIMED
+        if num_timed < _TIMED_STEPS and not is_enough:
+            return
+        step_s = (now - self._timed_from) / num_timed
         left_s = self.config.minutes * 60 - (now - self._began)
         num_steps = self.step + max(0, int(left_s / step_s))
         if self.world > 1:
@@ -195,6 +229,7 @@ class _Run:
             "num_steps": self.num_steps,
             "seconds": self.seconds,
             "curve": self.curve,
+            "checks": [] if self.plateau is None else self.plateau.checks,
             "identity": self._identity(),
             "module": self.recipe.module.state_dict(),
             "optimisers": self.optimisers.state_dict(),
@@ -231,5 +266,8 @@ class _Run:
         self.step, self.tokens = state["step"], state["tokens"]
         self.curve, self.seconds = state["curve"], state["seconds"]
         self.num_steps = self.config.num_steps or state["num_steps"]
+        if self.plateau is not None:
+            self.plateau.checks = [tuple(check) for check in state.get("checks", [])]
+            self.num_steps = state["num_steps"]
         self._began -= self.seconds
         logger.info("resumed at step %d", self.step)

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from outrider.errors import ConfigError, UnknownName
-from outrider.train.config import TargetConfig
-from outrider.train.data import Windows
+from outrider.train.config import Eagle3RecipeConfig, TargetConfig
+from outrider.train.data import Windows, pack_answers
 from outrider.train.kinds import KINDS, Material, build_recipe, draft_shape
 from outrider.train.models import layer_states
-from outrider.train.recipes.eagle3 import default_taps, frequent_ids
-from outrider.train.recipes.heads import FrozenTarget, Together
+from outrider.train.recipes.eagle3 import Eagle3Recipe, default_taps, frequent_ids
+from outrider.train.recipes.heads import FrozenTarget, Together, narrowed
 from outrider.train.recipes.target import TargetRecipe
 from outrider.train.trainer import train
 from tiny_training import quick, tiny_target, tiny_tokenizer, tokens_of
@@ -87,6 +87,36 @@ def test_states_by_layer_are_transformers_own(trained_target: Any) -> None:
     assert len(ours) == len(theirs) == 5
     for mine, reference in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, reference)
+
+
+def test_a_narrowed_distribution_has_all_others_in_one_column() -> None:
+    logits = torch.randn(7, 20, generator=torch.Generator().manual_seed(1))
+    ids = torch.tensor([2, 3, 11])
+    logs, columns = narrowed(logits, ids)
+    p = logits.softmax(-1)
+    torch.testing.assert_close(logs[:, :3].exp(), p[:, ids])
+    torch.testing.assert_close(logs.exp().sum(-1), torch.ones(7))
+    best = logits.argmax(-1).tolist()
+    assert columns.tolist() == [ids.tolist().index(b) if b in ids else -1 for b in best]
+
+
+def test_answers_only_counts_drafts_of_answers_and_measures_the_same(trained_target: Any) -> None:
+    """Over all of a row, counting answers only is the usual measurement."""
+    frozen, config = FrozenTarget(trained_target), Eagle3RecipeConfig(draft_vocab_size=150)
+    usual = Eagle3Recipe(frozen, config, tokens_of())
+    answers = Eagle3Recipe(frozen, config, tokens_of(), usual.head, answers_only=True)
+    rows = tokens_of()[:128].view(2, 64).long()
+
+    def measured(first: int, end: int) -> dict[str, Any]:
+        packed = pack_answers(rows, torch.full((2,), first), torch.full((2,), end))
+        return answers.measure(packed.long())
+
+    expected, found = usual.measure(rows), measured(2, 65)
+    assert found["num_positions"] == expected["num_positions"]
+    assert found["alpha_by_depth"] == pytest.approx(expected["alpha_by_depth"], abs=1e-5)
+    assert found["agreement_by_depth"] == pytest.approx(expected["agreement_by_depth"], abs=1e-5)
+    # Starts t with 20 <= t + 2 and t + 2 + 4 <= 40.
+    assert measured(20, 40)["num_positions"] == 2 * (40 - 4 - 20 + 1)
 
 
 def test_an_untrained_draft_of_the_targets_weights_agrees_fully(trained_target: Any) -> None:

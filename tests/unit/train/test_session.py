@@ -15,9 +15,12 @@ from outrider import LLM
 from outrider.errors import ModelError, VocabularyMismatch
 from outrider.events import StepReport
 from outrider.export.vllm import export_vllm
+from outrider.model.head_notes import acceptance_by_depth
 from outrider.model.heads import load_head
+from outrider.train.chats import Written, answers_of, write_chats
 from outrider.train.config import DataError, OptimConfig, SessionConfig
 from outrider.train.models import load_model
+from outrider.train.plateau import Plateau
 from outrider.train.session import Outcome, passes_per_step, run_session
 from tiny_training import TEXT, write_trained_target
 
@@ -55,17 +58,84 @@ def test_a_draft_is_written_with_its_provenance(target: Path, text: Path, tmp_pa
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_a_chat_model_writes_chats_and_progress_is_shown(
-    target: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    model = shutil.copytree(target, tmp_path / "model")
-    template = "{% for m in messages %}class {{ m.content }}{% endfor %}"
+@pytest.fixture(scope="module")
+def chat_target(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = shutil.copytree(target, tmp_path_factory.mktemp("chat") / "model")
+    template = "{% for m in messages %}class {{ m.content }}\n{% endfor %}"
     (model / "chat_template.jinja").write_text(template)
-    outcome = session("eagle3", model, tmp_path / "head", own_tokens=600, num_steps=2)
-    assert outcome.after["num_positions"] > 0
+    return model
+
+
+def test_a_chat_model_writes_chats_and_progress_is_shown(
+    chat_target: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "head"
+    outcome = session(
+        "eagle3", chat_target, out, own_tokens=9000, num_steps=30, length=160,
+        options={"draft_vocab_size": 150},
+    )  # fmt: skip
+    assert outcome.after["alpha"] > outcome.before["alpha"]
     lines = capfd.readouterr().err.splitlines()
     assert lines[0].startswith("the target writes: 0/")  # before the first token
-    assert any("s left" in line for line in lines)
+    record = json.loads((out / "provenance.json").read_text())
+    assert record["data"]["answer_tokens"] >= 9000
+    assert len(record["data"]["chats"]) > 2
+    assert outcome.report.checks
+    assert outcome.expected["plain"] > 0
+    assert outcome.expected["drafted"] > 0
+    shares = acceptance_by_depth(out)
+    assert shares == pytest.approx(outcome.after["alpha_by_depth"], abs=1e-4)
+    assert acceptance_by_depth(out, greedy=True) is not None
+    assert not (out / "own-text.pt").exists()
+    assert load_head(out).kind == "eagle3"
+
+
+def test_an_interrupted_run_keeps_what_the_target_wrote(
+    chat_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "head"
+
+    def run() -> Outcome:
+        return session("eagle3", chat_target, out, own_tokens=2000, length=160,
+                       options={"draft_vocab_size": 150})  # fmt: skip
+
+    with monkeypatch.context() as patched:
+        patched.setattr("outrider.train.session.load_model", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run()
+    written = Written.load(out / "own-text.pt")
+    outcome = run()
+    record = json.loads((out / "provenance.json").read_text())
+    assert record["data"]["answer_tokens"] == written.num_answer_tokens
+    assert outcome.report.num_steps == 8
+
+
+def test_rows_of_chats_hold_prompts_and_the_beginnings_of_answers(chat_target: Path) -> None:
+    written = write_chats(str(chat_target), 160, most_tokens=1500, most_s=None, seed=1)
+    again = write_chats(str(chat_target), 160, most_tokens=1500, most_s=None, seed=1)
+    assert torch.equal(written.rows, again.rows)
+    first, end = written.rows[:, 0], written.rows[:, 1]
+    assert bool((first > 0).all())
+    assert bool((end - first >= 16).all())
+    assert bool((end <= 160).all())
+    assert len(answers_of(written.rows)) == int((end - first).sum()) == written.num_answer_tokens
+    with pytest.raises(DataError, match="larger --length"):
+        write_chats(str(chat_target), 20, most_tokens=100, most_s=None, seed=1)
+
+
+def test_a_plateau_shortens_the_run_to_its_decay() -> None:
+    lengths = iter([2.0, 2.3, 2.5, 2.5, 2.501, 2.5])
+    plateau = Plateau(lambda: next(lengths))
+    num_steps = 160
+    for step in range(1, 161):
+        num_steps = plateau.shortened(step, num_steps, 0.4)
+        if step >= num_steps:
+            break
+    assert [check[0] for check in plateau.checks] == [10, 20, 30, 40, 50, 60]
+    assert num_steps == 100  # of which the last 40 steps decay
+    rising = iter(range(1, 100))
+    plateau = Plateau(lambda: float(next(rising)))
+    assert {plateau.shortened(step, 160, 0.4) for step in range(1, 161)} == {160}
 
 
 def test_a_wide_vocabulary_takes_more_passes_a_step_on_a_cpu(tmp_path: Path) -> None:

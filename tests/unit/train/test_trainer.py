@@ -85,7 +85,7 @@ def test_minutes_are_turned_into_steps_once() -> None:
     source = Windows(tokens_of(), 16)
     config = TrainConfig(minutes=0.03, rows_per_step=1, log_every=5, bf16=False)
     report = train(TargetRecipe(tiny_target(), TargetConfig()), source, config)
-    assert report.num_steps >= 25
+    assert report.num_steps >= 3  # at least two are timed
     assert report.seconds < 60
 
 

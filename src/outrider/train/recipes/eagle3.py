@@ -7,7 +7,7 @@ own j positions, so the keys of step 0 are masked causally and those of later st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -70,31 +70,59 @@ class Eagle3Recipe(HeadRecipe):
         config: Eagle3RecipeConfig,
         text: Tensor,
         head: Eagle3Head | None = None,
+        *,
+        answers_only: bool = False,
     ) -> None:
-        """Trains `head` further, or a new one whose draft vocabulary is frequent in `text`."""
+        """Trains `head` further, or a new one whose draft vocabulary is frequent in `text`.
+
+        With `answers_only`, rows are those of `data.pack_answers`, and only drafts of answers
+        count.
+        """
         head = head or new_head(target, config, text)
         super().__init__(head.to(target.head.weight.device), target, config)
         self.head, self.num_unroll = head, config.num_unroll
+        self.answers_only = answers_only
+        self.temperature = 1.0  # of the head's distribution; the target's is the teacher's
 
     def depths(self, tokens_BL: Tensor, step: int, skip: int = 0) -> Iterator[Depth]:
+        answers = None
+        if self.answers_only:
+            answers, tokens_BL = tokens_BL[:, :2], tokens_BL[:, 2:]
+            if not tokens_BL.is_cuda:  # no pass over padding; graphs of a GPU want one shape
+                tokens_BL = tokens_BL[:, : int(answers[:, 1].max())]
         num_starts = tokens_BL.shape[1] - 1 - self.num_unroll
         if num_starts <= skip:
             raise ConfigError(f"rows of {tokens_BL.shape[1]} are too short for the unroll")
         hidden = self.head.fuse(self.target.taps(tokens_BL, self.head.taps)[:, :num_starts])
         device = tokens_BL.device
         starts = torch.arange(num_starts, device=device)
+        counted_BT = (starts >= skip).expand(len(tokens_BL), -1)
+        if answers is not None:  # the first draft of start t is token t + 2
+            first_B1, end_B1 = answers[:, :1], answers[:, 1:]
+            counted_BT = (starts + 2 >= first_B1) & (starts + 2 + self.num_unroll <= end_B1)
         causal = starts[:, None] >= starts
         diagonal = starts[:, None] == starts
-        ids_W = self.head.target_ids
+        compare = self._sides(tokens_BL)
         seen: list[KeyValue] = []
         for ahead in range(self.num_unroll):
-            following_BT = tokens_BL[:, 1 + ahead : 1 + ahead + num_starts]
+            part = slice(1 + ahead, 1 + ahead + num_starts)
             mask = torch.cat([causal] + [diagonal] * ahead, dim=1)[None, None]
             past = join(seen) if seen else None
             hidden, q_BTW, own = self.head(
-                self.target.embed(following_BT), hidden, (starts + ahead)[None], past, mask
+                self.target.embed(tokens_BL[:, part]), hidden, (starts + ahead)[None], past, mask
             )
             seen.append(own)
-            p_BTV = self.target.next_logits(tokens_BL)[:, 1 + ahead : 1 + ahead + num_starts]
-            q_NW, p_NV = q_BTW[:, skip:].flatten(0, 1), p_BTV[:, skip:].flatten(0, 1)
-            yield Depth(q_NW=q_NW, p_NV=p_NV, ids_W=ids_W)
+            yield compare(q_BTW / self.temperature, part, counted_BT)
+
+    def _sides(self, tokens_BL: Tensor) -> Callable[[Tensor, slice, Tensor], Depth]:
+        """Pairs the head's logits with the target's at the places of a slice, where counted."""
+        ids_W = self.head.target_ids
+        if not self.answers_only:
+            p_BLV = self.target.next_logits(tokens_BL)
+            return lambda q, part, counted: Depth(q[counted], p_BLV[:, part][counted], ids_W)
+        # Over the draft vocabulary: a target with many ids would take most of the time.
+        p_BLX, best_BL = self.target.narrowed(tokens_BL, ids_W)
+        places_W = torch.arange(len(ids_W), device=ids_W.device)
+        return lambda q, part, counted: Depth(
+            q[counted], p_BLX[:, part][counted], places_W, best_N=best_BL[:, part][counted]
+        )

@@ -31,13 +31,41 @@ WIDE_VOCABULARY = 16384
 class Depth:
     """One depth: the logits of both sides at the same N positions, starts in the same order.
 
-    `ids_W` maps the drafter's columns to target ids if its vocabulary is reduced.
+    `ids_W` maps the drafter's columns to those of `p_NV` if its vocabulary is reduced.
     """
 
     q_NW: Tensor
     p_NV: Tensor
     ids_W: Tensor | None = None
     confidence_N: Tensor | None = None
+    best_N: Tensor | None = None  # the target's most likely column, -1: none of the drafter's
+
+    @property
+    def same_N(self) -> Tensor:
+        """Where both sides have the same most likely token."""
+        best_N = self.q_NW.argmax(-1)
+        if self.best_N is not None:
+            return best_N == self.best_N
+        best_N = best_N if self.ids_W is None else self.ids_W[best_N]
+        return best_N == self.p_NV.argmax(-1)
+
+
+def narrowed(logits: Tensor, ids_W: Tensor) -> tuple[Tensor, Tensor]:
+    """The distribution `with_rest` over a reduced vocabulary, and the most likely column."""
+    logs = logits.float().log_softmax(-1)
+    return with_rest(logs[..., ids_W]), columns_of(logs.argmax(-1), ids_W)
+
+
+def with_rest(logs_W: Tensor) -> Tensor:
+    """Log-probabilities with a last column for all ids that have none of their own."""
+    rest = (1 - logs_W.exp().sum(-1, keepdim=True)).clamp_min(1e-20).log()
+    return torch.cat([logs_W, rest], dim=-1)
+
+
+def columns_of(ids: Tensor, ids_W: Tensor) -> Tensor:
+    """The columns of target ids in a reduced vocabulary, ascending; -1: it has none."""
+    column = torch.searchsorted(ids_W, ids).clamp_max(len(ids_W) - 1)
+    return torch.where(ids_W[column] == ids, column, -1)
 
 
 class FrozenTarget:
@@ -50,6 +78,7 @@ class FrozenTarget:
         self._seen: Tensor | None = None
         self._states: tuple[Tensor, ...] = ()
         self._next_logits: Tensor | None = None
+        self._narrowed: tuple[Tensor, Tensor] | None = None
         self._last: tuple[Tensor, Tensor] | None = None
         if compiled:
             compile_layers(model)
@@ -58,7 +87,7 @@ class FrozenTarget:
     def states(self, tokens_BL: Tensor) -> tuple[Tensor, ...]:
         """Hidden states by tap; the last one is after the final norm, as the head expects it."""
         if self._seen is not tokens_BL:
-            self._seen, self._next_logits = tokens_BL, None
+            self._seen, self._next_logits, self._narrowed = tokens_BL, None, None
             self._states = layer_states(self.model, tokens_BL)
         return self._states
 
@@ -76,6 +105,17 @@ class FrozenTarget:
         if self._next_logits is None:
             self._next_logits = self.logits(states[-1])
         return self._next_logits
+
+    @torch.no_grad()
+    def narrowed(self, tokens_BL: Tensor, ids_W: Tensor) -> tuple[Tensor, Tensor]:
+        """The `narrowed` distribution after each position, once for all depths of a batch."""
+        states = self.states(tokens_BL)
+        if self._narrowed is None:
+            # Row by row: the logits of a row of 512 tokens over a wide vocabulary are 100 MB.
+            rows = [narrowed(self.logits(row), ids_W) for row in states[-1]]
+            logs, columns = zip(*rows, strict=True)
+            self._narrowed = torch.stack(logs), torch.stack(columns)
+        return self._narrowed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The target's own output head, for its states or for a drafter's."""
@@ -141,10 +181,8 @@ class HeadRecipe(ABC):
                 _, alpha_N = distil(
                     depth.q_NW / temperature, depth.p_NV / temperature, torch.zeros(()), depth.ids_W
                 )
-                best_N = depth.q_NW.argmax(-1)
-                best_N = best_N if depth.ids_W is None else depth.ids_W[best_N]
                 alphas[index].append(alpha_N)
-                same[index].append((best_N == depth.p_NV.argmax(-1)).float())
+                same[index].append(depth.same_N.float())
         same_KN = torch.stack([torch.cat(parts) for parts in same])
         alpha_KN = torch.stack([torch.cat(parts) for parts in alphas])
         alpha_K = alpha_KN.mean(1).tolist()
