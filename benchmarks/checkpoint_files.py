@@ -23,12 +23,27 @@ class Shape:
     inner: int
     vocab: int
     tied: bool
+    family: str = "llama"  # of llama.cpp
+    head_dim: int = 0  # 0: an even split
+    window: int = 0
+
+    @property
+    def dim(self) -> int:
+        return self.head_dim or self.hidden // self.heads
 
 
 SHAPES = {
-    "1B": Shape(2048, 16, 32, 8, 8192, 128256, tied=True),  # Llama-3.2-1B
     "8B": Shape(4096, 32, 32, 8, 14336, 128256, tied=False),  # Llama-3.1-8B
+    "Llama-3.2-1B": Shape(2048, 16, 32, 8, 8192, 128256, tied=True),
+    "Qwen2.5-1.5B": Shape(1536, 28, 12, 2, 8960, 151936, tied=True, family="qwen2"),
+    "Qwen3-1.7B": Shape(2048, 28, 16, 8, 6144, 151936, tied=True, family="qwen3", head_dim=128),
+    "Gemma-3-1B": Shape(
+        1152, 26, 4, 1, 6912, 262144, tied=True, family="gemma3", head_dim=256, window=512
+    ),
+    "OLMo-2-1B": Shape(2048, 16, 16, 16, 8192, 100352, tied=False, family="olmo2"),
+    "StableLM-2-1.6B": Shape(2048, 24, 32, 32, 5632, 100352, tied=False, family="stablelm"),
 }
+SHAPES["1B"] = SHAPES["Llama-3.2-1B"]
 # Where half-precision scales lie in a block, and a size that keeps weights small.
 SCALES: dict[str, list[tuple[int, float]]] = {
     "Q4_0": [(0, 0.2)],
@@ -48,25 +63,45 @@ def tensors_of(shape: Shape, quantisation: str) -> Iterator[tuple[str, tuple[int
     """Name, shape and type of every tensor."""
     mixed = quantisation == "Q4_K_M"
     usual = "Q4_K" if mixed else quantisation
-    hidden, kv = shape.hidden, shape.hidden // shape.heads * shape.kv_heads
+    hidden, q, kv = shape.hidden, shape.dim * shape.heads, shape.dim * shape.kv_heads
     yield "token_embd.weight", (shape.vocab, hidden), "Q6_K" if mixed and shape.tied else usual
     for layer in range(shape.layers):
         fine = "Q6_K" if mixed and _more_bits(layer, shape.layers) else usual
         for name, size, kind in (
-            ("attn_q", (hidden, hidden), usual),
+            ("attn_q", (q, hidden), usual),
             ("attn_k", (kv, hidden), usual),
             ("attn_v", (kv, hidden), fine),
-            ("attn_output", (hidden, hidden), usual),
+            ("attn_output", (hidden, q), usual),
             ("ffn_gate", (shape.inner, hidden), usual),
             ("ffn_up", (shape.inner, hidden), usual),
             ("ffn_down", (hidden, shape.inner), fine),
         ):
             yield f"blk.{layer}.{name}.weight", size, kind
-        for name in ("attn_norm", "ffn_norm"):
-            yield f"blk.{layer}.{name}.weight", (hidden,), "F32"
+        for name, width in _vectors(shape).items():
+            yield f"blk.{layer}.{name}", (width,), "F32"
     yield "output_norm.weight", (hidden,), "F32"
+    if shape.family == "stablelm":
+        yield "output_norm.bias", (hidden,), "F32"
     if not shape.tied:
         yield "output.weight", (shape.vocab, hidden), "Q6_K" if mixed else usual
+
+
+def _vectors(shape: Shape) -> dict[str, int]:
+    """Norms and biases of a layer."""
+    hidden, dim, family = shape.hidden, shape.dim, shape.family
+    q, kv = dim * shape.heads, dim * shape.kv_heads
+    before = dict.fromkeys(("attn_norm.weight", "ffn_norm.weight"), hidden)
+    after = dict.fromkeys(("post_attention_norm.weight", "post_ffw_norm.weight"), hidden)
+    heads = dict.fromkeys(("attn_q_norm.weight", "attn_k_norm.weight"), dim)
+    biases = {"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv}
+    found = {
+        "qwen2": before | biases,
+        "qwen3": before | heads,
+        "gemma3": before | heads | after,
+        "olmo2": after | {"attn_q_norm.weight": q, "attn_k_norm.weight": kv},
+        "stablelm": before | biases | dict.fromkeys(("attn_norm.bias", "ffn_norm.bias"), hidden),
+    }
+    return found.get(family, before)
 
 
 def random_tensor(size: tuple[int, ...], kind: str, seed: int) -> npt.NDArray[Any]:
@@ -87,7 +122,7 @@ def write(path: Path, shape: Shape, quantisation: str, tokenizer: Path) -> Path:
     """A file of this shape with the tokenizer of another file, padded."""
     if path.exists():
         return path
-    writer = gguf.GGUFWriter(str(path.with_suffix(".new")), "llama")
+    writer = gguf.GGUFWriter(str(path.with_suffix(".new")), shape.family)
     writer.add_context_length(8192)
     writer.add_embedding_length(shape.hidden)
     writer.add_block_count(shape.layers)
@@ -96,7 +131,16 @@ def write(path: Path, shape: Shape, quantisation: str, tokenizer: Path) -> Path:
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(500000.0)
-    writer.add_rope_dimension_count(shape.hidden // shape.heads)
+    if shape.family == "stablelm":
+        writer.add_layer_norm_eps(1e-5)
+        writer.add_rope_dimension_count(shape.dim // 4)
+        writer.add_parallel_residual(False)
+    else:
+        writer.add_rope_dimension_count(shape.dim)
+    writer.add_key_length(shape.dim)
+    writer.add_value_length(shape.dim)
+    if shape.window:
+        writer.add_sliding_window(shape.window)
     writer.add_vocab_size(shape.vocab)
     _add_tokenizer(writer, tokenizer, shape.vocab)
     found = list(tensors_of(shape, quantisation))

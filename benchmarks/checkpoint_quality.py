@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import math
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,13 +41,14 @@ USUAL = "F16,Q8_0,Q5_1,Q5_0,Q4_1,Q4_0,IQ4_NL"
 WIDE = {"Q2_K": 10, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18, "IQ4_XS": 30}
 NARROW = checkpoint_files.Shape(512, 4, 8, 4, 1536, 49152, tied=True)
 WINDOW, LENGTH = 512, 64
+CORES = len(os.sched_getaffinity(0))
 PROMPTS = ["The capital of France is", "def fibonacci(n):", "Once upon a time", "1, 2, 3, 4,"]
 
 
 def requantised(source: Path, kind: str, folder: Path) -> Path:
     path = folder / f"{kind}.gguf"
     params = llama_cpp.llama_model_quantize_default_params()
-    params.allow_requantize, params.nthread = True, 2
+    params.allow_requantize, params.nthread = True, CORES
     params.ftype = (TYPES | WIDE)[kind]
     params.pure = True
     if llama_cpp.llama_model_quantize(
@@ -75,7 +77,15 @@ def our_logits(path: Path, pieces: list[list[int]], dtype: str = "auto") -> Iter
 
 
 def their_logits(path: Path, pieces: list[list[int]]) -> Iterator[torch.Tensor]:
-    llama = llama_cpp.Llama(str(path), n_ctx=WINDOW, n_batch=WINDOW, logits_all=True, verbose=False)
+    llama = llama_cpp.Llama(
+        str(path),
+        n_ctx=WINDOW,
+        n_batch=WINDOW,
+        n_threads=CORES,
+        n_threads_batch=CORES,
+        logits_all=True,
+        verbose=False,
+    )
     for piece in pieces:
         llama.reset()
         llama.eval(piece)

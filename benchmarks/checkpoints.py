@@ -6,8 +6,9 @@
 VENV holds llama-cpp-python, built from source for this machine. Both engines have all cores and
 the same file, and take turns: in every round each computes the same passes, a few in a row, of
 which the first is not counted. Ratios are medians over rounds. 1B and 8B are random blocks in the
-shapes of Llama-3.2-1B and Llama-3.1-8B. The result file is named after the shapes, or after the
-case if there is one: the larger ones take minutes, and may be run one by one.
+shapes of Llama-3.2-1B and Llama-3.1-8B; `--families` are random blocks in the shapes of six
+families of about 1B. The result file is named after the shapes, or after the case if there is one:
+the larger ones take minutes, and may be run one by one.
 """
 
 from __future__ import annotations
@@ -31,6 +32,14 @@ from outrider.model.native_decoder import NativeDecoder
 
 CONTEXT, BLOCK, FIRST = 512, 16, 16
 WIDTHS = (1, 5, 9, 17)
+FAMILIES = (
+    "Llama-3.2-1B",
+    "Qwen2.5-1.5B",
+    "Qwen3-1.7B",
+    "Gemma-3-1B",
+    "OLMo-2-1B",
+    "StableLM-2-1.6B",
+)
 CASES = "135M:Q4_1,135M:Q8_0,1B:Q4_K_M,1B:Q8_0,1B:Q4_0"
 
 
@@ -92,7 +101,7 @@ class Theirs:
         self._process.wait()
 
 
-def measure(case: str, path: Path, rounds: int, python: str | None) -> dict[str, Any]:
+def measure(case: str, path: Path, rounds: int, python: str | None, prompts: int) -> dict[str, Any]:
     """The rows of one case: `decode`, `verify` and `prompt`."""
     path.read_bytes()[:0]  # into the page cache
     ours = Ours(path)
@@ -108,7 +117,7 @@ def measure(case: str, path: Path, rounds: int, python: str | None) -> dict[str,
             found = sum(who.evaluate(count, at) for _ in range(again)) / again
             seconds.setdefault((type(who).__name__, count), []).append(found)
 
-    for _ in range(2):
+    for _ in range(prompts):
         turn(CONTEXT, 0)
     probe = np.ones(64 << 20, np.float32)
     bandwidth = []
@@ -170,16 +179,21 @@ def main() -> None:
     parser.add_argument("--smollm2", type=Path, required=True)
     parser.add_argument("--llama", metavar="PYTHON")
     parser.add_argument("--cases", default=CASES)
+    parser.add_argument("--families", action="store_true")
     parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--prompts", type=int, default=2, help="how often the prompt is read")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     report.add_out(parser)
     options = parser.parse_args()
+    if options.families:
+        options.cases = ",".join(f"{shape}:Q4_0" for shape in FAMILIES)
     found = []
     for case in options.cases.split(","):
         path = file_of(case, options.folder, options.smollm2)
-        found.append(measure(case, path, options.rounds, options.llama))
+        found.append(measure(case, path, options.rounds, options.llama, options.prompts))
     shapes = dict.fromkeys(case.split(":")[0] for case in options.cases.split(","))
     name = options.cases.replace(":", "-") if len(found) == 1 else "-".join(shapes)
+    name = "families" if options.families else name
     report.write(
         f"checkpoints-{name}",
         "Quantised files",

@@ -57,10 +57,6 @@ RECIPES: dict[str, tuple[list[str], list[str]]] = {
         ["--values", "0,1", "-n", "2", "-m", "32", "-r", "1"],
     ),
     "doctor-prediction": (["benchmarks/doctor_check.py"], ["--workloads", "code", "--quick"]),
-    "serve-front": (
-        ["benchmarks/serve_front.py"],
-        ["--clients", "1,4", "--prompts", "4", "--tokens", "16"],
-    ),
 }  # fmt: skip
 
 

@@ -227,7 +227,7 @@ def tune_int8(bench: Bench) -> None:
 
 def pass_ms(bench: Bench, model: CudaDecoder, context: int, width: int) -> float:
     model.allocate(1024, 16)
-    assert model.store is not None
+    assert isinstance(model.store, torch.Tensor)
     model.store.normal_()
     bench.prepare(model)
     batch = layout(context, width)
@@ -248,7 +248,7 @@ def parts(bench: Bench) -> None:
     for context in (512, 4096):
         pass_ms(bench, model, context, 1)
         where, ops, store = model.inputs.at(1, 1), model.ops, model.store
-        assert store is not None
+        assert isinstance(store, torch.Tensor)
         heads = model._qkv[:1].view(1, -1, 128)
         one, x, normed = model._attended[:1], model._x[:1], model._normed[:1]
         turn = (None, None, 1e-5, model._turns, where)

@@ -1,19 +1,19 @@
-"""A long prompt: prefill, decoding with and without drafts, attention's bandwidth, memory.
+"""A context of 32k tokens: decoding with and without drafts, prefill, attention, memory.
 
     python benchmarks/long_context.py [--shapes 135M,1B] [--length 32768] [--out FOLDER]
 
-Random bfloat16 weights in the shapes of SmolLM2-135M and Llama-3.2-1B: speed does not depend on
-their values. One sequence. The drafter knows the output and drafts it with a prescribed acceptance
-at no cost, so that the rest is what a long context does to the target. `attention`: the bytes of
-keys and values that a decoding pass reads beyond those of a short context, over its further time,
-over the read bandwidth of this machine.
+Random bfloat16 weights in the shapes of SmolLM2-135M and Llama-3.2-1B, and empty keys and values
+in memory that exists: the time of a pass depends on neither. One sequence, the native step.
+`drafts`: tokens per second if each of 4 drafts is accepted with probability 0.6, from passes over
+5 and over 1 tokens; drafting takes no time. `attention`: the bytes of keys and values that a pass
+over one token reads beyond those of a short context, over its further time, over the read
+bandwidth of this machine. `prefill`: from passes over 512 tokens at several contexts.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
 import shutil
 import tempfile
 import time
@@ -27,23 +27,18 @@ import torch
 from safetensors.torch import save_file
 
 from outrider import native
-from outrider.bench.synthetic import add_synthetic
-from outrider.engine.build import EngineConfig, build
-from outrider.engine.engine import Engine
-from outrider.engine.request import Speculation
-from outrider.model.bundled import bundled_path
-from outrider.sampling import SamplingParams
+from outrider.model import bundled_path, load_model
+from outrider.model.driver import Driver
 
 SHAPES = {  # hidden, layers, heads, kv heads, intermediate
     "135M": (576, 30, 9, 3, 1536),
     "1B": (2048, 16, 32, 8, 8192),
 }
-SHORT, ANSWER = 256, 48
+SHORT, CHUNK, WIDTH, ALPHA = 256, 512, 5, 0.6
 VOCAB = 8192
 NOTES = (
-    "One sequence, greedy, 48 tokens after each prompt; `drafts`: K = 4, each accepted with "
-    "probability 0.6, at no cost. "
-    "`attention of bandwidth`: see the script. Memory of the process at its most."
+    "One sequence. `drafts`: 4 of them, each accepted with probability 0.6, at no cost. See the "
+    "script for `attention of bandwidth` and for what is not computed."
 )
 
 
@@ -90,81 +85,85 @@ def write_model(folder: Path, shape: str, length: int) -> Path:
     return folder
 
 
-def answer(
-    engine: Engine, prompt: list[int], num_tokens: int, proposer: str | None, output: list[int]
-) -> tuple[float, list[int]]:
-    """Seconds, the prompt included, and the tokens. `output`: what the drafter knows."""
-    wish = Speculation() if proposer is None else Speculation(proposer=proposer, num_draft_tokens=4)
-    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
-    started = time.perf_counter()
-    request = engine.add(prompt, params, speculation=wish, prediction=output)
-    for _ in engine.run([request]):
-        pass
-    return time.perf_counter() - started, engine.collect(request).completions[0].tokens
+def pass_s(driver: Driver, context: int, width: int, rounds: int) -> float:
+    """The median time of a pass over `width` tokens after `context` others."""
+    driver.skip("a", context)
+    batch = driver.batch({"a": list(range(1, width + 1))})
+    seconds = []
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        driver.model.forward(batch)
+        seconds.append(time.perf_counter() - started)
+    driver.release("a")
+    return median(seconds[1:] or seconds)
 
 
-def measure(shape: str, lengths: list[int], rounds: int) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        model = write_model(Path(folder), shape, max(lengths))
-        engine = build(
-            EngineConfig(
-                model=str(model),
-                proposer="ngram",
-                max_sequences=1,
-                kv_tokens=max(lengths) + 512,
-            )
-        )
-        drafts = add_synthetic(engine, 0.6)
-        data = np.ones(1 << 26, np.float32)
-        bandwidth = max(native.read_bandwidth(data, 3) for _ in range(3))
-        rows: list[dict[str, Any]] = []
-        tokens = torch.randint(1, VOCAB, (max(lengths),)).tolist()
-        base_s, base_length = 0.0, 0
-        for length in lengths:
-            prompt = tokens[:length]
-            prefill_s, _ = answer(engine, prompt, 1, None, [])
-            plain, drafted = [], []
-            for _ in range(rounds):  # the prompt is in the prefix cache now
-                first_s, _ = answer(engine, prompt, 1, None, [])
-                seconds, output = answer(engine, prompt, ANSWER, None, [])
-                plain.append(seconds - first_s)
-                seconds, got = answer(engine, prompt, ANSWER, drafts, output)
-                assert got == output, "drafts changed the output"
-                drafted.append(seconds - first_s)
-            step_s = median(plain) / (ANSWER - 1)
-            row = {
-                "shape": shape,
-                "prompt": length,
-                "prefill, tokens/s": length / prefill_s,
-                "plain, tokens/s": 1 / step_s,
-                "drafts, tokens/s": (ANSWER - 1) / median(drafted),
-                "speedup": median(plain) / median(drafted),
-                "attention of bandwidth": "-",
-                "KV, MiB": length * engine.target.spec.kv_bytes_per_token / 2**20,
-                "memory, MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-            }
-            if base_length:
-                read = (length - base_length) * engine.target.spec.kv_bytes_per_token
-                row["attention of bandwidth"] = read / (step_s - base_s) / bandwidth
-            else:
-                base_s, base_length = step_s, length
-            rows.append(row)
-            print(row, flush=True)
-        return rows
+def prefill_s(driver: Driver, length: int) -> float:
+    """Of a whole prompt, from passes at five contexts."""
+    contexts = [length * i // 4 for i in range(4)] + [length - CHUNK]
+    seconds = [pass_s(driver, context, CHUNK, 0) for context in contexts]
+    area = sum(
+        (b - a) * (x + y) / 2
+        for a, b, x, y in zip(contexts, contexts[1:], seconds, seconds[1:], strict=False)
+    )
+    return area / CHUNK + seconds[-1]
+
+
+def measure(
+    folder: Path, shape: str, lengths: list[int], kv_dtype: str, rounds: int
+) -> list[dict[str, Any]]:
+    model = load_model(folder, backend="native", kv_dtype=kv_dtype)
+    driver = Driver(model, num_blocks=(max(lengths) + CHUNK) // 16 + 1, block_size=16)
+    place = 0
+    while done := model.populate(place, 1 << 28):  # type: ignore[attr-defined]
+        place += done
+    data = np.ones(1 << 26, np.float32)
+    bandwidth = max(native.read_bandwidth(data, 3) for _ in range(3))
+    per_token = model.spec.kv_bytes_per_token
+    expected = sum(ALPHA**i for i in range(WIDTH))
+    base_s = 0.0
+    rows = []
+    for length in lengths:
+        plain_s, drafts_s = (pass_s(driver, length, n, rounds) for n in (1, WIDTH))
+        row: dict[str, Any] = {
+            "shape": shape,
+            "K/V": kv_dtype,
+            "context": length,
+            "plain, tokens/s": 1 / plain_s,
+            "drafts, tokens/s": expected / drafts_s,
+            "speedup": expected * plain_s / drafts_s,
+            "attention of bandwidth": "-",
+            "K/V, MiB": length * per_token / 2**20,
+            "prefill, tokens/s": "-",
+        }
+        if base_s:
+            read = (length - SHORT) * per_token
+            row["attention of bandwidth"] = read / (plain_s - base_s) / bandwidth
+        else:
+            base_s = plain_s
+        if length == max(lengths) and kv_dtype == "auto":
+            row["prefill, tokens/s"] = length / prefill_s(driver, length)
+        rows.append(row)
+        print(row, flush=True)
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--shapes", default="135M,1B")
     parser.add_argument("--length", type=int, default=32768)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kv-dtypes", default="auto,int8")
+    parser.add_argument("--rounds", type=int, default=9)
     report.add_out(parser)
     asked = parser.parse_args()
     lengths = sorted({SHORT, asked.length // 8, asked.length})
-    rows = [
-        row for shape in asked.shapes.split(",") for row in measure(shape, lengths, asked.rounds)
-    ]
-    report.write("long-context", "Long prompts", {"one sequence": rows}, NOTES, asked.out)
+    rows = []
+    for shape in asked.shapes.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            model = write_model(Path(folder), shape, asked.length + CHUNK)
+            for kv_dtype in asked.kv_dtypes.split(","):
+                rows += measure(model, shape, lengths, kv_dtype, asked.rounds)
+    report.write("long-context", "A context of 32k", {"one sequence": rows}, NOTES, asked.out)
 
 
 if __name__ == "__main__":

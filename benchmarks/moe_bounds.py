@@ -37,7 +37,7 @@ from outrider.model.experts import ExpertLayer
 from outrider.model.torch_decoder import TorchDecoder
 
 WIDTHS = (1, 2, 3, 5, 9, 17)
-ALPHAS = (0.3, 0.6, 0.8)
+ALPHAS = (0.3, 0.7)
 FIXED = (2, 4)
 CONTEXT = 64
 NOTES = (
@@ -45,7 +45,7 @@ NOTES = (
     "over n`: seconds over those of a pass over one token, medians; `bytes`: of the weights that "
     "it reads, the union of its experts counted from the router's choices. `auto` and fixed K: "
     "tokens per second over plain decoding's at the same time, drafts of prescribed acceptance, "
-    "outputs equal in every run.."
+    "outputs equal in every run."
 )
 
 
@@ -149,8 +149,8 @@ def _bytes(model: Model, touched: float) -> float:
 def by_batch(engine: Engine, alpha: float, batch: int, rounds: int) -> dict[str, Any]:
     name = f"synthetic:{alpha}"
     ways = [c for c in ours(engine, [name], [*FIXED, "auto"]) if isinstance(c, Ours)]
-    settings = Settings(max_tokens=96)
-    jobs = jobs_of(engine, load_workload("code", max(8, batch)), ways, settings)
+    settings = Settings(max_tokens=64)
+    jobs = jobs_of(engine, load_workload("code", max(4, batch)), ways, settings)
     rates: dict[str, list[float]] = {way.name: [] for way in ways}
     for round_ in range(rounds + 1):
         order = ways[round_ % len(ways) :] + ways[: round_ % len(ways)]
@@ -175,10 +175,10 @@ def by_batch(engine: Engine, alpha: float, batch: int, rounds: int) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--shapes", default="64x8,128x8", help="EXPERTSxACTIVE,...")
-    parser.add_argument("--size", default="large", choices=("small", "large"))
+    parser.add_argument("--size", default="small", choices=("small", "large"))
     parser.add_argument("--batches", default="1,2,4,8,16,32")
     parser.add_argument("--alphas", default=",".join(map(str, ALPHAS)))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     report.add_out(parser)
     asked = parser.parse_args()
     tables: dict[str, list[dict[str, Any]]] = {"passes": []}

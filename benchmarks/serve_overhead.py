@@ -36,9 +36,9 @@ from outrider.engine.build import EngineConfig, build
 from outrider.engine.request import Speculation
 from outrider.sampling import SamplingParams
 from outrider.server.app import make_app
-from outrider.server.config import ServerConfig
 from outrider.server.run import Server, bind, freeze_garbage, tune_interpreter
 from outrider.server.service import Served, Service, State
+from outrider.server_config import ServerConfig
 
 SETTLING_S = 8.0  # the idle server has memory provided meanwhile
 NUM_SERVERS = 4

@@ -1,12 +1,14 @@
 """Outrider and vLLM against each other on the bundled models: `make vllm-test`.
 
-    python benchmarks/vllm_matrix.py [PARTS...]     engines native parallel served proven report
+    python benchmarks/vllm_matrix.py [PARTS...]   heads engines native parallel served proven report
 
 vLLM's CPU build runs in an environment of its own (VLLM_VENV, .venv-vllm by default), one instance
 at a time. Each part leaves its figures under benchmarks/.vllm/ (`vllm_served.py` has the ones that
-need a server), `report` writes the result file. Without arguments all parts run, from scratch, in
-about twenty minutes with one core; SEEDS=4 in the environment takes half of that and leaves wider
-intervals. A part that fails does not stop the others; the exit code is then 1.
+need a server), `report` writes the result file. `heads` stands alone: it checks that vLLM accepts
+as many tokens of our exported heads as we do, and writes a file of its own. Without arguments all
+parts run, from scratch, in about twenty minutes with one core; SEEDS=4 in the environment takes
+half of that and leaves wider intervals. A part that fails does not stop the others; the exit code
+is then 1.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import vllm_served
 from vllm_served import TEXTS, VENV, WORK, Figures, keep
 
 from outrider import LLM
+from outrider.export.heads import export_head
 from outrider.export.vllm import export_vllm
 from outrider.integrations.vllm.mailbox import Mailbox
 from outrider.integrations.vllm.mapping import Wish, command
@@ -39,6 +42,7 @@ SAMPLED_LENGTH = 48
 # Heads that accept little vary less.
 SAMPLED = {"sampled": NUM_SEEDS, "sampled less": NUM_SEEDS // 2}
 HEADS = ("medusa", "eagle3", "dflash")
+EXPORTS = {"eagle3": ("vllm", "speculators", "specforge"), "dflash": ("vllm",), "medusa": ("vllm",)}
 GREEDY = ["code", "edit"]
 
 
@@ -189,6 +193,38 @@ def run_engines() -> None:
     in_vllm("engines", {"engines": theirs, "works": jobs, "command_lines": lines, "shown": shown})
 
 
+def run_heads() -> None:
+    """Every export that vLLM reads, in vLLM and on our engine, greedy: they must accept alike."""
+    plain = LLM("bundled", dtype="float32", num_draft_tokens=0)
+    jobs = [job for job in works(plain) if job["name"].split()[0] in GREEDY]
+    names = [job["name"] for job in jobs]
+    theirs: dict[str, Figures] = {}
+    for kind, layouts in EXPORTS.items():
+        served = heads()[kind]
+        for layout in layouts:
+            out = WORK / f"{kind}-{layout}-export"
+            shutil.rmtree(out, ignore_errors=True)
+            export_head(bundled_path(kind), bundled_path(), out, layout)
+            config = {**served, "model": str(out)}
+            some = names if kind == "dflash" else GREEDY
+            theirs[f"{kind} {layout}"] = {"config": config, "works": some}
+    in_vllm("heads", {"engines": theirs, "works": jobs})
+    ours = {"plain": native(jobs, names, num_draft_tokens=0)}
+    for name, engine in theirs.items():
+        config = engine["config"]
+        chains: Figures = {} if "dflash" in name else {name.split()[0]: {"children": 1}}
+        ours[name] = native(
+            jobs,
+            names,
+            draft_model=config["model"],
+            num_draft_tokens=config["num_speculative_tokens"],
+            verifier="token",
+            proposer_options=chains,
+        )
+    keep("heads-native", ours)
+    vllm_report.write_heads()
+
+
 def run_native() -> None:
     """The same works on our engine, under the same rules."""
     job, exported = json.loads((WORK / "engines-job.json").read_text()), heads()
@@ -258,6 +294,7 @@ def run_parallel() -> None:
 
 
 PARTS = {
+    "heads": run_heads,
     "engines": run_engines,
     "native": run_native,
     "parallel": run_parallel,

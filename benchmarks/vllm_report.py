@@ -18,6 +18,8 @@ from outrider.prove.identity import NEAR_TIE, explain
 from outrider.sampling import SamplingParams
 
 Rows = list[dict[str, Any]]
+HEADS_AGREE = 0.02
+REPAIRED = ", norm repaired"
 
 
 def load(name: str) -> Figures:
@@ -89,7 +91,7 @@ def greedy(name: str, engines: Figures, ours: Figures, works: Figures) -> Rows:
             identical = f"{same} of {len(plain)}"
             if ties or other:
                 identical += f", {ties} near-ties, {other} different"
-            shown = drafter if key == name else f"{drafter}, norm repaired"
+            shown = drafter if key == name else drafter + REPAIRED
             rows.append(row(shown, identical, got, mine))
     return rows
 
@@ -104,6 +106,32 @@ def row(drafter: str, identical: str, got: Any = None, mine: Any = None) -> dict
         "native length": length(mine) if mine else "",
         "ratio": length(got) / length(mine) if got and mine else "",
     }
+
+
+def write_heads() -> None:
+    """The result file of part `heads`. SystemExit if vLLM accepts another number of tokens."""
+    theirs, ours = load("heads"), load("heads-native")
+    works = {work["name"]: work for work in load("heads-job")["works"]}
+    tables = {
+        f"greedy, {name}": greedy(name, theirs["engines"], ours, works) for name in ("code", "edit")
+    }
+    notes = (
+        f"vLLM {theirs['version']} (CPU build) and our engine draft with the same exported folders "
+        "on the bundled target in float32. Lengths are tokens of a step with drafts, the "
+        "correction or bonus token included. 'Norm repaired' replaces vLLM's CPU kernel of stacked "
+        "RMSNorm weights, which is wrong and which only DFlash uses. The ratio of lengths must be "
+        f"within {HEADS_AGREE:.0%} of 1; for DFlash, with that kernel repaired."
+    )
+    report.write("vllm-heads", "Exported heads in vLLM", tables, notes)
+    wrong = [
+        f"{row['drafter']} ({title})"
+        for title, rows in tables.items()
+        for row in rows
+        if row["drafter"].startswith("dflash") == row["drafter"].endswith(REPAIRED)
+        and not (row["ratio"] and abs(row["ratio"] - 1) <= HEADS_AGREE)
+    ]
+    if wrong:
+        raise SystemExit(f"vLLM does not accept what we accept of {', '.join(wrong)}")
 
 
 def sampled(engines: Figures, ours: Figures, works: Figures) -> Rows:

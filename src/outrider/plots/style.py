@@ -74,9 +74,9 @@ def _undated(path: Path) -> dict[str, None]:
     return {"Date": None} if path.suffix == ".svg" else {}
 
 
-def legend(axes: Any) -> None:
+def legend(axes: Any, columns: int = 3) -> None:
     """Below the picture, where it does not cover data."""
-    axes.figure.legend(loc="outside lower center", ncols=3, fontsize=8)
+    axes.figure.legend(loc="outside lower center", ncols=columns, fontsize=8)
 
 
 def plain_line(axes: Any) -> None:

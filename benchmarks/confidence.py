@@ -1,6 +1,6 @@
-"""How often drafts are accepted, by the confidence of the drafter: `sureness`.
+"""How often drafts are accepted, by the confidence of the drafter.
 
-    python benchmarks/sureness.py [--quick] [--out FOLDER]
+    python benchmarks/confidence.py [--quick] [--out FOLDER]
 
 Counts every draft of the bundled draft model on the bench's workloads by its confidence level: by
 how much its score exceeds the runner-up's, noise included.
@@ -92,7 +92,7 @@ def main() -> None:
         "over the runner-up's; the last row has all that are larger."
     )
     report.write(
-        "sureness", "How often drafts hold, by margin", {"By margin": rows}, notes, asked.out
+        "confidence", "How often drafts hold, by margin", {"By margin": rows}, notes, asked.out
     )
 
 
