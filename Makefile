@@ -50,7 +50,7 @@ explore: $(NATIVE)
 	@OUTRIDER_EXPLORE=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 \
 		tests/property tests/exactness/test_same_decision.py tests/unit/test_noise.py \
 		tests/unit/test_sampling.py tests/unit/theory tests/unit/model/test_tokenizer.py \
-		tests/unit/model/gguf/test_container.py
+		tests/unit/model/gguf/test_container.py tests/unit/model/test_weights.py
 
 zoo: $(NATIVE)
 	@OUTRIDER_ZOO=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 \

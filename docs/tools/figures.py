@@ -14,7 +14,7 @@ sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).parent)]
 
 from results import gpu_passes, load, workloads  # noqa: E402
 
-from outrider.plots import pictures  # noqa: E402
+from outrider.plots import pictures, spec  # noqa: E402
 from outrider.plots.style import COLOURS, figure, legend, plain_line  # noqa: E402
 
 Draw = Callable[[Path], None]
@@ -105,6 +105,15 @@ def fleet(path: Path) -> None:
         legend(axes)
 
 
+def chats(draw: Callable[[list[Any], float, Path], None], temperature: float) -> Draw:
+    """A picture of the chats of eight categories."""
+    return lambda path: draw(load("spec")["rows"], temperature, path)
+
+
+def learning(path: Path) -> None:
+    spec.learning(load("learning")["tables"]["by block"], path)
+
+
 FIGURES: dict[str, Draw] = {
     "proposers": proposers,
     "plan-check": plan_check,
@@ -112,14 +121,10 @@ FIGURES: dict[str, Draw] = {
     "verify-cost": verify_cost,
     "speedup-by-k": from_bench("speedup-by-k", pictures.speedup_by_k),
     "auto-by-batch": from_bench("auto-by-batch", pictures.speedup_by_batch),
-    "speedup-by-workload": from_bench("auto-by-workload", pictures.speedup_by_workload),
-    "acceptance-by-position": from_bench("speedup-by-k", pictures.acceptance_by_position),
-    "acceptance-by-workload": from_bench("auto-by-workload", pictures.acceptance_by_workload),
-    "accepted-lengths": from_bench("auto-by-workload", pictures.accepted_lengths),
     "time-split": from_bench("auto-by-workload", pictures.time_split),
-    "efficiency": from_bench("efficiency", pictures.speedup_by_k),
-    "acceptance-by-temperature": from_bench("temperature", pictures.acceptance_by_temperature),
-    "throughput-latency": from_bench("serve-front", pictures.throughput_latency),
+    "chats-speed": chats(spec.speed_by_category, 0.0),
+    "chats-acceptance": chats(spec.acceptance_by_position, 0.0),
+    "learning": learning,
 }
 
 

@@ -25,7 +25,9 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).parent)]
 
+import claims  # noqa: E402
 import cli_reference  # noqa: E402
+import drafters_page  # noqa: E402
 import keywords  # noqa: E402
 import models_page  # noqa: E402
 import parameter_rows  # noqa: E402
@@ -102,8 +104,9 @@ def doc(thing: object) -> str:
 
 
 def configuration() -> str:
-    from outrider.config import EngineConfig, SamplingParams, ServerConfig, Speculation, VllmConfig
+    from outrider.config import EngineConfig, SamplingParams, Speculation
     from outrider.registry import GROUP, own_entries
+    from outrider.server_config import ServerConfig, VllmConfig
 
     lines = ["# Configuration", "", GENERATED, ""]
     lines += [
@@ -305,9 +308,17 @@ ROUTES = {
     "/v1/models/{model}": "the same, by name",
     "/v1/completions": "prompts as text, token ids, or lists of either",
     "/v1/chat/completions": "messages of text, formatted by the model's chat template",
+    "/v1/chat/completions/batch": "several conversations in `messages`, one choice each (vLLM's)",
+    "/v1/chat/completions/input_tokens": "the number of tokens of such a request",
+    "/v1/responses/input_tokens": "the number of tokens of such a request",
     "/v1/responses": "OpenAI's responses, with `previous_response_id`",
     "/v1/responses/{id}": "a response that is kept; DELETE forgets it",
-    "/v1/responses/{id}/cancel": "refused: no response runs in the background",
+    "/v1/responses/{id}/input_items": "what the request of a kept response said",
+    "/v1/responses/{id}/cancel": "ends a response that runs in the `background`",
+    "/v1/conversations": "an id under which `/v1/responses` keeps what was said",
+    "/v1/conversations/{id}": "a conversation; POST changes its metadata, DELETE forgets it",
+    "/v1/conversations/{id}/items": "what was said; POST adds items",
+    "/v1/conversations/{id}/items/{item_id}": "one item; DELETE removes it",
     "/v1/messages": "Anthropic's messages",
     "/v1/messages/count_tokens": "the number of tokens of such a request",
     "/api/chat": "Ollama's chat",
@@ -317,7 +328,14 @@ ROUTES = {
     "/api/show": "facts about the model, for Ollama's clients",
     "/api/version": "version, for Ollama's clients",
     "/api/embed": "vectors of texts, for Ollama's clients",
-    "/v1/embeddings": "vectors of texts: the target's hidden states, pooled",
+    "/v1/embeddings": "vectors of texts or messages: the target's hidden states, pooled",
+    "/v1/rerank": "documents by their likeness to a query; also `/rerank`",
+    "/v1/score": "the likeness of pairs of texts, or with `label_token_ids` how probable these "
+    "tokens are after a text (SGLang's); also `/score`",
+    "/generative_scoring": "the share of the first of `label_token_ids` after a text (vLLM's)",
+    "/generate": "SGLang's own completion, with scores of prompt and output",
+    "/model_info": "the model, for SGLang's clients; also `/get_model_info`",
+    "/server_info": "the limits, for SGLang's clients; also `/get_server_info`",
     "/completion": "llama-server's completion; also `/completions`",
     "/infill": "the text between two others, for models with such tokens",
     "/apply-template": "messages in the model's chat template",
@@ -326,6 +344,7 @@ ROUTES = {
     "/slots": "how many sequences run, for llama-server's clients",
     "/tokenize": "`{prompt}` or `{messages}` to `{count, tokens}`",
     "/detokenize": "`{tokens}` to `{prompt}`",
+    "/tokenizer_info": "the tokenizer's special tokens and the chat template",
 }
 FIELDS = {
     "model": "the served name; default: any",
@@ -335,7 +354,7 @@ FIELDS = {
     "stream": "server-sent events",
     "stream_options": "see below",
     "speculation": "see below; default: the server's setting",
-    "response_format": "`text`, `json_object` or `json_schema`",
+    "response_format": "`text`, `json_object` or `json_schema`; `schema` may stand beside the type",
     "structured_outputs": "one of `json`, `regex`, `choice`, `grammar`, `json_object`",
     "cache_salt": "separates this request's cached prefixes from others'",
     "logprobs": "completions: that many alternatives; chat: whether",
@@ -345,6 +364,10 @@ FIELDS = {
     "continue_final_message": "continue the last message instead",
     "suffix": "the text after the completion, for models with tokens for filling gaps",
     "timings_per_token": "adds `timings` to the reply or its last chunk",
+    "n_predict": "llama-server's name for `max_tokens`; -1: the default",
+    "truncate_prompt_tokens": "of a longer prompt, that many tokens are read; -1: as many as fit",
+    "truncation_side": "the side that is cut off; default: `left`",
+    "separate_reasoning": "false: the text holds the reasoning (SGLang's name)",
     "allowed_token_ids": "no other tokens are chosen",
     "echo": "the reply begins with the prompt; chat: with the message that it continues",
     "return_token_ids": "adds `token_ids` and `prompt_token_ids`",
@@ -361,7 +384,8 @@ FIELDS = {
     "without `stream`",
     "modalities": "only text",
     "tools": "functions that the model may call ([how](../how-to/call-tools.md))",
-    "tool_choice": "`auto`, `none`, `required` or `{type: function, function: {name}}`",
+    "tool_choice": "`auto`, `none`, `required` or `{type: function, function: {name}}`; "
+    "`{type: allowed_tools, ...}` offers only these",
     "parallel_tool_calls": "false: at most one call in a reply",
     "reasoning_effort": "for the chat template; `none` also sets `enable_thinking` to false",
     "enable_thinking": "for the chat template",
@@ -377,8 +401,8 @@ FIELDS = {
 
 def openapi() -> dict[str, Any]:
     from outrider.server.app import make_routes
-    from outrider.server.config import ServerConfig
     from outrider.server.service import Service
+    from outrider.server_config import ServerConfig
 
     def load() -> Any:
         raise AssertionError("nothing is loaded to read a schema")
@@ -464,6 +488,15 @@ def models() -> str:
     return tidy([*lines, *runs, "", "## Refused", "", *refused, "", *models_page.measured()])
 
 
+def drafters() -> list[str]:
+    head = ["layout", "proposer", "drafts", "as the reference", "native float32", "native int8"]
+    return table(head, drafters_page.loaded())
+
+
+def refused_drafters() -> list[str]:
+    return table(["folder", "answer"], drafters_page.refused())
+
+
 # --- all of it ------------------------------------------------------------------------------------
 
 WHOLE: dict[str, Callable[[], str]] = {
@@ -482,6 +515,7 @@ PARTS: dict[str, dict[str, Callable[[], list[str]]]] = {
         "speculation": http_fields("SpeculationBody"),
         "stream options": http_fields("StreamOptions"),
     },
+    "docs/reference/drafters.md": {"layouts": drafters, "refused": refused_drafters},
     **results.PARTS,
 }
 
@@ -511,6 +545,7 @@ def wanted() -> dict[Path, str]:
     page = vllm_tables.PAGE
     pages[page] = vllm_tables.page(page.read_text(encoding="utf-8"))
     pages[keywords.MODULE] = keywords.filled(keywords.MODULE.read_text(encoding="utf-8"))
+    pages[claims.PAGE] = claims.page_text(pages)
     return pages
 
 

@@ -230,14 +230,126 @@ def gpu_figures() -> list[str]:
     return ["| | |", "|---|---|", *(f"| {what} | {text} |" for what, text in rows)]
 
 
+def machine() -> list[str]:
+    """What a pass over 5 and over 17 (GPU: 16) tokens costs, by machine and weights."""
+    lines = ["| machine, model | 5 tokens | 17 tokens |", "|---|---:|---:|"]
+    for row in load("native-700M")["tables"]["Verifying M tokens in one step"]:
+        cells = [row[key] for key in row if key.startswith(("verify(5)", "verify(17)"))]
+        name = f"2 CPU cores, {row['model']}, {row['weights']}"
+        lines.append(f"| {name} | " + " | ".join(f"{cost:.2f}" for cost in cells) + " |")
+    passes = {row["tokens"]: row["ms"] for row in gpu_passes()}
+    if passes:
+        few, many = (passes[count] / passes[1] for count in (5, 16))
+        lines.append(f"| H200, 8B, bfloat16 | {few:.2f} | {many:.2f} (16) |")
+    return lines
+
+
+def batch() -> list[str]:
+    """Plain speed, and speedups of a fixed K and of auto, by batch size."""
+    rows = load("auto-by-batch")["rows"]
+    found = {(row["batch"], row["num_draft_tokens"]): row for row in rows}
+    lines = ["| sequences | plain, tokens/s | K = 4 | auto |", "|---:|---:|---:|---:|"]
+    for size in dict.fromkeys(row["batch"] for row in rows):
+        speedups = [f"{found[size, k]['speedup']:.2f}" for k in (4, "auto")]
+        plain = found[size, 0]["tokens_per_s"]
+        lines.append(f"| {size:g} | {plain:.0f} | " + " | ".join(speedups) + " |")
+    return lines
+
+
+def text() -> list[str]:
+    """By workload: look-ups alone, and with a draft model."""
+    lines = [
+        "| text | `suffix`: no drafter | `draft-model` | `hybrid`: both |",
+        "|---|---:|---:|---:|",
+    ]
+    for kind, found in workloads().items():
+        cells = [f"{found[n]['against plain']:.2f}" for n in ("suffix", "draft-model", "hybrid")]
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
+    return lines
+
+
+MEANS = ("six categories", "all eight")  # rows of `bench spec`
+
+
+def _chats() -> dict[tuple[str, float], dict[str, float]]:
+    """Speedups of Outrider's proposers with SmolLM2: (kind of chat, temperature) -> by proposer."""
+    found: dict[tuple[str, float], dict[str, float]] = {}
+    for row in load("spec")["rows"]:
+        name, _, ours = row["contender"].partition(" K=")
+        if ours:
+            found.setdefault((row["workload"], row["temperature"]), {})[name] = row["speedup"]
+    return found
+
+
+def chats() -> list[str]:
+    """By kind of chat: speedups of every proposer, greedy and sampled."""
+    found = _chats()
+    columns = [(t, name) for t in sorted({t for _, t in found}) for name in ("suffix", "eagle3")]
+    heads = [f"`{name}`, T = {t:g}" for t, name in columns]
+    lines = ["| kind | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    for kind in dict.fromkeys(kind for kind, _ in found):
+        cells = [f"{found[kind, t][name]:.2f}" for t, name in columns]
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def chat_means() -> list[str]:
+    """Means over all kinds of chats: speedups by proposer."""
+    found = {t: speeds for (kind, t), speeds in _chats().items() if kind == "all eight"}
+    lines = ["| drafts with | " + " | ".join(f"T = {t:g}" for t in sorted(found)) + " |"]
+    lines.append("|---|" + "---:|" * len(found))
+    for name in next(iter(found.values())):
+        cells = [f"{found[t][name]:.2f}" for t in sorted(found)]
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return lines
+
+
+def chats_in_short() -> list[str]:
+    """The drafter's mean over all kinds of chats by temperature, and its worst case."""
+    found = _chats()
+    least = min(speeds["eagle3"] for (kind, _), speeds in found.items() if kind not in MEANS)
+    greedy, warm = (found["all eight", t]["eagle3"] for t in (0.0, 0.8))
+    return wrap(
+        f"- **High temperature, small models.** Drafts are accepted less often if the target's "
+        f"distribution is flat. SmolLM2 with its drafter is {greedy:.2f} times plain decoding over "
+        f"eight kinds of greedy chats, {warm:.2f} times at temperature 0.8, {least:.2f} in the "
+        "worst case "
+        "([measured](benchmarks/results/spec.md)).",
+        115,
+        subsequent_indent="  ",
+    )
+
+
+def temperature() -> list[str]:
+    """Acceptance length and speedup of auto, by temperature."""
+    rows = [row for row in load("temperature")["rows"] if row["num_draft_tokens"] == "auto"]
+    shown = [f"{row['temperature']:g}" for row in rows]
+    return [
+        "| temperature | " + " | ".join(shown) + " |",
+        "|---|" + "---:|" * len(rows),
+        "| speedup | " + " | ".join(f"{row['speedup']:.2f}" for row in rows) + " |",
+        "| tokens per step with drafts | "
+        + " | ".join(f"{row['acceptance_length']:.1f}" for row in rows)
+        + " |",
+    ]
+
+
 ONE = "one sequence, 512 tokens of prompt"
 PARTS: dict[str, dict[str, Callable[[], list[str]]]] = {
-    "README.md": {"times": times, "headline": headline, "gpu": gpu},
+    "README.md": {"times": times, "headline": headline, "gpu": gpu, "chats": chats_in_short},
+    "docs/how-to/will-it-help.md": {
+        "machine": machine,
+        "batch": batch,
+        "text": text,
+        "chats": chats,
+        "temperature": temperature,
+    },
     "docs/how-to/choose-a-proposer.md": {
         "start": start,
         "proposers": proposers,
         "winners": winners,
         "drafting": drafting,
+        "chats": chat_means,
     },
     "docs/how-to/run-on-a-gpu.md": {"figures": gpu_figures},
     "docs/explanation/memory-bound.md": {"verify cost": verify_cost, "gpu": verify_cost_gpu},

@@ -55,7 +55,7 @@ KERNELS = {"cuda/kernels.py", "cuda/cycle_kernels.py"}  # Triton: one program is
 ORDER = (
     "errors parameters events __version__",
     "contracts draft_plans registry",
-    "config options",
+    "config server_config options",
     "native",
     "noise sampling layout statistics origins",
     "cuda kv verifiers",
@@ -66,7 +66,7 @@ ORDER = (
     "engine",
     "llm testing",
     "outrider",  # the package itself: `from outrider import LLM`
-    "server prove bench doctor plan train export plots integrations",
+    "server prove bench doctor plan train learn export plots integrations",
     "cli __main__",
 )
 LEVELS = {unit: level for level, line in enumerate(ORDER) for unit in line.split()}

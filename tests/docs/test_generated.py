@@ -43,6 +43,16 @@ def test_a_changed_page_is_noticed() -> None:
     assert reference.fill(changed, reference.PARTS["README.md"]) != changed
 
 
+def test_every_result_file_is_a_claims() -> None:
+    """A result that no page refers to is deleted; a page refers to results that exist."""
+    claims = tool("claims")
+    assert claims.unused() == [], "refer to these result files, or delete them"
+    page = (
+        "Not this. The speed of a pass is\n[measured](benchmarks/results/peers.md). See [b](c.md)."
+    )
+    assert list(claims.claims(page)) == [("peers", "The speed of a pass is measured.")]
+
+
 def test_drawings(tmp_path: Path) -> None:
     drawings = tool("drawings")
     drawings.draw_all(tmp_path)

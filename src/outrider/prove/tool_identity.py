@@ -20,11 +20,11 @@ from outrider.prove.checks import PLAIN, Check, Tell, describe, near_tie
 from outrider.prove.identity import explain
 from outrider.sampling import SamplingParams
 from outrider.server import conversation
-from outrider.server.config import ServerConfig
 from outrider.server.reading import Manner, read_whole
 from outrider.server.reading.grammar import grammar_of_calls
 from outrider.server.request import AUTO, Choice, Conversation, Tool
 from outrider.server.service import Forms
+from outrider.server_config import ServerConfig
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

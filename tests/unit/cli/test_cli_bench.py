@@ -115,6 +115,7 @@ def test_the_doctor_measures_and_advises(
     monkeypatch.setattr(curves, "ROUNDS", 2)
     monkeypatch.setattr(curves, "TIMED_TOKENS", 16)
     monkeypatch.setattr(curves, "SURVIVAL_TOKENS", 32)
+    monkeypatch.setattr(curves, "BUDGET_S", 1e4)
     picture = tmp_path / "curves.svg"
     ran = command(
         "doctor", *pair, "--prompts", str(prompts), "--check", "--plot", str(picture), "--json"
@@ -132,6 +133,19 @@ def test_the_doctor_measures_and_advises(
         assert (measured is None) == (entry["proposer"] is None)
     assert record["helps"] == any(entry["proposer"] for entry in record["advice"])
     ElementTree.parse(picture)
+    assert "will not help" in ran.err or "is expected" in ran.err
+
+
+def test_the_doctor_of_a_slow_model_measures_less(
+    command: Command, pair: list[str], prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves, "SURVIVAL_TOKENS", 32)
+    monkeypatch.setattr(curves, "BUDGET_S", 1e-3)
+    ran = command("doctor", *pair, "--prompts", str(prompts), "--json")
+    assert ran.code == 0, ran
+    assert set(ran.record["passes_s"]) == {"1"}
+    assert [entry["batch"] for entry in ran.record["advice"]] == [1, 2]
+    assert set(ran.record["acceptance"]) == {"draft-model", "ngram"}
     assert "will not help" in ran.err or "is expected" in ran.err
 
 
