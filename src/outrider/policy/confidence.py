@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from itertools import accumulate, pairwise
 from math import exp
+from operator import add
 
 from outrider.contracts import LEVEL_STEP, NUM_LEVELS
 from outrider.policy import MAX_AUTO_DRAFT_TOKENS, MEMORY
 from outrider.policy.acceptance import OWN_DECAY, PRIOR_WEIGHT, START
 
-TOLL = 3.0  # drafting rounds that one more round has to bring: most of the next ones are refused
+TOLL = 1.5  # drafting rounds that one more round has to bring: a third of the next are refused
 
 Outcome = tuple[Seq[int], int, int]  # levels of the drawn tokens; how many were verified, accepted
 
@@ -33,20 +34,12 @@ class _Yields:
         self.num_steps = [0.0] * MAX_AUTO_DRAFT_TOKENS
         self.counts = [[0.0] * MAX_AUTO_DRAFT_TOKENS for _ in range(3)]
 
-    def count(self, outcomes: Seq[Outcome], most: int) -> None:
+    def count(self, num_steps: int, reached: Seq[Seq[int]], most: int) -> None:
         """Of drafts of at most `most`: of later positions less and less is known."""
-        self.fade(self._decay ** len(outcomes))
-        self.num_steps[:most] = [n + len(outcomes) for n in self.num_steps[:most]]
-        lengths = [[0] * (MAX_AUTO_DRAFT_TOKENS + 1) for _ in range(3)]
-        for levels, num_verified, num_accepted in outcomes:
-            lengths[0][len(levels)] += 1
-            lengths[1][num_verified] += 1
-            lengths[2][num_accepted] += 1
-        for counts, ends in zip(self.counts, lengths, strict=True):
-            longer = 0
-            for place in reversed(range(MAX_AUTO_DRAFT_TOKENS)):
-                longer += ends[place + 1]
-                counts[place] += longer
+        self.fade(self._decay**num_steps)
+        self.num_steps[:most] = [n + num_steps for n in self.num_steps[:most]]
+        for counts, more in zip(self.counts, reached, strict=True):
+            counts[:] = map(add, counts, more)
 
     def fade(self, share: float) -> None:
         for counts in [self.num_steps, *self.counts]:
@@ -60,6 +53,16 @@ class _Yields:
             ]
             for counts, means in zip(self.counts, prior, strict=True)
         ]
+
+
+def _reached(outcomes: Seq[Outcome]) -> list[list[int]]:
+    """By position: how many of the steps drew, verified and accepted a draft there."""
+    lengths: list[list[int]] = [[0] * (MAX_AUTO_DRAFT_TOKENS + 1) for _ in range(3)]
+    for levels, num_verified, num_accepted in outcomes:
+        lengths[0][len(levels)] += 1
+        lengths[1][num_verified] += 1
+        lengths[2][num_accepted] += 1
+    return [list(accumulate(ends[:0:-1]))[::-1] for ends in lengths]
 
 
 class Levels:
@@ -140,8 +143,9 @@ class Confidence:
         self._expected += expected
         self._refused += refused
         if most:
-            self.levels.yields.count(outcomes, most)
-            self._yields.count(outcomes, most)
+            reached = _reached(outcomes)
+            for yields in (self.levels.yields, self._yields):
+                yields.count(len(outcomes), reached, most)
 
     def fade(self, share: float) -> None:
         """Trusts old evidence less."""

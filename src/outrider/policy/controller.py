@@ -44,8 +44,8 @@ from outrider.policy.learning import (
 MARGIN = 0.02  # by which drafts, or other budgets, must win: the noise of estimates, and their cost
 PROBE_SHARE = 0.005  # of all time may be lost by probes, and as much is spent on trials
 
+FEW = 4  # sequences: here a newcomer of which nothing is known weighs enough to decide anew
 HORIZON = 128  # tokens to come that count where a drafter has to read a long text first
-FEW = 4  # sequences: a larger batch is not decided anew for each newcomer
 
 
 @dataclass(slots=True)
@@ -139,19 +139,16 @@ class AdaptivePolicy:
         for track, k in zip(tracks, chosen, strict=True):
             track.budget = k
         now = _Standing(ids, num_tokens, valid_steps=longest)
-        with_floors = True
+        with_floors, is_alone = True, num_tokens == len(views)
         if self.costs.verify.is_guess:
             chosen = [0] * len(tracks)
-        elif num_tokens == len(views):  # beside prompts the cost of drafts is not clear
-            if any(chosen):
-                now.valid_steps = _bearable_steps(step, chosen, longest)
-                if now.valid_steps == longest:
-                    chosen, with_floors, now.valid_steps = self._try(step, chosen, most, longest)
-            else:
-                chosen = self._probe(step, own, most)
-                now.valid_steps = longest if len(views) > FEW else VALID_STEPS
-                if any(chosen):
-                    now.valid_steps = PROBE_STEPS
+        elif any(chosen):
+            now.valid_steps = _bearable_steps(step, chosen, longest)
+            if is_alone and now.valid_steps == longest:
+                chosen, with_floors, now.valid_steps = self._try(step, chosen, most, longest)
+        elif is_alone:  # beside prompts the cost of drafts is not clear
+            chosen = self._probe(step, own, most)
+            now.valid_steps = PROBE_STEPS if any(chosen) else longest
         now.members = list(zip(mine, tracks, chosen, strict=True))
         if any(chosen):
             rules = step.stop_rules(chosen)
@@ -261,14 +258,14 @@ class AdaptivePolicy:
     def _carry(
         self, views: Seq[ControlledView], limits: Seq[int], num_tokens: int, ids: list[int]
     ) -> _Standing | None:
-        """The standing decision for a large batch in which a few sequences came or went.
+        """The standing decision, for a batch in which some sequences came or went.
 
-        A newcomer drafts as much as most others like it: that changes little, and a decision for
-        the whole batch takes as long as a part of a pass. None: decide anew.
+        A newcomer drafts as much as most others like it: that changes little, and a decision takes
+        as long as a part of a pass. None: decide anew.
         """
         now, num = self._standing, len(ids)
         lesson, left = now.lesson, now.valid_steps - now.num_steps
-        if num <= FEW or left <= 0 or lesson is None or batch_bucket(num) != lesson.step.batch:
+        if left <= 0 or lesson is None or batch_bucket(num) != lesson.step.batch:
             return None
         budgets = {track: k for _, track, k in now.members}
         rules = {track: now.rules.get(i) for i, track, _ in now.members}
@@ -281,9 +278,11 @@ class AdaptivePolicy:
                 continue
             track = self._track(view)
             if track not in budgets:
-                if track.group not in usual:
+                k = median_low(usual.get(track.group, [0]))
+                settles = track.is_confident and k > 0  # it stops by itself where its text is hard
+                if track.group not in usual or (num <= FEW and not settles):
                     return None
-                budgets[track] = median_low(usual[track.group])
+                budgets[track] = k
                 if self._unread_s(view, track) > now.saved_s * _to_come(view):
                     budgets[track] = 0
                 others = [rule for rule in now.rules.values() if rule is not None]

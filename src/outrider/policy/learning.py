@@ -165,7 +165,7 @@ def _learn_drafts(lesson: Lesson, parts: list[Part], costs: Costs) -> None:
     if len(sources) != 1:
         return
     source = sources.pop()
-    rounds: dict[tuple[int, int], list[float]] = {}  # by batch bucket and number of rounds
+    rounds: dict[int, dict[int, list[float]]] = {}  # by batch bucket and number of rounds
     for part in parts:
         drafting = part.drafting
         longest = max([k for _, _, k in drafting])
@@ -190,17 +190,18 @@ def _learn_drafts(lesson: Lesson, parts: list[Part], costs: Costs) -> None:
             took = took[1:]  # the first draft after a pause includes catching up
         for num_rounds, seconds in took:
             if num_rounds:
-                rounds.setdefault((batch, num_rounds), []).append(seconds)
-    for (batch, num_rounds), times in sorted(rounds.items()):
-        costs.learn_draft(source.name, batch, num_rounds, undisturbed(times), len(times))
+                rounds.setdefault(batch, {}).setdefault(num_rounds, []).append(seconds)
+    for batch, found in sorted(rounds.items()):
+        for num_rounds, times in _telling(found):
+            costs.learn_draft(source.name, batch, num_rounds, undisturbed(times), len(times))
 
 
-def _telling(pass_s: dict[int, list[float]]) -> list[tuple[int, list[float]]]:
-    """The passes of the most common width, and the widest, which are few and matter most."""
-    if not pass_s:
+def _telling(times: dict[int, list[float]]) -> list[tuple[int, list[float]]]:
+    """Those of the most common width, and of the widest, which are few and matter most."""
+    if not times:
         return []
-    kept = {max(pass_s, key=lambda n: len(pass_s[n])), max(pass_s)}
-    return [(num_tokens, pass_s[num_tokens]) for num_tokens in sorted(kept)]
+    kept = {max(times, key=lambda width: len(times[width])), max(times)}
+    return [(width, times[width]) for width in sorted(kept)]
 
 
 def _judge(
