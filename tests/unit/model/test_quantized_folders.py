@@ -2,7 +2,8 @@
 
 The writers below follow the published definitions, value by value. GPTQ and AWQ: the packing loops
 of their reference implementations; compressed-tensors: its README; FP8: DeepSeek-V3's
-`weight_dequant`; nf4: the quantiles of the QLoRA paper with absmax of blocks.
+`weight_dequant`; nf4: the quantiles of the QLoRA paper with absmax of blocks. What the libraries
+themselves write is in `test_owned_quantized_folders.py`.
 """
 
 from __future__ import annotations
@@ -90,8 +91,9 @@ def write_awq(weight: torch.Tensor) -> Written:
     return value(code, zero, scale, torch.arange(weight.shape[1]) // GROUP), tensors
 
 
-def write_packed(weight: torch.Tensor, symmetric: bool) -> Written:
+def write_packed(weight: torch.Tensor, symmetric: bool, order: bool = False) -> Written:
     code, zero, scale = grouped(weight, 4, symmetric)
+    of = torch.arange(weight.shape[1]) // GROUP
     tensors = {
         ".weight_packed": words(code, 4),
         ".weight_scale": scale,
@@ -99,7 +101,10 @@ def write_packed(weight: torch.Tensor, symmetric: bool) -> Written:
     }
     if not symmetric:
         tensors[".weight_zero_point"] = words(zero.t().contiguous(), 4).t().contiguous()
-    return value(code, zero, scale, torch.arange(weight.shape[1]) // GROUP), tensors
+    if order:
+        of = of[torch.randperm(len(of), generator=torch.Generator().manual_seed(1))]
+        tensors[".weight_g_idx"] = of.int()
+    return value(code, zero, scale, of), tensors
 
 
 def write_int8(weight: torch.Tensor) -> Written:
@@ -112,7 +117,7 @@ def write_by_rows(weight: torch.Tensor) -> Written:
     most = weight.abs().amax(1)
     code = (weight / most[:, None] * 127).round().to(torch.int8)
     about = {".SCB": most, ".weight_format": torch.tensor(0, dtype=torch.uint8)}
-    return code.float() * (most / 127)[:, None], {".weight": code, **about}
+    return code * most[:, None] * torch.tensor(1 / 127), {".weight": code, **about}
 
 
 def write_float8(weight: torch.Tensor) -> Written:
@@ -183,6 +188,11 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Written], bool]]
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP}, write_awq, False),
     "int4": (scheme(symmetric=True, **INT4), lambda w: write_packed(w, True), True),
     "int4 asymmetric": (scheme(symmetric=False, **INT4), lambda w: write_packed(w, False), False),
+    "int4 act-order": (
+        scheme(symmetric=True, actorder="group", **INT4),
+        lambda w: write_packed(w, True, order=True),
+        False,
+    ),
     "int8": (scheme(format="int-quantized", num_bits=8, strategy="channel"), write_int8, True),
     "float8": (
         scheme(format="float-quantized", num_bits=8, strategy="channel"),

@@ -24,6 +24,8 @@ from outrider.native import PACKED, STORED_KINDS
 log = logging.getLogger(__name__)
 
 _BLOCK = 32
+# Tensors that only a quantised matrix has, after its stem.
+_MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight.quant_map")
 _Q4_0, _Q8_0 = PACKED + 2, PACKED + 8
 
 
@@ -100,10 +102,7 @@ class QuantizedCheckpoint(Checkpoint):
         return made
 
     def _is_quantised(self, stem: str) -> bool:
-        if any(
-            Checkpoint.__contains__(self, stem + rest)
-            for rest in (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")
-        ):
+        if any(Checkpoint.__contains__(self, stem + rest) for rest in _MARKS):
             return True
         weight = f"{stem}.weight"
         return Checkpoint.__contains__(self, weight) and self._stored(weight) in ("U8", "I8")

@@ -78,9 +78,11 @@ def gptq(part: Parts, config: Mapping[str, Any]) -> Matrix:
     bits = int(config.get("bits", 4))
     if bits not in (2, 4, 8):
         raise ModelError(f"GPTQ with {bits} bits is not read; use 2, 4 or 8 bits")
-    zero_NG = fields_of(need(part, ".qzeros"), bits, 1).t()
+    zeros = need(part, ".qzeros")
     if config.get("checkpoint_format", "gptq") != "gptq_v2":
-        zero_NG = zero_NG + 1  # stored less one
+        # Stored less one, by a subtraction of whole words: a zero point of 0 borrows from the next.
+        zeros = zeros + sum(1 << at for at in range(0, 32, bits))
+    zero_NG = fields_of(zeros, bits, 1).t()
     code_NK = fields_of(need(part, ".qweight"), bits, 0).t()
     scale_NG, order = need(part, ".scales").t(), part(".g_idx")
     size = int(config.get("group_size", -1))
@@ -116,6 +118,8 @@ def compressed(part: Parts, config: Mapping[str, Any]) -> Matrix:
         if not symmetric:
             zero_NG = need(part, ".weight_zero_point").float()
     else:
+        if bits not in (2, 4, 8):  # whose packing depends on the version of the library
+            raise ModelError(f"compressed-tensors with {bits} bits are not read; use 2, 4 or 8")
         width = int(need(part, ".weight_shape")[1])
         code_NK = fields_of(packed, bits, 1)[:, :width]
         middle = torch.full_like(scale_NG, 1 << (bits - 1), dtype=torch.float32)
@@ -147,6 +151,10 @@ def fp8(part: Parts, config: Mapping[str, Any]) -> Matrix:
     code_NK, inverse = need(part, ".weight"), part(".weight_scale_inv")
     if inverse is None:
         return Matrix(code_NK, need(part, ".weight_scale").reshape(-1, 1))
+    if inverse.dtype == torch.uint8:  # exponents
+        inverse = torch.exp2(inverse.float() - 127)
+    if inverse.numel() == 1:
+        return Matrix(code_NK, inverse.reshape(1, 1))
     rows, columns = config.get("weight_block_size") or (128, 128)
     return Matrix(code_NK, inverse, by_rows=int(rows), group=int(columns))
 
@@ -154,12 +162,13 @@ def fp8(part: Parts, config: Mapping[str, Any]) -> Matrix:
 def bitsandbytes(part: Parts, config: Mapping[str, Any]) -> Matrix:
     whole = part(".SCB")
     if whole is not None:
-        return Matrix(need(part, ".weight"), whole.float()[:, None] / 127)
+        # In the library's order, which decides the last bit.
+        return Matrix(need(part, ".weight") * whole.float()[:, None], torch.full((1, 1), 1 / 127))
     state = part(".weight.quant_state.bitsandbytes__nf4")
     if state is None:
         state = need(part, ".weight.quant_state.bitsandbytes__fp4")
     about = json.loads(bytes(state.tolist()))
-    packed = need(part, ".weight").flatten()
+    packed = need(part, ".weight").flatten().view(torch.uint8)  # two bytes may stand as bfloat16
     code = torch.stack([packed >> 4, packed & 15], 1).flatten()
     values = need(part, ".weight.quant_map").float()[code.long()]
     scale = need(part, ".weight.absmax")
