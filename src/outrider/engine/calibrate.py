@@ -33,6 +33,7 @@ from outrider.contracts import (
     Model,
     Observation,
     Proposal,
+    Recommends,
     Verdict,
 )
 from outrider.engine.request import Request, Sequence, Speculation
@@ -89,6 +90,9 @@ class Calibration:
 
     def __call__(self, costs: Costs, proposer: str) -> None:
         """Sets `costs.verify`, unless it is known, and the table of `proposer`, if possible."""
+        drafter = self.engine.proposers[proposer]
+        if isinstance(drafter, Recommends) and drafter.recommended is not None:
+            costs.first[proposer] = drafter.recommended
         if self.engine.thin_passes is not None:
             self._prepare(self.engine.thin_passes, costs, proposer)
             return

@@ -29,8 +29,10 @@ Group = tuple[Levels, Kind]  # requests that start with the same estimates
 class Source:
     """One proposer: what is known of its drafts, and by batch bucket what they may still lose."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, first: int | None = None) -> None:
+        """`first`: drafts of each sequence until some have been judged; None: what is best."""
         self.name = name
+        self.first = first
         self.confident: set[Kind] = set()  # requests for which it stops by itself
         self.balance_s: dict[int, float] = {}
         self._priors: dict[int, Prior] = {}

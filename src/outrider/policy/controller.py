@@ -163,6 +163,9 @@ class AdaptivePolicy:
         """The best budgets, with hysteresis and only where balances allow them."""
         tracks, nothing = step.tracks, [0] * len(most)
         chosen = step.best(most)
+        for i, track in enumerate(tracks):
+            if track.source.first is not None:
+                chosen[i] = min(track.source.first, most[i])
         if all(track.budget >= 0 for track in tracks):
             kept = [min(track.budget, limit) for track, limit in zip(tracks, most, strict=True)]
             if step.rate(chosen) < (1.0 + MARGIN) * step.rate(kept):
@@ -310,9 +313,9 @@ class AdaptivePolicy:
     def _source(self, name: str) -> Source:
         source = self._sources.get(name)
         if source is None:
-            source = self._sources[name] = Source(name)
             if self.measure is not None:
                 self.measure(self.costs, name)
+            source = self._sources[name] = Source(name, self.costs.first.get(name))
         return source
 
     # --- after the verdicts -------------------------------------------------------------------

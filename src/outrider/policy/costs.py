@@ -228,6 +228,7 @@ class Costs:
     # By batch bucket: seconds of the latest plain steps over the table's uncorrected ones.
     plain_clock: dict[int, float] = field(default_factory=dict)
     read_s: dict[str, float] = field(default_factory=dict)  # a drafter reads a token, at speed 1
+    first: dict[str, int] = field(default_factory=dict)  # drafts that a checkpoint recommends
 
     @classmethod
     def guess(cls) -> Costs:

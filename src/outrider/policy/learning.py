@@ -208,6 +208,8 @@ def _judge(
     track: Track, rule: StopRule | None, k: int, drafts: Seq[tuple[Proposal, Seq[int]]]
 ) -> None:
     """What became of a sequence's drafts: (proposal, accepted path) of every step."""
+    if any(proposal.tokens for proposal, _ in drafts):
+        track.source.first = None
     outcomes = [
         (proposal.levels, len(proposal), len(path))
         for proposal, path in drafts

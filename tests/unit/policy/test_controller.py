@@ -284,6 +284,15 @@ def test_requests_with_a_k_of_their_own_are_left_alone() -> None:
     )
 
 
+def test_a_recommended_number_holds_until_drafts_are_judged() -> None:
+    policy = controller(NATIVE)
+    policy.costs.first["simulated"] = 3
+    views = cast("list[ControlledView]", [View(1), View(2)])
+    assert policy.decide(views, [16, 2], 2).budgets == [3, 2]
+    trace = run(NATIVE, constant(0.97), policy, num_steps=200)
+    assert mean(k for (k,) in trace.budgets[100:]) > 5
+
+
 def test_limits_are_respected() -> None:
     ctrl = controller(GPU)
     run(GPU, constant(0.97), ctrl, num_steps=100)

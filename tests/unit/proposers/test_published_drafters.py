@@ -15,6 +15,7 @@ from outrider.errors import ModelError
 from outrider.model.head_kinds import head_kind
 from outrider.model.heads import load_head
 from outrider.model.heads_native import runs_natively
+from outrider.policy.controller import AdaptivePolicy
 from outrider.testing import write_tiny_llama
 from published import CASES, TARGET, L, eagle3, mtp
 from published.comparing import Seen, compare, engine_for
@@ -81,6 +82,17 @@ def test_what_the_checkpoint_recommends(
     proposer = engine_for(target, tmp_path, "torch").proposers[kind]
     assert isinstance(proposer, Recommends)
     assert proposer.recommended == wanted
+
+
+def test_auto_begins_with_what_the_checkpoint_recommends(target: Path, tmp_path: Path) -> None:
+    kind, write = CASES["speculators_llama"]
+    write(tmp_path)
+    config = EngineConfig(
+        model=str(target), draft_model=str(tmp_path), num_draft_tokens="auto", proposer=kind
+    )
+    policy = build(config).policy
+    assert isinstance(policy, AdaptivePolicy)
+    assert policy.costs.first == {kind: 5}
 
 
 @pytest.mark.parametrize("name", REFUSED)
