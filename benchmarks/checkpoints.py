@@ -8,7 +8,9 @@ the same file, and take turns: in every round each computes the same passes, a f
 which the first is not counted. Ratios are medians over rounds. 1B and 8B are random blocks in the
 shapes of Llama-3.2-1B and Llama-3.1-8B; `--families` are random blocks in the shapes of six
 families of about 1B. The result file is named after the shapes, or after the case if there is one:
-the larger ones take minutes, and may be run one by one.
+the larger ones take minutes, and may be run one by one. `of read bandwidth` is the share of what
+the machine reads in the same time, in the same rounds: a token reads all weights, and the keys and
+values of its context.
 """
 
 from __future__ import annotations
@@ -139,11 +141,13 @@ def measure(case: str, path: Path, rounds: int, python: str | None, prompts: int
         key: {"case": case} for key in ("decode", "verify", "prompt")
     }
     size = ours.model.weight_bytes
+    keys_values = CONTEXT * ours.model.spec.kv_bytes_per_token
     rows["decode"] |= {
         "file MB": path.stat().st_size / 1e6,
         "packed MB": size / 1e6,
+        "K/V MB": keys_values / 1e6,
         "tokens/s": 1e3 / ms("Ours", 1),
-        "of read bandwidth": size / median(seconds["Ours", 1]) / median(bandwidth),
+        "of read bandwidth": (size + keys_values) / median(seconds["Ours", 1]) / median(bandwidth),
     }
     rows["prompt"] |= {f"{CONTEXT} tokens ms": ms("Ours", CONTEXT), "load to first s": ours.load_s}
     for width in WIDTHS[1:]:
