@@ -43,11 +43,13 @@ GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
 SEEDED = SamplingParams(temperature=1.0, top_p=0.95, seed=5, max_tokens=40, ignore_eos=True)
 PROMPTS = [random_tokens(21, 64, seed) * repeats for seed, repeats in ((1, 1), (2, 2), (3, 3))]
 CACHED = [16, 40, 56]  # the whole blocks of 8 before a prompt's last token
+NARROW = {"draft-tree": {"width": 1, "children": 2}}  # several passes of one node each
 DRAFTING: dict[str, tuple[str, int, dict[str, Any]]] = {
     "look-up": ("suffix", 4, {}),
     "another model": ("draft-model", 4, {}),
     "itself": ("draft-model", 4, {"draft_model": "target"}),
     "trees of itself": ("draft-tree", 8, {"draft_model": "target"}),
+    "narrow trees": ("draft-tree", 4, {"draft_model": "target", "proposer_options": NARROW}),
     "its first layers": ("early-exit", 3, {}),
     "windows": ("lookahead", 8, {}),
     "itself in int8": ("quantized", 4, {}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from outrider.engine.engine import Engine, Result
 from outrider.engine.request import Speculation
 from outrider.proposers.draft_model import DraftModelProposer
 from outrider.sampling import SamplingParams
-from outrider.testing import write_tiny_llama
+from outrider.testing import write_tiny_head, write_tiny_llama
 from scripted import Cautious
 
 pytestmark = needs_native
@@ -336,3 +337,31 @@ def test_interrupted_it_goes_on_step_by_step(make: Make, runs: Runs, wish: Specu
     engine.resume()
     decode(engine, params, [wish], PROMPTS[:1])
     assert runs.num_calls < runs.num_steps
+
+
+@pytest.mark.parametrize("length", range(151, 156))
+def test_a_tree_that_reaches_beyond_the_positions_so_far(
+    length: int, pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A growing tree writes more rows than it hands over, at later positions."""
+    sizes = json.loads((pair[0] / "config.json").read_text())
+    head = write_tiny_head(
+        tmp_path / "head", "eagle3", vocab_size=sizes["vocab_size"],
+        hidden_size=sizes["hidden_size"], taps=(0, 1, 2),
+    )  # fmt: skip
+    config = EngineConfig(
+        model=str(pair[0]),
+        draft_model=str(head),
+        backend="native",
+        proposer="eagle3",
+        num_draft_tokens=3,
+        kv_tokens=1024,
+        block_size=8,
+    )
+    engine = build(config)
+    run = engine.executors.run
+    monkeypatch.setattr(engine.executors, "run", lambda plan, _, limit_s: run(plan, 1, limit_s))
+    params = SamplingParams(max_tokens=160 - length, ignore_eos=True)
+    (result,) = finish(engine, [engine.add([7 * i % 50 + 3 for i in range(length)], params)])
+    assert len(result.tokens) == 160 - length
+    assert not engine.executors.faults

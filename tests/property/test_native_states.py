@@ -5,9 +5,12 @@ As in `test_states`. Logits of a further token show every number of the state be
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import hypothesis.strategies as st
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 
 from draft_steps import MOST_TOKENS, STEP, accepted
@@ -99,3 +102,26 @@ def test_lost_states_are_computed_again(model: NativeDecoder) -> None:
     logits = driver.forward({"a": [1]}).logits["a"][0].clone()
     assert model.states(native.STATES_REPLAYED) == before + 45
     assert torch.equal(logits, plain(driver, [*text, 1])[0])
+
+
+def test_lost_states_of_many_long_texts_are_computed_again(tmp_path: Path) -> None:
+    """Room for few states: those of one text must survive while others are computed."""
+    config = transformers.Mamba2Config(
+        **{"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+        **{"hidden_size": 16, "num_hidden_layers": 1, "num_heads": 16, "head_dim": 64},
+        **{"expand": 64, "state_size": 1024, "n_groups": 1},  # 4 MB a state
+    )
+    model = NativeDecoder.load(write(tmp_path, config))
+    texts = {name: [(i * i + k) % 64 for i in range(2100)] for k, name in enumerate("bcdefg")}
+    texts = {"a": list(range(16)), **texts}  # ends with a block: a checkpoint
+    driver = Driver(model, num_blocks=7 * 133, block_size=16)
+    for name, text in texts.items():
+        for start in range(0, len(text), 512):
+            piece = text[start : start + 512]
+            driver.forward({name: piece})
+            driver.keep(name, range(len(piece)))
+    expected = driver.forward({name: [5] for name in texts}).logits
+    expected = {name: logits.clone() for name, logits in expected.items()}
+    model.states(native.STATES_FORGET)
+    logits = driver.forward({name: [5] for name in texts}).logits
+    assert all(torch.equal(logits[name], expected[name]) for name in texts)

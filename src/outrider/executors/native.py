@@ -99,6 +99,12 @@ class _Drafts:
             return self.heads.model
         return self.chain.model if self.chain is not None and any(self.counts) else None
 
+    @property
+    def num_grown(self) -> int:
+        """The most rows that a growing tree writes after a text, beyond those of its drafts."""
+        tree = None if self.chain is None else self.chain.tree
+        return 0 if tree is None else tree.passes * tree.width
+
     def spread(self, values: Iterable[T], nothing: T) -> list[T]:
         """The values of sequences that draft, and `nothing` for the others."""
         members = self._batch.members
@@ -180,7 +186,7 @@ class _Call:
         target.extend_positions(longest)
         drafter = cast("NativeModel | None", drafts.model)
         if drafter is not None and drafts.heads is None:
-            drafter.extend_positions(longest)
+            drafter.extend_positions(longest + drafts.num_grown)
         catch_up = drafts.catch_up
         num_rows = sum(map(max, drafts.counts, drafts.max_found)) + num_seqs
         self._cycles = native.Cycles(

@@ -42,9 +42,9 @@ void StateStore::begin(int num_slots, int block_size, size_t kv_bytes) {
   next_inputs_ = 0;
 }
 
-void StateStore::make_room(int starts, int states, int inputs) {
+void StateStore::make_room(int starts, int states, int inputs, int checkpoints) {
   most_recent_ = std::max(most_recent_, starts + states);
-  most_rows_ = std::max(most_rows_, most_recent_ + starts + states + 1);
+  most_rows_ = std::max(most_rows_, most_recent_ + starts + states + checkpoints + 1);
   most_inputs_ = std::max(most_inputs_, 4 * inputs);
 }
 
@@ -244,10 +244,11 @@ struct Planner {
 
   void wish(int seq, int from, int fed, bool tree) {
     const int n = s.starts[seq + 1] - s.starts[seq], context = s.context[seq], repeated = context - from, skip = repeated + fed;
-    const bool speculative = tree || fed || is_speculative(s, wanted, seq);
-    const int lazy = !speculative ? n : tree ? 0 : std::max(0, n - kMostKept);
+    // Later passes of a growing tree read the inputs of all its nodes, also while it is still a chain.
+    const bool branches = tree || s.fed, speculative = branches || is_speculative(s, wanted, seq);
+    const int lazy = !speculative ? n : branches ? 0 : std::max(0, n - kMostKept);
     // The text that is surely committed, and up to where drafts may be.
-    const int sure = context + (speculative ? lazy : n), end = tree || fed ? context : context + n;
+    const int sure = context + (speculative ? lazy : n), end = branches ? context : context + n;
     for (int i = from; i < end; ++i) {
       const bool last = i + 1 == sure && (!partial || i >= context);
       if (last || (!partial && serves(i, end))) wishes.push_back({i - from, slot_at(m, s, seq, i), false});
@@ -318,26 +319,40 @@ bool plan_states(OutriderModel& m, const StepArgs& s) {
   return Planner(m, s).run();
 }
 
+namespace {
+
+// Computes at most kReplayed lost tokens of a sequence again, after its nearest state.
+int32_t replay(OutriderModel& m, const StepArgs& s, int seq) {
+  int done = s.context[seq];
+  while (done > 0 && !m.states.has(slot_at(m, s, seq, done - 1))) --done;
+  const int n = std::min(s.context[seq] - done, kReplayed);
+  std::vector<int32_t> packed;
+  for (int i = 0; i < n; ++i) packed.push_back(m.states.token(slot_at(m, s, seq, done + i)));
+  for (int i = 0; i < n; ++i) packed.push_back(done + i);
+  packed.insert(packed.end(), {0, n, done});
+  const int32_t* table = s.tables + int64_t(seq) * s.table_width;
+  packed.insert(packed.end(), table, table + s.table_width);
+  OutriderStep part{};
+  part.num_tokens = n, part.num_seqs = 1, part.table_width = s.table_width;
+  part.exit_layer = -1, part.threads = s.threads;
+  m.states.replayed += n;
+  return run_locked(m, {packed.data(), part});
+}
+
+}  // namespace
+
 int32_t restore_states(OutriderModel& m, const StepArgs& s) {
   if (!m.states.sizes.layers) return OUTRIDER_OK;
-  m.states.make_room(s.num_seqs, s.num_seqs, 0);
+  // A pass that computes lost tokens keeps so many states, and must leave what others start from.
+  m.states.make_room(s.num_seqs, s.num_seqs, 0, 4 + kReplayed / (m.states.stride() * m.block_size));
   for (int seq = 0; seq < s.num_seqs; ++seq) {
     if (s.starts[seq + 1] == s.starts[seq]) continue;
     while (first_repeated(m, s, seq) < 0) {
-      int done = s.context[seq];
-      while (done > 0 && !m.states.has(slot_at(m, s, seq, done - 1))) --done;
-      const int n = std::min(s.context[seq] - done, kReplayed);
-      std::vector<int32_t> packed;
-      for (int i = 0; i < n; ++i) packed.push_back(m.states.token(slot_at(m, s, seq, done + i)));
-      for (int i = 0; i < n; ++i) packed.push_back(done + i);
-      packed.insert(packed.end(), {0, n, done});
-      const int32_t* table = s.tables + int64_t(seq) * s.table_width;
-      packed.insert(packed.end(), table, table + s.table_width);
-      OutriderStep part{};
-      part.num_tokens = n, part.num_seqs = 1, part.table_width = s.table_width;
-      part.exit_layer = -1, part.threads = s.threads;
-      if (const int32_t code = run_locked(m, {packed.data(), part})) return code;
-      m.states.replayed += n;
+      for (int other = 0; other < s.num_seqs; ++other) {
+        const int from = s.starts[other + 1] == s.starts[other] ? 0 : first_repeated(m, s, other);
+        if (from > 0) m.states.state(slot_at(m, s, other, from - 1));  // a use: the oldest are evicted
+      }
+      if (const int32_t code = replay(m, s, seq)) return code;
     }
   }
   return OUTRIDER_OK;

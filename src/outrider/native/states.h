@@ -68,8 +68,9 @@ class StateStore {
   int32_t token(int slot) const { return tokens_[size_t(slot)]; }
   int stride() const { return stride_; }
   void begin_pass() { ++pass_; }
-  // Room for a pass that starts from and keeps at most so many states, and reads and keeps inputs.
-  void make_room(int starts, int states, int inputs);
+  // Room for a pass that starts from and keeps at most so many states, and reads and keeps inputs;
+  // and for so many more states at the ends of blocks, which other passes keep before it.
+  void make_room(int starts, int states, int inputs, int checkpoints = 0);
   const float* state(int slot);   // which counts as a use
   const float* inputs(int slot);  // which stay until the next pass
   void write(int slot, int32_t token);  // another token stands in the slot
