@@ -134,8 +134,8 @@ def measured() -> list[str]:
         "One sequence at context 512 on two cores: SmolLM2 with 135M parameters, random weights in",
         "the shapes of Llama 3.2 1B, Llama 3.1 8B and models of other families. `verify(5)` is the",
         "time of a pass over five tokens, over that of one. A start ends with the first token",
-        "after a prompt of 16. llama.cpp computes Q8_0 on the file itself: it starts sooner and decodes",
-        f"more slowly. Machine and versions: {sources}.",
+        "after a prompt of 16. llama.cpp computes Q8_0 on the file itself, which starts sooner",
+        f"and decodes more slowly. Machine and versions: {sources}.",
         "",
         *speed,
     ]

@@ -17,6 +17,7 @@ from outrider.learn.lesson import Weights
 from outrider.model.heads import Eagle3Head, load_head
 
 NUM_KEPT = 2
+MOST_SCOPES = 64  # on disk: clients choose salts, and each is a scope
 STARTED_FROM = "started-from.json"
 
 
@@ -32,15 +33,14 @@ class Kept:
     """The learnt heads of one server. `scope`: "" for all clients, or the digest of a key."""
 
     def __init__(self, folder: Path, head: Eagle3Head) -> None:
-        """Raises ConfigError if the folder was learnt from another head."""
+        """Raises ConfigError if the folder was learnt from another head or cannot be used."""
         self.folder, self._head = folder, copy.deepcopy(head)
-        folder.mkdir(parents=True, exist_ok=True)
-        record, found = folder / STARTED_FROM, fingerprint(head)
-        if not record.exists():
-            partial = record.with_suffix(".partial")
-            partial.write_text(json.dumps({"sha256": found}) + "\n")
-            partial.replace(record)
-        elif json.loads(record.read_text()).get("sha256") != found:
+        found = fingerprint(head)
+        try:
+            learnt_from = _started_from(folder, found)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot keep learnt heads in {folder}: {error}") from error
+        if learnt_from != found:
             raise ConfigError(
                 f"{folder} holds heads learnt from another head: give another --learn-folder, or "
                 "the --draft-model it began with"
@@ -48,7 +48,7 @@ class Kept:
 
     def scopes(self) -> list[str]:
         """The scopes with a head, the one saved last first."""
-        found = [(path, numbers(path)) for path in self.folder.iterdir() if path.is_dir()]
+        found = [(path, numbers(path)) for path in self.folder.glob("of-*")]
         there = [path for path, several in found if several]
         there.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         return [path.name.removeprefix("of-") for path in there]
@@ -69,10 +69,23 @@ class Kept:
         self._head.save(path)
         for number in there[: len(there) + 1 - NUM_KEPT]:
             shutil.rmtree(folder / str(number))
+        for other in self.scopes()[MOST_SCOPES:]:
+            shutil.rmtree(self._folder(other))
         return path
 
     def _folder(self, scope: str) -> Path:
         return self.folder / f"of-{scope}"
+
+
+def _started_from(folder: Path, fingerprint: str) -> str:
+    """Of the head that the folder began with; an empty one begins with this one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    record = folder / STARTED_FROM
+    if not record.exists():
+        partial = record.with_suffix(".partial")
+        partial.write_text(json.dumps({"sha256": fingerprint}) + "\n")
+        partial.replace(record)
+    return str(json.loads(record.read_text()).get("sha256"))
 
 
 def numbers(folder: Path) -> list[int]:

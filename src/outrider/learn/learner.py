@@ -103,15 +103,14 @@ class Learner:
     def num_kept_tokens(self) -> int:
         return self._collector.num_tokens
 
-    def restore(self) -> None:
-        """Drafts with the weights that an earlier process saved."""
+    def restore(self, only: str | None = None) -> None:
+        """Drafts with the weights that an earlier process saved; `only`: of this scope. What one
+        key has taught must not draft for all."""
         if self._kept is None:
             return
-        for scope in reversed(self._kept.scopes()[:MOST_SCOPES]):
-            weights = self._kept.load(scope)
-            if weights is not None:
-                self.drafting[scope] = Drafting(weights)
-                self._server.swap(scope, weights)
+        there = [scope for scope in self._kept.scopes() if only in (None, scope)]
+        for scope in reversed(there[:MOST_SCOPES]):
+            self._begin(scope)
 
     def see(
         self,
@@ -143,7 +142,7 @@ class Learner:
         if len(rows) < 2:
             return None
         if scope not in self.drafting:
-            self.drafting[scope] = Drafting(self._first)
+            self._begin(scope)
         self.drafting.move_to_end(scope)
         while len(self.drafting) > MOST_SCOPES:
             dropped, _ = self.drafting.popitem(last=False)
@@ -162,6 +161,13 @@ class Learner:
             },
         )
         return outcome
+
+    def _begin(self, scope: str) -> None:
+        """A scope goes on from what it saved last, if it did."""
+        saved = None if self._kept is None else self._kept.load(scope)
+        self.drafting[scope] = Drafting(self._first if saved is None else saved)
+        if saved is not None:
+            self._server.swap(scope, saved)
 
     def _round(self, scope: str, drafting: Drafting, rows: list[Row]) -> Outcome:
         began = time.monotonic()

@@ -28,7 +28,11 @@ Ids = list[TokenId]
 class LabelsBody(TolerantBody):
     model: Name | None = None
     query: Text | Ids
-    items: Text | Annotated[list[Text], Field(max_length=MAX_PROMPTS)] | list[Ids]
+    items: (
+        Text
+        | Annotated[list[Text], Field(max_length=MAX_PROMPTS)]
+        | Annotated[list[Ids], Field(max_length=MAX_PROMPTS)]
+    )
     label_token_ids: Annotated[TokenIds, Field(min_length=1)]
     apply_softmax: bool = False
     item_first: bool = False
@@ -42,7 +46,9 @@ class LabelsBody(TolerantBody):
         query = await _tokens(self.query, served, "query", special=not self.item_first)
         for item in self.each:
             tokens = await _tokens(item, served, "items", special=self.item_first)
-            prompts.append(tokens + query if self.item_first else query + tokens)
+            prompt = tokens + query if self.item_first else query + tokens
+            served.core.check_prompt(prompt, "items")  # now: a long query repeats with each item
+            prompts.append(prompt)
         sampling = {"logprobs": 0, "logprob_ids": tuple(self.label_token_ids), "temperature": 0}
         return Request(prompt=prompts, model=self.model, sampling=sampling, max_tokens=1)
 

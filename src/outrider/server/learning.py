@@ -130,8 +130,8 @@ class Learning:
             try:
                 return future.result(LOOK_S)
             except TimeoutError:
-                if future.done():
-                    raise
+                if future.done():  # since a moment ago, or with a TimeoutError of its own
+                    return future.result()
                 if self._stopped.is_set():
                     future.cancel()
                     raise Stopped from None
@@ -144,7 +144,7 @@ class Learning:
         if self._is_native:  # torch computes nothing else in this process
             torch.set_num_threads(1)
         try:
-            self.learner.restore()
+            self.learner.restore(None if self._per_key else "")
             while not self._stopped.is_set():
                 if self.learner.run_next() is None:
                     self._wait(LOOK_S)

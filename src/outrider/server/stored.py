@@ -51,7 +51,8 @@ class Store:
         id = entry.reply["id"]
         if id in self._kept:
             self.drop(id)
-        entry.num_chars = len(dumped(entry.messages)) + len(dumped(entry.items))
+        parts = (entry.reply, entry.messages, entry.items)
+        entry.num_chars = sum(len(dumped(part)) for part in parts)
         self._kept[id] = entry
         self._num_chars += entry.num_chars
         while len(self._kept) > MAX_STORED or self._num_chars > MAX_STORED_CHARS:

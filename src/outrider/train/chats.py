@@ -42,6 +42,7 @@ class Written:
     kinds: dict[str, int]
     num_answer_tokens: int
     seconds: float
+    asked: str = ""  # a digest of what a run asked for
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

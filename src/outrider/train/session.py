@@ -190,8 +190,12 @@ def _wants_chats(config: SessionConfig, tokenizer: Any) -> bool:
 def _written(config: SessionConfig) -> Written:
     """The target's chats; those of an interrupted run of this call, if there are."""
     path = config.out / OWN_TEXT
+    facts = [config.target, config.length, config.own_tokens, config.seed]
+    asked = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     if path.exists():
-        return Written.load(path)
+        written = Written.load(path)
+        if written.asked == asked:
+            return written
     minutes = config.minutes if config.hours is None else 60 * config.hours
     unit = "tokens" if minutes is None else "s"
     with Progress("the target writes", unit=unit) as progress:
@@ -203,6 +207,7 @@ def _written(config: SessionConfig) -> Written:
             seed=config.seed,
             tell=progress.count,
         )
+    written.asked = asked
     written.save(path)
     return written
 

@@ -321,6 +321,11 @@ def test_a_flood_of_responses_is_forgotten() -> None:
         store.get("large", "salt")
     store.put(entry("small"))
     assert store.get("small", "salt")
+    shown = entry("shown")
+    shown.reply["metadata"] = {"text": "x" * MAX_STORED_CHARS}
+    store.put(shown)
+    with pytest.raises(ApiError):
+        store.get("shown", "salt")
 
 
 def test_a_conversation_keeps_what_was_said(live: Live) -> None:
@@ -348,6 +353,7 @@ def test_a_conversation_keeps_what_was_said(live: Live) -> None:
     assert live.post(f"{where}/items", added).json()["data"][0]["id"]
     assert len(live.client.get(f"{where}/items").json()["data"]) == 4
     assert live.post(where, {"metadata": {"a": "b"}}).json()["metadata"] == {"a": "b"}
+    assert live.client.get(where).json()["metadata"] == {"a": "b"}
     both = {"input": "x", "conversation": talk["id"], "previous_response_id": "resp_1"}
     assert live.post("/v1/responses", both).status_code == 400
     assert live.client.delete(where).json()["deleted"]
@@ -380,6 +386,24 @@ def test_a_response_in_the_background(live: Live, target: Target) -> None:
     for wrong in ({"store": False}, {"stream": True}):
         assert live.post("/v1/responses", long | wrong).status_code == 400
     assert live.post(f"/v1/responses/{wanted['id']}/cancel", {}).status_code == 400
+
+
+def test_nothing_goes_on_from_a_response_that_failed() -> None:
+    from outrider.server.dialects.responses import Turn
+    from outrider.server.dialects.responses_input import ResponsesBody
+    from outrider.server.errors import ApiError
+    from outrider.server.stored import Store, Stored
+
+    store = Store()
+    body = ResponsesBody.model_validate({"input": "and?", "previous_response_id": "resp_1"})
+    past = [{"role": "user", "content": "tell me"}]
+    for status in ("completed", "incomplete", "failed", "cancelled", "queued"):
+        store.put(Stored({"id": "resp_1", "status": status}, "", past, []))
+        if status in ("completed", "incomplete"):
+            assert Turn(body, "", store, Store()).past == past
+        else:
+            with pytest.raises(ApiError, match="not complete"):
+                Turn(body, "", store, Store())
 
 
 def test_anthropic_counts_the_tokens_it_would_read(live: Live) -> None:

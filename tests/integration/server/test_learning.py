@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from outrider.engine.build import EngineConfig, build
 from outrider.errors import ConfigError
 from outrider.learn import learner as learner_module
 from outrider.learn import lesson
-from outrider.server.learning import learnable
+from outrider.learn.keep import Kept
+from outrider.model.heads import load_head
+from outrider.server.learning import Learning, learnable
 from outrider.server.service import State
 from outrider.server_config import ServerConfig
 from outrider.testing import write_tiny_head
@@ -96,6 +100,44 @@ def test_requests_with_a_salt_of_their_own_teach_others_nothing(config: EngineCo
         live.text(**next(bodies(0.0)))
         assert learner.num_kept_tokens > kept
         assert kept < 100  # the probe's
+
+
+def test_a_result_at_its_time_limit_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may come between the end of the wait and the look whether it is there."""
+
+    class Late(Future[int]):
+        def result(self, timeout: float | None = None) -> int:
+            if timeout is not None:
+                self.set_result(7)
+                raise TimeoutError
+            return super().result()
+
+    learning = Learning.__new__(Learning)
+    learning._served = learning._loop = SimpleNamespace(  # type: ignore[assignment]
+        engine=SimpleNamespace(call=lambda work: None)
+    )
+    monkeypatch.setattr("asyncio.run_coroutine_threadsafe", lambda *_: Late())
+    assert learning._call(lambda engine: 7) == 7
+
+
+def test_heads_of_keys_are_not_restored_for_all(config: EngineConfig, tmp_path: Path) -> None:
+    assert config.draft_model is not None
+    head = load_head(config.draft_model)
+    kept = Kept(tmp_path, head)  # type: ignore[arg-type]
+    kept.save("of-one-key", head.state_dict())
+    kept.save("", head.state_dict())
+    with Live(config, **KEYS | {"learn_folder": str(tmp_path)}) as live:
+        learner = live.service.metrics.learner
+        assert learner is not None
+        wait_for(lambda: bool(learner.drafting))
+        assert list(learner.drafting) == [""]
+
+
+def test_a_folder_that_cannot_be_used_ends_the_start(config: EngineConfig, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with Live(config, **KEYS | {"learn_folder": str(tmp_path / "file")}) as live:
+        assert live.service.state is State.FAILED
+        assert isinstance(live.service.failure, ConfigError)
 
 
 def test_a_folder_of_another_head_ends_the_start(config: EngineConfig, tmp_path: Path) -> None:

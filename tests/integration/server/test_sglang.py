@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from outrider.server import labels
+
 from .live import PROBE, Live, chunks_of
 
 SAMPLING = {"max_new_tokens": 24, "temperature": 0, "ignore_eos": True}
@@ -53,6 +55,9 @@ def test_scores_of_the_prompt_and_the_output(live: Live) -> None:
     reply = live.post("/generate", only | {"logprob_start_len": 0}).json()
     assert reply["output_ids"] == []
     assert reply["meta_info"]["output_token_logprobs"] == []
+    (chunk,) = chunks_of(live.post("/generate", only | {"stream": True}).text)
+    assert (chunk["text"], chunk["output_ids"]) == ("", [])
+    assert chunk["meta_info"]["completion_tokens"] == 0
     scores = [score for score, _, _ in reply["meta_info"]["input_token_logprobs"][1:]]
     expected = [score for score, _, _ in meta["input_token_logprobs"][1:]]
     assert scores == pytest.approx(expected, abs=1e-4)
@@ -134,9 +139,27 @@ def test_how_probable_labels_are(live: Live) -> None:
         {"items": 4},
         {"label_token_ids": []},
         {"label_token_ids": [1 << 30]},
+        {"items": [[5]] * 65},
     ]
     for wrong in refused:
         assert live.post("/v1/score", asked | wrong).status_code == 400
+
+
+def test_a_long_query_is_refused_before_it_is_repeated(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for each item, it would be many times the size of the body."""
+    read: list[int] = []
+    tokens_of = labels._tokens
+
+    async def counted(given: str | list[int], *rest: Any, special: bool) -> list[int]:
+        read.append(len(given))
+        return await tokens_of(given, *rest, special=special)
+
+    monkeypatch.setattr(labels, "_tokens", counted)
+    asked = {"query": [5] * 100_000, "items": [[5]] * 64, "label_token_ids": [5]}
+    assert live.post("/v1/score", asked).status_code == 400
+    assert read == [100_000, 1]
 
 
 def test_conversations_in_one_request(live: Live) -> None:

@@ -201,6 +201,68 @@ def test_a_folder_of_another_head_is_refused(folders: tuple[Path, Path], tmp_pat
         Kept(tmp_path, head)  # type: ignore[arg-type]
 
 
+def test_a_folder_that_cannot_be_used_is_an_error_of_the_user(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    head = load_head(folders[1])
+    (tmp_path / "file").write_text("")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "started-from.json").write_text("{")
+    for name in ("file", "kept"):
+        with pytest.raises(ConfigError, match="cannot keep"):
+            Kept(tmp_path / name, head)  # type: ignore[arg-type]
+
+
+def test_weights_of_one_key_do_not_draft_for_all(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    head = load_head(folders[1])
+    kept = Kept(tmp_path / "kept", head)  # type: ignore[arg-type]
+    for scope in ("", "alice"):
+        kept.save(scope, head.state_dict())
+    learner, server = learner_for(new_engine(folders), tmp_path / "kept")
+    learner.restore("")
+    assert server.swaps == [""]
+    assert list(learner.drafting) == [""]
+    every, server = learner_for(new_engine(folders), tmp_path / "kept")
+    every.restore()
+    assert sorted(server.swaps) == ["", "alice"]
+
+
+def test_a_scope_that_returns_goes_on_from_what_it_saved(
+    engine: Engine, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    head = load_head(folders[1])
+    saved = {name: torch.full_like(value, 0.5) if value.is_floating_point() else value
+             for name, value in head.state_dict().items()}  # fmt: skip
+    Kept(tmp_path / "kept", head).save("", saved)  # type: ignore[arg-type]
+    learner, server = learner_for(engine, tmp_path / "kept")
+    serve(engine, learner, 12, seed=1)
+    seen: list[Weights] = []
+    learner._lesson.replay = lambda rows, weights: seen.append(weights) or 1 / 0  # type: ignore
+    with pytest.raises(ZeroDivisionError):
+        learner.run_next()
+    assert server.swaps == [""]
+    for name, value in seen[0].items():
+        torch.testing.assert_close(value, saved[name])
+
+
+def test_heads_of_few_scopes_stay_on_disk(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.learn.keep.MOST_SCOPES", 2)
+    head = load_head(folders[1])
+    kept = Kept(tmp_path, head)  # type: ignore[arg-type]
+    (tmp_path / "of-nothing").mkdir()
+    (tmp_path / "notes").mkdir()  # of the user
+    for seconds, scope in enumerate(("a", "b", "c")):
+        kept.save(scope, head.state_dict())
+        os.utime(tmp_path / f"of-{scope}", (seconds, seconds))
+    kept.save("d", head.state_dict())
+    assert kept.scopes() == ["d", "c"]
+    assert (tmp_path / "notes").is_dir()
+
+
 SAVES = """
 import sys
 from pathlib import Path

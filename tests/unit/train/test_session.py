@@ -110,6 +110,20 @@ def test_an_interrupted_run_keeps_what_the_target_wrote(
     assert outcome.report.num_steps == 8
 
 
+def test_text_of_another_run_is_not_trained_on(
+    chat_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.train.session.load_model", lambda *_, **__: 1 / 0)
+    written = []
+    for length, seed in ((160, 0), (200, 0), (200, 1), (200, 1)):
+        with pytest.raises(ZeroDivisionError):
+            session("eagle3", chat_target, tmp_path, own_tokens=1500, length=length, seed=seed)
+        written.append(Written.load(tmp_path / "own-text.pt").rows)
+    assert [len(rows[0]) for rows in written] == [162, 202, 202, 202]
+    assert not torch.equal(written[1], written[2])
+    assert torch.equal(written[2], written[3])
+
+
 def test_rows_of_chats_hold_prompts_and_the_beginnings_of_answers(chat_target: Path) -> None:
     written = write_chats(str(chat_target), 160, most_tokens=1500, most_s=None, seed=1)
     again = write_chats(str(chat_target), 160, most_tokens=1500, most_s=None, seed=1)

@@ -61,6 +61,7 @@ def router(service: Service, store: Store) -> APIRouter:
     async def update(id: str, body: MetadataBody, http: HttpRequest) -> Response:
         entry = found(id, http)
         entry.reply["metadata"] = body.metadata or {}
+        store.put(entry)
         return JSONResponse(entry.reply)
 
     @routes.delete("/v1/conversations/{id}", response_model=None)

@@ -36,6 +36,7 @@ from outrider.server.stream import SSE, event_frame
 
 Keep = Callable[[dict[str, Any], list[dict[str, Any]]], None]
 UNFINISHED = ("queued", "in_progress", "cancelled")
+COMPLETE = ("completed", "incomplete")  # others have said nothing to go on from
 
 
 class ResponsesWriter:
@@ -300,7 +301,7 @@ def _reasoned(text: str) -> dict[str, Any]:
     return {"content": [{"type": "reasoning_text", "text": text}], "status": "completed"}
 
 
-class _Turn:
+class Turn:
     """Where a request goes on from, and where its response is kept."""
 
     def __init__(self, body: ResponsesBody, salt: str, store: Store, talks: Store) -> None:
@@ -310,7 +311,7 @@ class _Turn:
         self.past: list[dict[str, Any]] = []
         if body.previous_response_id is not None:
             entry = store.get(body.previous_response_id, salt)
-            if entry.reply["status"] in UNFINISHED:
+            if entry.reply["status"] not in COMPLETE:
                 raise ApiError(400, "the response is not complete", param="previous_response_id")
             self.past = entry.messages
         elif body.conversation_id is not None:
@@ -320,8 +321,7 @@ class _Turn:
     def keep(self, reply: dict[str, Any], messages: list[dict[str, Any]]) -> None:
         if self._body.store is not False:
             self._store.put(Stored(reply, self._salt, messages, self._input))
-        is_complete = reply["status"] not in (*UNFINISHED, "failed")
-        if is_complete and self._talk is not None and self._talks.holds(self._talk):
+        if reply["status"] in COMPLETE and self._talk is not None and self._talks.holds(self._talk):
             self._talk.items += [*self._input, *reply["output"]]
             self._talks.put(self._talk)
 
@@ -334,14 +334,15 @@ class _Background:
 
     def begin(self, generation: Generation, writer: ResponsesWriter, keep: Keep) -> dict[str, Any]:
         """Starts it; returns the response as it is now. ApiError if there is no room."""
-        admitted = ExitStack()
-        admitted.enter_context(generation)
-        queued = writer.unfinished("queued")
-        keep(queued, [])
+        with ExitStack() as entered:
+            entered.enter_context(generation)
+            queued = writer.unfinished("queued")
+            keep(queued, [])
+            running = entered.pop_all()
 
         async def work() -> None:
             try:
-                with admitted:
+                with running:
                     writer.whole(await generation.all())
             except asyncio.CancelledError:
                 keep(writer.unfinished("cancelled"), [])
@@ -367,7 +368,7 @@ def router(answering: Answering) -> APIRouter:
 
     @routes.post("/v1/responses", response_model=None)
     async def create(body: ResponsesBody, http: HttpRequest) -> Response:
-        turn = _Turn(body, service.salt(http.state.key, None), store, talks)
+        turn = Turn(body, service.salt(http.state.key, None), store, talks)
         request = body.request(turn.past)
 
         def make(reply: Reply) -> ResponsesWriter:
@@ -380,7 +381,7 @@ def router(answering: Answering) -> APIRouter:
 
     @routes.post("/v1/responses/input_tokens", response_model=None)
     async def input_tokens(body: ResponsesBody, http: HttpRequest) -> Response:
-        turn = _Turn(body, service.salt(http.state.key, None), store, talks)
+        turn = Turn(body, service.salt(http.state.key, None), store, talks)
         found = await count_tokens(body.request(turn.past), service.served)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": found})
 

@@ -184,13 +184,18 @@ class GenerateWriter:
         for prompt_index, result in enumerate(results):
             for i, completion in enumerate(result.completions):
                 index = prompt_index * self._num + i
-                self._texts[index], self._tokens[index] = completion.text, completion.tokens
-                self._scores[index] = list(completion.logprobs or ())
-                if self._body.sampling_params.max_new_tokens == 0:  # only the prompt's scores
-                    self._texts[index], self._tokens[index] = "", []
-                    self._scores[index] = []
+                self._add(index, completion.text, completion.tokens, completion.logprobs or ())
                 found.append(self._state(index, completion.finish_reason, result))
         return found if self._body.is_list else found[0]
+
+    def _add(
+        self, index: int, text: str, tokens: Sequence[int], scores: Sequence[TokenLogprob]
+    ) -> None:
+        if self._body.sampling_params.max_new_tokens == 0:
+            return  # only the prompt's scores are wanted; one token is the least that is drawn
+        self._texts[index] += text
+        self._tokens[index] += tokens
+        self._scores[index] += scores
 
     def _state(self, index: int, reason: str | None, result: Result | None) -> dict[str, Any]:
         ask, tokens = self._reply.generation.ask, self._tokens[index]
@@ -253,9 +258,7 @@ class GenerateWriter:
 
     def delta(self, delta: Delta) -> Sequence[dict[str, Any]]:
         index = delta.index
-        self._texts[index] += delta.text
-        self._tokens[index] += delta.tokens
-        self._scores[index] += delta.logprobs
+        self._add(index, delta.text, delta.tokens, delta.logprobs)
         result = self._reply.generation.results[index // self._num]
         return [{"index": index} | self._state(index, delta.finish_reason, result)]
 
