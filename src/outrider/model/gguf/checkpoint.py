@@ -110,8 +110,13 @@ class GgufCheckpoint:
         dim, turned = self._config.head_dim, self._config.rotated
         order = torch.arange(dim)
         order[:turned] = order[:turned].reshape(-1, 2).t().flatten()
-        rows = self._config.num_heads if ".q_" in name else self._config.num_kv_heads
-        return values.reshape(rows, dim, -1)[:, order]
+        heads = self._config.num_heads if ".q_" in name else self._config.num_kv_heads
+        if values.numel() % (heads * dim):
+            raise ModelError(
+                f"{name} in {self.folder} does not hold {heads} heads of {dim}; "
+                "download the file again"
+            )
+        return values.reshape(heads, dim, -1)[:, order]
 
 
 def _without_ones(shape: Sequence[int]) -> list[int]:

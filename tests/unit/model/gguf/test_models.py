@@ -17,6 +17,8 @@ from gguf_files import plain
 from outrider import LLM, Speculation
 from outrider.errors import ConfigError, ModelError
 from outrider.model.driver import Driver
+from outrider.model.gguf.checkpoint import GgufCheckpoint
+from outrider.model.gguf.container import open_gguf
 from outrider.model.load import load_model
 from outrider.model.weights import read_config, read_generation_config
 from outrider.testing import write_tiny_llama
@@ -144,6 +146,14 @@ def test_a_missing_or_misshapen_tensor_is_refused(tiny: Path, tmp_path: Path) ->
         load_model(changed(tiny, tmp_path / "m.gguf", more))
     with pytest.raises(ModelError, match=r"lacks the tensor model\.layers\.2\."):
         load_model(changed(tiny, tmp_path / "n.gguf", {}, **{"llama.block_count": 3}))
+
+
+def test_a_tensor_that_holds_other_heads_is_refused(tiny: Path, tmp_path: Path) -> None:
+    path = changed(tiny, tmp_path / "m.gguf", {}, **{"llama.attention.head_count": 132})
+    name = "model.layers.0.self_attn.q_proj.weight"
+    held = open_gguf(tiny).tensors["blk.0.attn_q.weight"].shape
+    with pytest.raises(ModelError, match="does not hold 132 heads"):
+        GgufCheckpoint(open_gguf(path)).tensor(name, held)
 
 
 def test_sampling_parameters_come_out_of_the_file(tiny: Path, tmp_path: Path) -> None:
