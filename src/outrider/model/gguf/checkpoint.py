@@ -108,14 +108,14 @@ class GgufCheckpoint:
         """Rope here turns dimension i of a head together with i + D/2. Some architectures hold such
         pairs as neighbours, so the rows of queries and keys move."""
         dim, turned = self._config.head_dim, self._config.rotated
-        order = torch.arange(dim)
-        order[:turned] = order[:turned].reshape(-1, 2).t().flatten()
         heads = self._config.num_heads if ".q_" in name else self._config.num_kv_heads
         if values.numel() % (heads * dim):
             raise ModelError(
                 f"{name} in {self.folder} does not hold {heads} heads of {dim}; "
                 "download the file again"
             )
+        order = torch.arange(dim)
+        order[:turned] = order[:turned].reshape(-1, 2).t().flatten()
         return values.reshape(heads, dim, -1)[:, order]
 
 
