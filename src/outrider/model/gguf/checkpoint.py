@@ -127,5 +127,6 @@ def _dequantize(blocks: Bytes, id: int) -> np.ndarray[Any, np.dtype[np.float32]]
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    found: np.ndarray[Any, np.dtype[np.float32]] = dequantize(blocks, GGMLQuantizationType(id))
+    with np.errstate(all="ignore"):  # of a damaged file; a step whose logits are NaN fails
+        found: np.ndarray[Any, np.dtype[np.float32]] = dequantize(blocks, GGMLQuantizationType(id))
     return found

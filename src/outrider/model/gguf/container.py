@@ -167,7 +167,7 @@ class _Header:
             self._refuse(f"claims {num_keys} metadata entries")
         self.metadata: dict[str, Any] = {}
         for _ in range(num_keys):
-            key = self._string(_MAX_NAME)
+            key = self._name()
             if key in self.metadata:
                 self._refuse(f"repeats the metadata entry {key!r}")
             self.metadata[key] = self._value(self._number("I"))
@@ -189,11 +189,15 @@ class _Header:
         size = struct.calcsize("<" + code)
         return struct.unpack("<" + code, self._take(size))[0]
 
-    def _string(self, longest: int | None = None) -> str:
-        size = self._number("Q")
-        if longest is not None and size > longest:
-            self._refuse("has a name that is too long")
-        return str(self._take(size), "utf-8", "replace")
+    def _string(self) -> str:
+        return str(self._take(self._number("Q")), "utf-8", "replace")
+
+    def _name(self) -> str:
+        """One that error messages can show."""
+        name = self._string()
+        if len(name) > _MAX_NAME or not name.isprintable():
+            self._refuse("has a name that is too long or no text")
+        return name
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -250,7 +254,7 @@ class _Header:
         return tensors
 
     def _entry(self) -> tuple[str, tuple[int, ...], TensorType, int]:
-        name = self._string(_MAX_NAME)
+        name = self._name()
         dims = self._number("I")
         if not 1 <= dims <= _MAX_DIMS:
             self._refuse(f"gives {name} {dims} dimensions")
