@@ -136,7 +136,7 @@ def measure(
             "K/V, MiB": length * per_token / 2**20,
             "prefill, tokens/s": "-",
         }
-        if base_s:
+        if plain_s > 1.2 * base_s > 0:  # else the difference is noise
             read = (length - SHORT) * per_token
             row["attention of bandwidth"] = read / (plain_s - base_s) / bandwidth
         else:
