@@ -139,8 +139,7 @@ def measure(
         if plain_s > 1.2 * base_s > 0:  # else the difference is noise
             read = (length - SHORT) * per_token
             row["attention of bandwidth"] = read / (plain_s - base_s) / bandwidth
-        else:
-            base_s = plain_s
+        base_s = base_s or plain_s
         if length == max(lengths) and kv_dtype == "auto":
             row["prefill, tokens/s"] = length / prefill_s(driver, length)
         rows.append(row)
