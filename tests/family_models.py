@@ -56,6 +56,9 @@ _DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 6,
 }
+_JAPANESE = {
+    k: v for k, v in SMALL.items() if k not in ("num_key_value_heads", "intermediate_size")
+}
 _GROUPS = {
     "n_routed_experts": 6,
     "n_shared_experts": 2,
@@ -196,7 +199,12 @@ FAMILY_CONFIGS: dict[str, Any] = {
     "gpt_neox serial": t.GPTNeoXConfig(
         **SMALL, use_parallel_residual=False, partial_rotary_factor=0.5, hidden_act="gelu_fast"
     ),
+    "gpt_neox_japanese": t.GPTNeoXJapaneseConfig(
+        **_JAPANESE, intermediate_multiple_size=3, rotary_pct=0.5, rotary_emb_base=500
+    ),
     "nemotron": t.NemotronConfig(**SMALL),
+    "openai-gpt": t.OpenAIGPTConfig(**_GPT),
+    "openai-gpt relu": t.OpenAIGPTConfig(**_GPT, afn="relu"),
     "gpt2": t.GPT2Config(**_GPT),
     "gpt_bigcode": t.GPTBigCodeConfig(**_GPT),
     "gpt_bigcode heads": t.GPTBigCodeConfig(**_GPT, multi_query=False, n_inner=48),
@@ -409,6 +417,36 @@ FAMILY_CONFIGS: dict[str, Any] = {
         num_experts_per_tok=3,
         moe_intermediate_size=24,
         shared_expert_intermediate_size=40,
+    ),
+    "olmo_hybrid": t.OlmoHybridConfig(
+        **SMALL,
+        **{k: v for k, v in _DELTA.items() if k != "head_dim"},
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        rope_parameters={"rope_theta": None},
+        attention_bias=True,
+    ),
+    "olmo_hybrid rope": t.OlmoHybridConfig(
+        **SMALL, linear_num_key_heads=2, linear_key_head_dim=6, linear_allow_neg_eigval=False
+    ),
+    "minimax": t.MiniMaxConfig(
+        **SMALL,
+        head_dim=8,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        block_size=16,
+        full_attn_alpha_factor=1.7,
+        full_attn_beta_factor=0.8,
+        linear_attn_alpha_factor=1.4,
+        linear_attn_beta_factor=1.2,
+        mlp_alpha_factor=2.0,
+        mlp_beta_factor=0.7,
+    ),
+    "minimax plain": t.MiniMaxConfig(
+        **SMALL | {"num_attention_heads": 6},
+        head_dim=10,
+        num_local_experts=5,
+        layer_types=["linear_attention", "linear_attention", "full_attention"],
+        sliding_window=9,
     ),
     "gpt_neo": t.GPTNeoConfig(
         **_IDS,

@@ -48,9 +48,9 @@ PARAMS = (
 # Types beside those of the own decoder: what people run, and what has parts of its own.
 _OTHERS = """
 afmoe apertus aria_text bitnet cohere2_moe cpmant ctrl deepseek_v4 diffllama doge exaone_moe flint
-gpt_neox_japanese granite_swa granitemoe_swa granitemoeshared hrm_text hy_v3 hy_v4 jais2 jetmoe
-kimi_linear kolibri1 laguna longcat_flash mellum mimo_v2_flash minicpm3 minimax nanochat
-olmo_hybrid openai-gpt persimmon recurrent_gemma rwkv solar_open xlstm youtu
+granite_swa granitemoe_swa granitemoeshared hrm_text hy_v3 hy_v4 jais2 jetmoe
+kimi_linear kolibri1 laguna longcat_flash mellum mimo_v2_flash minicpm3 nanochat
+persimmon recurrent_gemma rwkv solar_open xlstm youtu
 """
 # Sizes by the names that any configuration gives them.
 _SIZES: dict[str, Any] = {

@@ -32,7 +32,7 @@ ZOO = bool(os.environ.get("OUTRIDER_ZOO"))
 RECURRENT = ["lfm2", "qwen3_5"]
 if ZOO:
     RECURRENT += ["mamba2", "granite4", "granite4 dense", "falcon_h1", "nemotron_h", "qwen3_next"]
-    RECURRENT += ["bamba"]
+    RECURRENT += ["bamba", "olmo_hybrid", "minimax"]
 NATIVE = list(RECURRENT) if ZOO else ["lfm2", "granite4", "qwen3_5"]
 ONLY_TORCH = ["mamba", "falcon_mamba", "jamba"]
 if ZOO:

@@ -22,7 +22,7 @@ from outrider.model.native_decoder import NativeDecoder
 from tiny_models import write
 
 pytestmark = needs_native
-FAMILIES = ("granite4", "falcon_h1", "qwen3_next")
+FAMILIES = ("granite4", "falcon_h1", "qwen3_next", "olmo_hybrid", "minimax")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

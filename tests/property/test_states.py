@@ -18,7 +18,7 @@ from outrider.model.driver import Driver
 from outrider.model.torch_decoder import TorchDecoder
 from tiny_models import write
 
-FAMILIES = ("lfm2", "granite4", "qwen3_next")
+FAMILIES = ("lfm2", "granite4", "qwen3_next", "olmo_hybrid", "minimax")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

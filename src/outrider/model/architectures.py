@@ -69,8 +69,9 @@ def _refuse_state(model_class: Any, config: Any, kind: str) -> None:
     # A class that can keep a state keeps none if all of its layers are attention.
     if others or (getattr(model_class, "_is_stateful", False) and not types):
         raise ModelError(
-            f"{kind!r} models keep a recurrent state that cannot be rolled back when drafts are "
-            "refused; use a model with attention only"
+            f"Outrider has no description of the recurrent layers of {kind!r} models yet, and the "
+            "recurrent state of transformers cannot go back when drafts are refused; use a model "
+            "type that docs/reference/models.md lists with a path"
         )
     if not model_class.is_backend_compatible():
         raise ModelError(

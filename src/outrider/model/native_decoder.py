@@ -31,7 +31,7 @@ from outrider.errors import UnknownName
 from outrider.model.checkpoints import open_checkpoint
 from outrider.model.families import DecoderConfig, read_decoder_config
 from outrider.model.families.description import Latent
-from outrider.model.families.mixers import GatedDelta
+from outrider.model.families.mixers import FixedDecay, GatedDelta
 from outrider.model.families.shapes import count_parameters, layer_shapes, norm_names
 from outrider.model.gguf.files import model_name
 from outrider.model.latent import LatentRows, latent_rows
@@ -41,12 +41,14 @@ from outrider.model.native_description import (
     STATE_TENSORS,
     cannot_run,
     experts_of,
+    fixed_tensors,
     has_short_convolutions,
     layer_arrays,
     mixer_of,
     mixes_of,
     parts_of,
     state_tensor,
+    stays_of,
     widths_of,
 )
 from outrider.model.native_kinds import EXPERT_PARTS, LAYER_KINDS, matrix_kinds
@@ -94,6 +96,7 @@ class NativeDecoder(NativeModel):
         types = None if kinds is None else (ctypes.c_int32 * len(kinds))(*kinds)
         # Alive until they are read.
         arrays, widths, mixes = layer_arrays(config), widths_of(config), mixes_of(config)
+        stays = stays_of(config)
         super().__init__(
             native.Config(
                 hidden=config.hidden_size,
@@ -114,6 +117,7 @@ class NativeDecoder(NativeModel):
                 attention_scale=config.score_scale,
                 types=None if types is None else ctypes.addressof(types),
                 widths=None if widths is None else ctypes.addressof(widths),
+                stays=None if stays is None else ctypes.addressof(stays),
                 parts=parts_of(config),
                 experts=experts_of(config, *arrays),
                 mixer=mixer_of(config, mixes),
@@ -259,6 +263,10 @@ class NativeDecoder(NativeModel):
         if isinstance(mixer, GatedDelta):
             kind = STATE_TENSORS["mixer.in_proj.weight"]
             self.set_tensor(kind, layer, weights.delta_inputs(layer, mixer))
+        if isinstance(mixer, FixedDecay):
+            made = fixed_tensors(mixer, layer, weights.decay_inputs(layer, mixer))
+            for name, tensor in made.items():
+                self.set_tensor(STATE_TENSORS[name], layer, tensor)
         for name, kind in STATE_TENSORS.items():
             if weights.has(layer, name):
                 tensor = state_tensor(self.config, name, weights.layer(layer, name))

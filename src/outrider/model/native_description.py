@@ -17,6 +17,7 @@ from outrider.model.families.description import (
 )
 from outrider.model.families.mixers import (
     ChannelScan,
+    FixedDecay,
     GatedDelta,
     SelectiveScan,
     ShortConvolution,
@@ -81,6 +82,9 @@ RUNS = frozenset(
         "norm_shift",
         "norm_before",
         "norm_after",
+        "norms_out",
+        "norm_stays",
+        "last_o_bias",
         "parallel",
         "one_norm",
         "qk_layer_norm",
@@ -139,6 +143,14 @@ def widths_of(config: DecoderConfig) -> Any:
     return (ctypes.c_int32 * config.num_layers)(*(width * config.has_state(i) for i in layers))
 
 
+def stays_of(config: DecoderConfig) -> Any:
+    """Per layer the two factors of `norm_stays`; None: norms leave the residual as it is."""
+    if not config.norm_stays:
+        return None
+    factors = [factor for pair in config.norm_stays for factor in pair]
+    return (ctypes.c_float * len(factors))(*factors)
+
+
 def mixes_of(config: DecoderConfig) -> Any:
     """Per layer the bits of outrider.h: whether it attends, and has a state; None: all attend."""
     if not config.mixing or has_short_convolutions(config):
@@ -172,9 +184,38 @@ def mixer_of(config: DecoderConfig, mixes: Any) -> native.Mixer:
             width=mixer.width,
             norm_groups=mixer.value_heads,
             norm_first=1,
+            most_strength=mixer.most_strength,
+            eps=mixer.norm_eps or 0.0,
+            mixes=ctypes.addressof(mixes),
+        )
+    if isinstance(mixer, FixedDecay):  # a scan without convolution, whose every step is 1
+        return native.Mixer(
+            heads=mixer.heads,
+            groups=mixer.heads,
+            rows=mixer.head_dim,
+            outputs=mixer.head_dim,
+            width=1,
+            norm_groups=1,
+            norm_first=1,
+            sigmoid_gate=1,
+            least_step=1.0,
+            most_step=1.0,
+            eps=mixer.norm_eps,
             mixes=ctypes.addressof(mixes),
         )
     return native.Mixer()
+
+
+def fixed_tensors(mixer: FixedDecay, layer: int, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What a scan has besides the stored tensors, of a layer whose products are `inputs`."""
+    no_steps = inputs.new_zeros(mixer.heads, inputs.shape[1])
+    return {
+        "mixer.in_proj.weight": torch.cat([inputs, no_steps]),
+        "mixer.conv.weight": torch.ones(mixer.channels, 1),
+        "mixer.dt_bias": torch.zeros(mixer.heads),
+        "mixer.A_log": torch.tensor(mixer.rates(layer)),
+        "mixer.D": torch.zeros(mixer.heads),
+    }
 
 
 def state_tensor(config: DecoderConfig, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -193,7 +234,8 @@ def parts_of(config: DecoderConfig) -> native.Parts:
     return native.Parts(
         layer_norm=config.layer_norm,
         no_input_norms=not config.norm_before,
-        out_norms=config.norm_after,
+        out_norms=config.norm_after or any(config.norms_out),
+        either_norms=bool(config.norms_out),
         parallel=config.parallel,
         one_norm=config.one_norm,
         qk_layer_norm=config.qk_layer_norm,

@@ -13,7 +13,7 @@ EXPERT_PARTS = ("gate", "up", "down")
 _PRODUCTS = tuple(name for name in LAYER_TENSORS if name.endswith("_proj.weight"))
 _MATRICES = tuple(name for name in _PRODUCTS if not name.startswith("mixer."))
 # The products that stand in place of attention's in a layer with a recurrent part.
-_INPUTS = ("mixer.in_proj.weight", "mixer.in_proj_qkvz.weight", "mixer.in_proj_qkv.weight")
+_INPUTS = tuple(f"mixer.in_proj{part}.weight" for part in ("", "_qkvz", "_qkv", "_q"))
 _IN_PLACE: dict[str, tuple[str, ...]] = {f"self_attn.{part}_proj.weight": _INPUTS for part in "qkv"}
 _IN_PLACE["self_attn.o_proj.weight"] = ("mixer.out_proj.weight",)
 LAYER_KINDS = len(_MATRICES) + 2  # and those of experts

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from outrider.model.families.mixers import (
     ChannelScan,
+    FixedDecay,
     GatedDelta,
     SelectiveScan,
     ShortConvolution,
@@ -63,6 +64,9 @@ class _Tensors:
 
     def delta_inputs(self, mixer: GatedDelta) -> torch.Tensor:
         return self._place(self._weights.delta_inputs(self._layer, mixer))
+
+    def decay_inputs(self, mixer: FixedDecay) -> torch.Tensor:
+        return self._place(self._weights.decay_inputs(self._layer, mixer))
 
 
 class ConvolutionLayer:
@@ -172,11 +176,12 @@ class DeltaLayer:
     """`GatedDelta`. N value heads; keys have P dimensions, values V."""
 
     def __init__(self, get: _Tensors, mixer: GatedDelta, eps: float) -> None:
-        self._mixer, self._eps = mixer, eps
+        self._mixer = mixer
         self.inputs = get.delta_inputs(mixer)
         self.conv_CW, self.conv_bias_C = get.convolution()
         self.step_bias_N, self.rate_N = get.wide("dt_bias"), -get.wide("A_log").exp()
         self.norm_V = get.wide("norm.weight")
+        self._eps = eps if mixer.norm_eps is None else mixer.norm_eps
         self.out = get("out_proj.weight").t()
         self.out_bias: torch.Tensor | None = None
 
@@ -190,7 +195,7 @@ class DeltaLayer:
         q_TNP, k_TNP = (self._unit(x) for x in (q, k))
         q_TNP = q_TNP * mixer.key_dim**-0.5
         v_TNV = v.reshape(num_tokens, heads, mixer.value_dim)
-        strength_TN1 = b.float().sigmoid()[..., None]
+        strength_TN1 = b.float().sigmoid()[..., None] * mixer.most_strength
         decay_TN11 = (F.softplus(a.float() + self.step_bias_N) * self.rate_N).exp()[..., None, None]
 
         def advance(state_nNPV: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -214,6 +219,34 @@ class DeltaLayer:
         return x.repeat_interleave(mixer.value_heads // mixer.key_heads, dim=1)
 
 
+class DecayLayer:
+    """`FixedDecay`. N heads; queries, keys and values have P dimensions."""
+
+    def __init__(self, get: _Tensors, mixer: FixedDecay, layer: int) -> None:
+        self._mixer = mixer
+        self.inputs, self.norm_I = get.decay_inputs(mixer), get.wide("norm.weight")
+        decay_N = torch.tensor(mixer.rates(layer)).exp().to(self.norm_I.device)
+        self.decay_N11 = decay_N[:, None, None]
+        self.out = get("out_proj.weight").t()
+        self.out_bias: torch.Tensor | None = None
+
+    def __call__(self, h_TH: torch.Tensor, states: StatePass, at: int) -> torch.Tensor:
+        mixer = self._mixer
+        z, *parts = torch.split(F.linear(h_TH, self.inputs), mixer.inner, dim=-1)
+        shape = (len(h_TH), mixer.heads, mixer.head_dim)
+        v_TNP, k_TNP, q_TNP = (F.silu(part.float()).view(shape) for part in parts)
+
+        def advance(state_nNPP: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+            state_nNPP.mul_(self.decay_N11)
+            state_nNPP.addcmul_(k_TNP[tokens][..., None], v_TNP[tokens][:, :, None])
+            out: torch.Tensor = (state_nNPP * q_TNP[tokens][..., None]).sum(-2)
+            return out
+
+        y_TI = states.recur(at, advance, torch.empty_like(v_TNP)).flatten(1)
+        y_TI = F.rms_norm(y_TI, (mixer.inner,), self.norm_I, mixer.norm_eps)
+        return (y_TI * torch.sigmoid(z.float())).to(h_TH.dtype)
+
+
 def read_mixer(weights: Weights, layer: int, place: Place) -> MixerLayer | None:
     """None: the layer has no state."""
     mixer = weights.config.mixer
@@ -226,4 +259,6 @@ def read_mixer(weights: Weights, layer: int, place: Place) -> MixerLayer | None:
         return ScanLayer(get, mixer, weights.config.norm_eps)
     if isinstance(mixer, ChannelScan):
         return ChannelScanLayer(get, mixer)
+    if isinstance(mixer, FixedDecay):
+        return DecayLayer(get, mixer, layer)
     return DeltaLayer(get, mixer, weights.config.norm_eps)

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from outrider.errors import ModelError
 from outrider.model.families.description import DecoderConfig
-from outrider.model.families.mixers import GatedDelta, SelectiveScan
+from outrider.model.families.mixers import FixedDecay, GatedDelta, SelectiveScan
 from outrider.model.families.shapes import layer_shapes, trunk_shapes
 from outrider.model.rope import sinusoids
 
@@ -148,7 +149,10 @@ class Weights:
         layout = self.config.layout
         if module.startswith("mlp.") and self.config.has_experts(layer):
             module = f"{layout.experts.shared}.{module.removeprefix('mlp.')}"
-        return f"{self._trunk}{layout.layers}{layer}.{layout.modules.get(module, module)}"
+        layer -= module in layout.in_layer_before
+        at, name = f"{self._trunk}{layout.layers}{layer}.", layout.modules.get(module, module)
+        other = layout.others.get(name)
+        return at + name if other is None else self._first((at + name, at + other), ".weight")
 
     def has(self, layer: int, name: str) -> bool:
         """Whether the layer has the tensor."""
@@ -186,9 +190,12 @@ class Weights:
             tensor = self._from_qkv(layer, part, kind)
         elif part in ("mlp.gate", "mlp.up") and self.config.layout.fused_gate_up:
             tensor = self._from_gate_up(layer, part, kind)
+        elif name == "mixer.conv.weight":
+            tensor = self._convolution(layer, name)
         else:
-            place = self._place(layer, module if kind in ("weight", "bias") else name)
-            place = f"{place}.{kind}" if kind in ("weight", "bias") else place
+            whole = name in self.config.layout.modules or kind not in ("weight", "bias")
+            place = self._place(layer, name if whole else module)
+            place = place if whole else f"{place}.{kind}"
             tensor = self._matrix(place, self._shapes[layer][name])
         scale = self.config.layout.scales.get(name, 1.0)
         tensor = tensor if scale == 1.0 else tensor.float() * scale
@@ -197,8 +204,7 @@ class Weights:
 
     def delta_inputs(self, layer: int, mixer: GatedDelta) -> torch.Tensor:
         """The products of `GatedDelta`, in the order of its `sizes`, as one."""
-        names = ("qkvz", "ba") if mixer.fused else ("qkv", "z", "b", "a")
-        parts = [self.layer(layer, f"mixer.in_proj_{name}.weight") for name in names]
+        parts = [self.layer(layer, f"mixer.in_proj_{name}.weight") for name in mixer.products]
         h = parts[0].shape[1]
         if mixer.fused:  # q, k, v, z of key head 0, of key head 1, ...
             per = [size // mixer.key_heads for size in mixer.sizes]
@@ -208,6 +214,33 @@ class Weights:
                 for piece in torch.split(whole.view(mixer.key_heads, -1, h), sizes, dim=1)
             ]
         return torch.cat(parts)
+
+    def decay_inputs(self, layer: int, mixer: FixedDecay) -> torch.Tensor:
+        """The products of `FixedDecay` as one: the gate, values, keys and queries."""
+        qkv = self.layer(layer, "mixer.in_proj_qkv.weight")
+        heads = qkv.view(mixer.heads, 3, mixer.head_dim, -1)  # those of head 0, of head 1, ...
+        parts = [heads[:, which].flatten(0, 1) for which in (2, 1, 0)]
+        return torch.cat([self.layer(layer, "mixer.in_proj_z.weight"), *parts])
+
+    def _convolution(self, layer: int, name: str) -> torch.Tensor:
+        """The weights of the convolution, which may be a tensor each for q, k and v."""
+        shape, mixer = self._shapes[layer][name], self.config.mixer
+        parts, place = self.config.layout.split_convolution, self.place(layer, name)[0]
+        held = getattr(self._source, "__contains__", lambda _: True)
+        if not parts or not isinstance(mixer, GatedDelta) or held(place):
+            return self._read(place, shape)
+        places = [f"{self._place(layer, part)}.weight" for part in parts]
+        try:
+            return self._split(places, mixer.sizes[:3], shape)
+        except ModelError:  # transformers writes three parts of one size, whatever they belong to
+            third = -(-mixer.channels // 3)
+            return self._split(places, (third, third, mixer.channels - 2 * third), shape)
+
+    def _split(
+        self, places: Sequence[str], sizes: Sequence[int], shape: Sequence[int]
+    ) -> torch.Tensor:
+        rows = zip(places, sizes, strict=True)
+        return torch.cat([self._read(place, (size, *shape[1:])) for place, size in rows])
 
     def _matrix(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         if len(shape) == 2 and self.config.layout.transposed:

@@ -33,7 +33,7 @@ from outrider.model.mlp import ACTIVATIONS, cut_gates
 from outrider.model.residuals import InputTable, StreamEnds, read_input_table, read_stream_ends
 from outrider.model.states import StatePass, States
 from outrider.model.tensors import Tensors
-from outrider.model.torch_heads import grown, norm_heads, rotate
+from outrider.model.torch_heads import finish_logits, grown, norm_heads, rotate
 from outrider.model.torch_weights import Layer, Loader
 from outrider.model.weights import count_tokens, read_config, read_eos_ids
 
@@ -232,7 +232,8 @@ class TorchDecoder:
         rows = torch.from_numpy(batch.logit_rows_R).to(self.device)
         x_RH = x_TH if len(rows) == len(x_TH) == 1 else x_TH[rows]
         logits = self._logits(self._norm(x_RH, self.norm_H, self.norm_bias_H))
-        return StepOutput(logits_RV=self._finish(logits), taps=taps)
+        logits = finish_logits(self.config, logits, self.head_bias_V)
+        return StepOutput(logits_RV=logits, taps=taps)
 
     def _plans(self, batch: StepBatch) -> dict[tuple[int, int], Plan]:
         """One for each kind of heads."""
@@ -305,6 +306,8 @@ class TorchDecoder:
     ) -> None:
         """Runs one layer: adds to `x_TH` in place and stores keys, values and states."""
         h = self._norm(x_TH, layer.attention_norm_H, layer.attention_norm_bias_H)
+        if layer.stays[0]:
+            torch.mul(h, layer.stays[0], out=x_TH)
         beside = self._mlp_input(layer, x_TH, h) if self.config.parallel else None
         if layer.mixer is not None:
             assert states is not None
@@ -354,7 +357,10 @@ class TorchDecoder:
     def _mlp_input(self, layer: Layer, x_TH: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
         if self.config.one_norm:
             return normed
-        return self._norm(x_TH, layer.mlp_norm_H, layer.mlp_norm_bias_H)
+        h = self._norm(x_TH, layer.mlp_norm_H, layer.mlp_norm_bias_H)
+        if layer.stays[1]:
+            torch.mul(h, layer.stays[1], out=x_TH)
+        return h
 
     def _attend(
         self,
@@ -427,17 +433,6 @@ class TorchDecoder:
 
     def _logits(self, x_RH: torch.Tensor) -> torch.Tensor:
         return F.linear(x_RH, self.head_VH).float()
-
-    def _finish(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Bias, scale and cap of logits."""
-        config = self.config
-        if self.head_bias_V is not None:
-            logits_RV += self.head_bias_V
-        if config.logit_scale != 1.0:
-            logits_RV *= config.logit_scale
-        if config.logit_cap is not None:
-            logits_RV = torch.tanh(logits_RV / config.logit_cap) * config.logit_cap
-        return logits_RV
 
     def _norm(
         self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None = None

@@ -1,6 +1,7 @@
-"""What the compact decoder does to queries and keys between their product and attention.
+"""What the compact decoder does to queries and keys before attention, and to logits.
 
-Shape legend: T tokens of the pass, N heads of queries, keys and values, D head size.
+Shape legend: T tokens of the pass, N heads of queries, keys and values, D head size,
+R rows with logits, V vocabulary.
 """
 
 from __future__ import annotations
@@ -49,3 +50,16 @@ def rotate(x_THD: torch.Tensor, turns: torch.Tensor) -> None:
         torch.view_as_complex(pairs).mul_(turns)
     else:
         pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(turns)))
+
+
+def finish_logits(
+    config: DecoderConfig, logits_RV: torch.Tensor, bias_V: torch.Tensor | None
+) -> torch.Tensor:
+    """Bias, scale and cap of logits, in place as far as possible."""
+    if bias_V is not None:
+        logits_RV += bias_V
+    if config.logit_scale != 1.0:
+        logits_RV *= config.logit_scale
+    if config.logit_cap is not None:
+        logits_RV = torch.tanh(logits_RV / config.logit_cap) * config.logit_cap
+    return logits_RV

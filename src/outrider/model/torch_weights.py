@@ -57,6 +57,7 @@ class Layer:
     streams: StreamLayer | None = None
     input_gate: InputGate | None = None
     scale: float = 1.0  # of the state after it
+    stays: tuple[float, float] = (0.0, 0.0)  # see `DecoderConfig.norm_stays`; 0: it does not
     cut: float = 0.0  # the share of the MLP's gates that are 0
 
     @property
@@ -225,6 +226,7 @@ class Loader:
             streams=read_stream_layer(self.weights, index, self.place),
             input_gate=read_input_gate(self.weights, index, self.place),
             scale=self.weights.layer_scale(index),
+            stays=config.norm_stays[index] if config.norm_stays else (0.0, 0.0),
             cut=config.sparsity[index] if config.sparsity else 0.0,
             state=sum(map(config.has_state, range(index))),
             experts=self._experts(index) if config.has_experts(index) else None,

@@ -91,6 +91,7 @@ class Config(Structure):
         ("attention_scale", c_float),
         ("types", c_void_p),
         ("widths", c_void_p),
+        ("stays", c_void_p),
         ("parts", Parts),
         ("experts", Experts),
         ("mixer", Mixer),

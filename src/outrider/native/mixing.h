@@ -103,14 +103,17 @@ class Mixing {
         for (int i = h * of.outputs; i < (h + 1) * of.outputs; ++i) y[i] += layer_.skip[size_t(h)] * x[i];
     }
     if (!of.norm_first) multiply(gate, y, inner);
+    const float eps = of.eps > 0 ? of.eps : m_.config.eps;
     for (int g = 0; g < of.norm_groups; ++g)
-      k_.rms_norm(y + g * width, layer_.state_norm.data() + g * width, width, m_.config.eps, y + g * width);
+      k_.rms_norm(y + g * width, layer_.state_norm.data() + g * width, width, eps, y + g * width);
     if (of.norm_first) multiply(gate, y, inner);
   }
 
  private:
-  // y *= silu(gate); both have room up to a multiple of sixteen.
+  // y *= silu(gate), or sigmoid(gate); both have room up to a multiple of sixteen.
   void multiply(const float* gate, float* y, int n) {
+    for (int i = 0; z_.of.sigmoid_gate && i < n; ++i) y[i] *= 1.0f / (1.0f + std::exp(-gate[i]));
+    if (z_.of.sigmoid_gate) return;
     const int whole = n / kLanes * kLanes;
     k_.silu_mul(gate, y, whole, y);
     if (whole == n) return;
@@ -166,11 +169,12 @@ class Mixing {
   void coefficients(const float* from, float* decay) const {
     const OutriderMixer& of = z_.of;
     float* strength = decay + of.heads;
+    const float most = of.most_strength > 0 ? of.most_strength : 1.0f;
     for (int h = 0; h < of.heads; ++h) {
       float step = softplus(from[of.delta ? of.heads + h : h] + layer_.step_bias[size_t(h)]);
       if (!of.delta) step = std::min(std::max(step, of.least_step), of.most_step);
       decay[h] = std::exp(step * layer_.rate[size_t(h)]);
-      strength[h] = of.delta ? 1.0f / (1.0f + std::exp(-from[h])) : step;
+      strength[h] = of.delta ? most / (1.0f + std::exp(-from[h])) : step;
     }
   }
 

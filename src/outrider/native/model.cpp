@@ -702,6 +702,15 @@ bool mixer_makes_sense(const OutriderConfig& c) {
   return good;
 }
 
+bool stays_make_sense(const OutriderConfig& c) {
+  const OutriderParts& p = c.parts;
+  if (p.either_norms && (!p.out_norms || p.no_input_norms || c.stays)) return false;
+  if (!c.stays) return true;
+  for (int l = 0; l < c.layers; ++l)
+    if (!(c.stays[2 * l] >= 0) || !(c.stays[2 * l + 1] > 0)) return false;
+  return !c.kind && !c.widths && !p.parallel && !p.one_norm && !p.no_input_norms && !p.latent_kv;
+}
+
 bool valid(const OutriderConfig& c) {
   auto in = [](int64_t v, int64_t lo, int64_t hi) { return v >= lo && v <= hi; };
   return in(c.hidden, 1, 1 << 17) && in(c.layers, 0, 4096) && in(c.heads, 1, 4096) &&
@@ -717,7 +726,7 @@ bool valid(const OutriderConfig& c) {
          in(c.parts.activation, OUTRIDER_SILU, OUTRIDER_RELU2) &&
          in(c.parts.position_rows, 0, 1 << 24) && in(c.parts.position_offset, 0, 1 << 16) &&
          c.parts.growth_every >= (c.parts.growth != 0) && c.parts.score_cap >= 0 && c.parts.logit_cap >= 0 && experts_make_sense(c) && latent_makes_sense(c) &&
-         mixer_makes_sense(c) &&
+         mixer_makes_sense(c) && stays_make_sense(c) &&
          (c.kind != OUTRIDER_EAGLE3 || c.layers > 0) && in(c.variant, 0, c.kind ? 127 : 0) &&
          (!(c.variant & (OUTRIDER_PROJECTS | OUTRIDER_FUSED)) || c.feature_width == c.hidden) &&
          (c.kind != OUTRIDER_MEDUSA ||
@@ -776,6 +785,7 @@ OutriderModel* outrider_new(const OutriderConfig* config) {
     Layer& layer = m->layers[size_t(l)];
     layer.width = config->widths ? config->widths[l] : 0;
     layer.attends = !mixer.mixes || mixer.mixes[l] & OUTRIDER_ATTENDS;
+    for (int i = 0; config->stays && i < 2; ++i) layer.stays[i] = config->stays[2 * l + i];
     if (mixer.mixes && mixer.mixes[l] & OUTRIDER_RECURS) layer.state = sizes.layers++;
     if (layer.attends) layer.place = layer.width ? m->convolutions++ : attentions++;
   }
@@ -783,6 +793,7 @@ OutriderModel* outrider_new(const OutriderConfig* config) {
   m->unit_weight[0].assign(size_t(mixer.rows), 1.0f / float(mixer.rows));
   m->unit_weight[1].assign(size_t(mixer.rows), 1.0f / std::sqrt(float(mixer.rows)));
   m->config.widths = m->config.mixer.mixes = sizes.of.mixes = nullptr;  // the caller's
+  m->config.stays = nullptr;
   m->tile_stride = size_t(attentions) * 2 * size_t(config->kv_heads) * m->head_stride;
   const OutriderExperts& experts = config->experts;
   for (int l = 0; l < config->layers; ++l) {
@@ -902,14 +913,22 @@ int32_t outrider_ready(OutriderModel* m) {
     if (l.sparse()) good = good && has(l.seen, {OUTRIDER_ROUTER});
     if (l.sparse() && experts.shared_gate) good = good && has(l.seen, {OUTRIDER_SHARED_GATE});
     for (uint8_t seen : l.expert_seen) good = good && seen == (experts.bias ? 63 : parts.plain_mlp ? 6 : 7);
-    if (!parts.no_input_norms && norms_attended && (!projects || &l != &m->layers[0]))
+    const bool after = parts.out_norms && !(parts.either_norms && l.attention_out_norm.empty());
+    const bool before = !parts.no_input_norms && !(parts.either_norms && after);
+    const bool begins = l.stays[1] != 0 && l.stays[0] == 0;  // attention reads the residual itself
+    if (before && norms_attended && !begins && (!projects || &l != &m->layers[0]))
       good = good && has(l.seen, {OUTRIDER_ATTENTION_NORM});
-    if (!parts.no_input_norms && !parts.one_norm && (l.inner || l.sparse())) good = good && has(l.seen, {OUTRIDER_MLP_NORM});
-    if (parts.out_norms)
+    if (before && !parts.one_norm && (l.inner || l.sparse())) good = good && has(l.seen, {OUTRIDER_MLP_NORM});
+    if (after)
       good = good && has(l.seen, {OUTRIDER_ATTENTION_OUT_NORM, OUTRIDER_MLP_OUT_NORM});
     if (m->config.qk_norm && l.attends && !l.width && !(parts.qk_rotated && l.rope < 0)) good = good && has(l.seen, {OUTRIDER_Q_NORM, OUTRIDER_K_NORM});
   }
   if (!good) return set_error("the checkpoint lacks tensors"), OUTRIDER_INVALID;
+  for (auto& l : m->layers) {
+    if (!l.standing[1].empty()) continue;  // asked before
+    if (l.stays[0] != 0) l.standing[0].swap(l.attention_norm), l.standing_bias[0].swap(l.attention_norm_bias);
+    if (l.stays[1] != 0) l.standing[1].swap(l.mlp_norm), l.standing_bias[1].swap(l.mlp_norm_bias);
+  }
   return OUTRIDER_OK;
 }
 

@@ -76,6 +76,9 @@ struct Layer {
   int state = -1;  // how many layers before it have a state; -1: it has none
   Matrix state_in, state_out, o_gate;
   std::vector<float> state_in_bias, state_out_bias, step_bias, rate, skip, state_norm, o_gate_bias;
+  // Of norms that replace the residual; 0: they do not. Their weights are here, not in *_norm.
+  float stays[2] = {0, 0};
+  std::vector<float> standing[2], standing_bias[2];
   int window = 0, chunk = 0, rope = 0;
   bool causal = false;  // DFlash: a place sees places before it only
   bool sparse() const { return !expert_down.empty(); }

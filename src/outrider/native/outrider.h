@@ -134,16 +134,19 @@ typedef struct {
 //   scan   (z, x, B, C, dt): step = softplus(dt + step bias) within limits, decay = exp(step * rate),
 //          state = decay state + step x B', y = state C + skip x
 //   delta  (q, k, v, z, b, a): q and k get length 1, decay = exp(softplus(a + step bias) * rate),
-//          state = decay state, then state += sigmoid(b) (v - state k) k', y = state q / sqrt(rows)
+//          state = decay state, then state += most_strength sigmoid(b) (v - state k) k',
+//          y = state q / sqrt(rows)
 // y is normalised in `norm_groups` parts (0: not at all), before it is multiplied by silu(z) or after.
+// `sigmoid_gate`: by sigmoid(z) instead.
 enum { OUTRIDER_ATTENDS = 1, OUTRIDER_RECURS = 2 };
 typedef struct {
   int32_t delta;
   int32_t heads, groups;   // groups of heads share B and C, or q and k
   int32_t rows, outputs;   // a head's state is [rows][outputs]: [state][x] of a scan, [k][v]
   int32_t width;           // of the convolution
-  int32_t norm_groups, norm_first;
+  int32_t norm_groups, norm_first, sigmoid_gate;
   float least_step, most_step;
+  float most_strength, eps;  // 0: 1, and that of the other norms
   const int32_t* mixes;    // [layers] bits; null: all attend. Read by outrider_new alone
 } OutriderMixer;
 
@@ -166,6 +169,7 @@ typedef struct {
   int32_t latent_q, latent_kv, latent_rope;  // latent attention; see the kinds of tensors
   int32_t value_dim;       // of a head; 0: head_dim
   int32_t gates_attention;  // see OUTRIDER_O_GATE
+  int32_t either_norms;    // a layer has the norms of what it reads, or of what it adds
   float score_cap, embedding_scale, residual_scale, logit_scale, logit_cap;
   float growth;
 } OutriderParts;
@@ -202,6 +206,10 @@ typedef struct {
   // Null, or for each layer the width of the convolution that stands in place of attention: it gives
   // C * convolution(B * x). 0: attention. Read by outrider_new alone.
   const int32_t* widths;
+  // Null, or for each layer two factors: the norms before attention and before the MLP replace the
+  // residual, which is multiplied by the factor before more is added. 0: there is no norm. Read by
+  // outrider_new alone.
+  const float* stays;
   OutriderParts parts;
   OutriderExperts experts;
   OutriderMixer mixer;

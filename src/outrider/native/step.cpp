@@ -51,6 +51,7 @@ class Worker {
     for (int l = s_.start_layer; l < exit; ++l) {
       const bool prune = m_.plan.prune && l + 1 == exit;
       const Layer& layer = m_.layers[size_t(l)];
+      replace_residual(layer, 0, rows);
       if (layer.state >= 0) recurrent_layer(layer, rows);
       if (layer.width) {
         convolution_layer(l, rows);
@@ -58,14 +59,17 @@ class Worker {
         attention_layer(l, rows, prune);
       }
       if (prune) rows = int(m_.plan.kept.size());
+      scale_residual(layer, 0, rows);
       // Before the output products, the residual is what attention read.
       if (p_.parallel) inner_of_mlp(l, rows);
       if (layer.state >= 0) output_of_state(layer, rows);
       if (layer.attends) output_of_attention(l, rows);
+      replace_residual(layer, 1, rows);
       if (layer.sparse()) {
         experts(l, rows);
       } else if (layer.inner) {
         if (!p_.parallel) inner_of_mlp(l, rows);
+        scale_residual(layer, 1, rows);
         output_of_mlp(l, rows);
       }
       tap(l + 1);
@@ -114,6 +118,22 @@ class Worker {
   void normalise(const float* x, const Norm& norm, int n, float* out) const {
     if (p_.layer_norm) return k_.layer_norm(x, norm.weight, norm.bias, n, c_.eps, out);
     k_.rms_norm(x, norm.weight, n, c_.eps, out);
+  }
+
+  // Where a norm replaces the residual: what attention (`part` 0) or the MLP (1) reads.
+  void replace_residual(const Layer& layer, int part, int rows) {
+    if (layer.stays[part] == 0) return;
+    const Norm norm(layer.standing[part], layer.standing_bias[part]);
+    my_rows(rows, [&](int r) { normalise(b_.x + r * b_.ldx, norm, c_.hidden, b_.x + r * b_.ldx); });
+    team_.sync();
+  }
+
+  // The same once it has been read, before anything is added.
+  void scale_residual(const Layer& layer, int part, int rows) {
+    const float factor = layer.stays[part];
+    if (factor == 0 || factor == 1) return;
+    my_rows(rows, [&](int r) { scale(b_.x + r * b_.ldx, c_.hidden, factor); });
+    team_.sync();
   }
 
   // x = fc . features
@@ -757,6 +777,7 @@ class Worker {
     if (layer.inner) inner_of_mlp(l, rows);
     output_of_experts(layer);
     team_.sync();
+    scale_residual(layer, 1, rows);
     my_rows(rows, [&](int r) { add_experts(layer, r); });
     team_.sync();
     // The score after the experts' is the gate of the shared MLP.

@@ -33,6 +33,7 @@ class Parts(Structure):
                 "latent_rope",
                 "value_dim",
                 "gates_attention",
+                "either_norms",
             )
         ),
         *(
@@ -90,9 +91,10 @@ class Mixer(Structure):
                 "width",
                 "norm_groups",
                 "norm_first",
+                "sigmoid_gate",
             )
         ),
-        *((name, c_float) for name in ("least_step", "most_step")),
+        *((name, c_float) for name in ("least_step", "most_step", "most_strength", "eps")),
         ("mixes", c_void_p),
     ]
 

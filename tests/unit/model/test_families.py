@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
+from family_models import FAMILY_CONFIGS
 from outrider.errors import ModelError
 from outrider.model import load_model
 from outrider.model.driver import Driver
@@ -18,6 +21,7 @@ from outrider.model.families import (
     family,
     read_decoder_config,
 )
+from outrider.model.families.description import NO_ROPE
 from outrider.model.native_decoder import NativeDecoder, available
 from outrider.model.selfcheck import self_check
 from outrider.model.torch_decoder import TorchDecoder
@@ -77,3 +81,53 @@ def test_defaults_say_what_an_absent_key_means(
     config = {key: value for key, value in read_config(folder).items() if key != "attention_bias"}
     assert read_decoder_config(config).qkv_bias
     assert not read_decoder_config(config | {"attention_bias": False}).qkv_bias
+
+
+def test_olmo_hybrid_as_published(tmp_path: Path) -> None:
+    """Its convolutions are tensors of their own sizes; transformers writes three equal parts."""
+    config = FAMILY_CONFIGS["olmo_hybrid"]
+    folder = write(tmp_path, config)
+    expected = Driver(TorchDecoder.load(folder), seed=1).forward({"a": TOKENS}).logits["a"].clone()
+    tensors = load_file(folder / "model.safetensors")
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    for i in (0, 2):
+        names = [f"model.layers.{i}.linear_attn.{part}_conv1d.weight" for part in "qkv"]
+        whole = torch.cat([tensors[name] for name in names])
+        sizes = [keys, keys, len(whole) - 2 * keys]
+        assert [len(tensors[name]) for name in names] != sizes
+        tensors |= dict(zip(names, map(torch.Tensor.clone, torch.split(whole, sizes)), strict=True))
+    between = "model.layers.1.feedforward_layer_norm.weight"
+    tensors["model.layers.1.post_attention_layernorm.weight"] = tensors.pop(between)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    got = Driver(TorchDecoder.load(folder), seed=1).forward({"a": TOKENS}).logits["a"]
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "reason"),
+    [
+        ("olmo_hybrid", {"hidden_act": "gelu"}, "of the convolution"),
+        ("olmo_hybrid", {"layer_types": ["sliding_attention"] * 3}, "other layers"),
+        ("minimax", {"hidden_act": "gelu"}, "lightning attention"),
+        ("minimax", {"layer_types": ["full_attention"] * 2}, "other layers"),
+        ("minimax", {"mlp_alpha_factor": 0}, "not positive"),
+        ("minimax", {"rotary_dim": 4}, "part of a head"),
+        ("openai-gpt", {"afn": "tanh"}, "afn"),
+    ],
+)
+def test_refuses_what_it_does_not_describe(
+    name: str, changed: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    config = read_config(write(tmp_path, FAMILY_CONFIGS[name]))
+    with pytest.raises(ModelError, match=reason):
+        read_decoder_config(config | changed)
+
+
+def test_a_rope_without_theta_does_not_rotate(tmp_path: Path) -> None:
+    """As published: null, which old configs write beside the rope's parameters."""
+    config = read_config(write(tmp_path, FAMILY_CONFIGS["olmo_hybrid"]))
+    expected = read_decoder_config(config)
+    assert set(expected.layer_ropes) == {NO_ROPE}
+    del config["rope_parameters"]
+    assert read_decoder_config(config | {"rope_theta": None}) == expected
+    assert read_decoder_config(config).layer_ropes == ()

@@ -96,8 +96,10 @@ def test_same_as_the_compact_decoder(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "openai-gpt": (
-        transformers.OpenAIGPTConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+    "cpmant": (
+        transformers.CpmAntConfig(
+            vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, dim_head=8
+        ),
         "ignore the attention setting",
     ),
     "rwkv": (

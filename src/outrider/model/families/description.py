@@ -70,7 +70,7 @@ class ExpertLayout:
 class Layout:
     """Where a checkpoint has its tensors, if not where a Llama checkpoint has them.
 
-    `modules` maps modules of a Llama layer to those of this checkpoint's layers.
+    `modules` maps modules of a Llama layer, or whole tensors, to those of this checkpoint's layers.
     """
 
     trunks: tuple[str, ...] = ("model.",)  # before everything but the head; the first that fits
@@ -81,6 +81,10 @@ class Layout:
     positions: str = "embed_positions"
     final_norm: str = "norm"
     modules: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    # What some checkpoints call the modules of this one; those that stand in the layer before.
+    others: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    in_layer_before: tuple[str, ...] = ()
+    split_convolution: tuple[str, ...] = ()  # modules of queries, keys and values, if not one
     # One tensor for queries, keys and values. Its rows are groups of equally many heads; each group
     # holds the rows of its queries, keys and values in this order.
     fused_qkv: str | None = None
@@ -174,8 +178,13 @@ class DecoderConfig:
     norm_shift: float = 0.0  # added to the stored weights of norms
     norm_before: bool = True  # attention and MLP normalise what they read,
     norm_after: bool = False  # and what they add
+    norms_out: tuple[bool, ...] = ()  # per layer, if it is one of the two: whether what they add
+    # Per layer, where the norms before attention and before the MLP replace the residual: what the
+    # residual is multiplied by before more is added. 0: there is no norm.
+    norm_stays: tuple[tuple[float, float], ...] = ()
     parallel: bool = False  # the MLP reads what the attention reads, not what it wrote,
     one_norm: bool = False  # through the same norm
+    last_o_bias: bool = False  # the last layer has `o_bias`, the others have none
     qk_layer_norm: bool = False
     qk_span: str = "head"  # a norm's weights: the same for each head, other for each, for the row
     qk_norm_late: bool = False  # after the rotation
@@ -236,6 +245,9 @@ class DecoderConfig:
     def has_kv(self, layer: int) -> bool:
         """Whether it computes and stores keys and values."""
         return self.has_attention(layer) and self.kv_layer(layer) == layer
+
+    def has_o_bias(self, layer: int) -> bool:
+        return self.o_bias or (self.last_o_bias and layer == self.num_layers - 1)
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
@@ -342,6 +354,8 @@ def one_layer(config: DecoderConfig, *, sparse: bool) -> DecoderConfig:
         config.of_layer(last),
         num_layers=1,
         windows=config.windows[here],
+        norms_out=config.norms_out[here],
+        norm_stays=config.norm_stays[here],
         layer_ropes=config.layer_ropes[here],
         chunks=config.chunks[here],
         mixer=None,

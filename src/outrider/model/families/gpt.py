@@ -1,4 +1,4 @@
-"""GPT-2 and its relatives: learned positions, or GPT-J's rope beside a parallel MLP."""
+"""GPT and its relatives: learned positions, or GPT-J's rope beside a parallel MLP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from outrider.model.families.description import NO_ROPE, DecoderConfig, Layout
+from outrider.model.families.description import NO_ROPE, DecoderConfig, Layout, show
 from outrider.model.families.reader import Reader, family
 from outrider.model.rope import RopeConfig
 
@@ -78,6 +78,54 @@ def gpt2(read: Reader) -> DecoderConfig:
             fused_qkv="attn.c_attn",
             fused_groups=read.number("num_attention_heads") if big and not many else 1,
             transposed=not big,
+        ),
+    )
+
+
+# Its "gelu" is what others call "gelu_new".
+_AFN = {"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}
+
+
+@family(
+    "openai-gpt",
+    "OpenAIGPTLMHeadModel",
+    n_positions=512,
+    layer_norm_epsilon=1e-5,
+    afn="gelu",
+    tie_word_embeddings=True,
+)
+def openai_gpt(read: Reader) -> DecoderConfig:
+    """Norms follow attention and MLP, and replace the residual: the one at the end of a layer is
+    described as the beginning of the next layer, or as the norm before the head.
+    """
+    read = renamed(read)
+    if read.config["afn"] not in _AFN:
+        raise read.refuse(f"afn {show(read.config['afn'])} is not one of {', '.join(_AFN)}")
+    known = ChainMap({"hidden_act": _AFN[read.config["afn"]]}, dict(read.config))
+    count = read.number("num_hidden_layers")
+    return _with_positions(
+        Reader(read.model_type, known, read.stated),
+        intermediate_size=4 * read.number("hidden_size"),
+        norm_eps=read.real("layer_norm_epsilon"),
+        qkv_bias=True,
+        position_rows=read.number("max_position_embeddings"),
+        norm_stays=((0.0, 1.0), *((1.0, 1.0),) * (count - 1)),
+        layout=Layout(
+            trunks=("transformer.", ""),
+            layers="h.",
+            embedding="tokens_embed",
+            positions="positions_embed",
+            final_norm=f"h.{count - 1}.ln_2",
+            in_layer_before=("input_layernorm",),
+            modules={
+                "input_layernorm": "ln_2",
+                "post_attention_layernorm": "ln_1",
+                "self_attn.o_proj": "attn.c_proj",
+                "mlp.up_proj": "mlp.c_fc",
+                "mlp.down_proj": "mlp.c_proj",
+            },
+            fused_qkv="attn.c_attn",
+            transposed=True,
         ),
     )
 

@@ -6,6 +6,7 @@ shape `matrix` that every token changes. Tensors are named as in `shapes`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 Shapes = dict[str, tuple[int, ...]]
@@ -155,7 +156,15 @@ class GatedDelta:
     key_dim: int
     value_dim: int
     width: int
-    fused: bool  # one product for q, k, v, z, by key heads, and one for strengths and decays
+    # Products of the residual: the parts that each gives, of q, k, v, z, strengths b and decays a.
+    products: tuple[str, ...]
+    most_strength: float = 1.0  # b is at most this
+    norm_eps: float | None = None  # of the output; None: that of the other norms
+
+    @property
+    def fused(self) -> bool:
+        """Whether the parts of a product stand together by key heads."""
+        return "qkvz" in self.products
 
     @property
     def keys(self) -> int:
@@ -179,12 +188,10 @@ class GatedDelta:
         return self.value_heads, self.key_dim, self.value_dim
 
     def shapes(self, hidden: int) -> Shapes:
-        heads = self.value_heads
-        products = {"qkv": self.channels, "z": self.inner, "b": heads, "a": heads}
-        if self.fused:
-            products = {"qkvz": self.channels + self.inner, "ba": 2 * heads}
+        heads, rows = self.value_heads, dict(zip("qkvzba", self.sizes, strict=True))
+        counts = {name: sum(rows[part] for part in name) for name in self.products}
         return {
-            **{f"mixer.in_proj_{name}.weight": (n, hidden) for name, n in products.items()},
+            **{f"mixer.in_proj_{name}.weight": (n, hidden) for name, n in counts.items()},
             "mixer.conv.weight": (self.channels, 1, self.width),
             "mixer.dt_bias": (heads,),
             "mixer.A_log": (heads,),
@@ -193,4 +200,47 @@ class GatedDelta:
         }
 
 
-Mixer = ShortConvolution | SelectiveScan | ChannelScan | GatedDelta
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedDecay:
+    """Lightning attention: queries, keys and values are silu of a product of the residual. Per
+    head, with a decay g that depends on the layer: state = g state + k v', output = state' q. The
+    output is normalised over all heads and multiplied by the sigmoid of another product.
+    """
+
+    heads: int
+    head_dim: int
+    num_layers: int  # of the decoder: decays are weaker in later ones
+    norm_eps: float
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def width(self) -> int:
+        """There is no convolution."""
+        return 1
+
+    @property
+    def channels(self) -> int:
+        return 3 * self.inner
+
+    @property
+    def matrix(self) -> tuple[int, ...]:
+        return self.heads, self.head_dim, self.head_dim
+
+    def rates(self, layer: int) -> list[float]:
+        """The logarithms of the decays of a layer's heads."""
+        part = 1 - layer / (self.num_layers - 1 + 1e-5) + 1e-5
+        return [-part * math.exp2(-8 * (head + 1) / self.heads) for head in range(self.heads)]
+
+    def shapes(self, hidden: int) -> Shapes:
+        return {
+            "mixer.in_proj_qkv.weight": (self.channels, hidden),
+            "mixer.in_proj_z.weight": (self.inner, hidden),
+            "mixer.norm.weight": (self.inner,),
+            "mixer.out_proj.weight": (hidden, self.inner),
+        }
+
+
+Mixer = ShortConvolution | SelectiveScan | ChannelScan | GatedDelta | FixedDecay

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider.model.families.description import DecoderConfig, Layout
-from outrider.model.families.reader import SLIDING, Reader, family
-from outrider.model.rope import rope_parameters
+from outrider.model.families.description import ATTENTION, NO_ROPE, STATE, DecoderConfig, Layout
+from outrider.model.families.mixers import GatedDelta
+from outrider.model.families.reader import FULL, LINEAR, SLIDING, Reader, family
+from outrider.model.rope import RopeConfig, rope_parameters
 
 _OUT_NORMS = Layout(
     modules={
@@ -56,6 +57,68 @@ def olmo3(read: Reader) -> DecoderConfig:
         rope=read.rope(whole),
         other_ropes=(read.rope(given.get("sliding_attention") or {}),),
         layer_ropes=tuple(1 if kind == SLIDING else 0 for kind in types),
+    )
+
+
+_DELTA = {
+    "mixer.conv": "conv1d",
+    "mixer.norm": "o_norm",
+    "mixer.out_proj": "o_proj",
+    "mixer.A_log": "A_log",
+    "mixer.dt_bias": "dt_bias",
+    **{f"mixer.in_proj_{part}": f"{part}_proj" for part in "qkvba"},
+    "mixer.in_proj_z": "g_proj",
+}
+
+
+@family(
+    "olmo_hybrid",
+    "OlmoHybridForCausalLM",
+    max_position_embeddings=65536,
+    linear_conv_kernel_dim=4,
+    linear_allow_neg_eigval=True,
+)
+def olmo_hybrid(read: Reader) -> DecoderConfig:
+    """OLMo 2 in every fourth layer, the gated delta rule with norms before it in the others."""
+    if read.activation() != "silu":
+        raise read.refuse("hidden_act of the convolution is not silu")
+    count, heads = read.number("num_hidden_layers"), read.number("num_attention_heads")
+    default = [LINEAR if i % 4 != 3 else FULL for i in range(count)]
+    default[-1] = default[-1] if FULL in default else FULL
+    types = read.config.get("layer_types") or default
+    if len(types) != count or set(types) - {LINEAR, FULL}:
+        raise read.refuse("layer_types names other layers than full and linear attention")
+    key_heads = read.number("linear_num_key_heads", heads)
+    key_dim = read.number("linear_key_head_dim", int(0.75 * read.number("hidden_size") / key_heads))
+    attends = tuple(kind == FULL for kind in types)
+    theta = rope_parameters(read.config).get("rope_theta", read.config.get("rope_theta", 10_000.0))
+    return read.llama(
+        mlp_bias=False,
+        qk_norm=True,
+        qk_span="row",
+        norms_out=attends,
+        rope=None if theta else RopeConfig(),
+        layer_ropes=() if theta else (NO_ROPE,) * count,
+        mixing=tuple(ATTENTION if yes else STATE for yes in attends),
+        mixer=GatedDelta(
+            key_heads=key_heads,
+            value_heads=read.number("linear_num_value_heads", heads),
+            key_dim=key_dim,
+            value_dim=read.number("linear_value_head_dim", 2 * key_dim),
+            width=read.number("linear_conv_kernel_dim"),
+            products=tuple("qkvzba"),
+            most_strength=2.0 if read.flag("linear_allow_neg_eigval") else 1.0,
+            norm_eps=1e-5,
+        ),
+        layout=Layout(
+            modules={k: f"linear_attn.{v}" for k, v in _DELTA.items()} | dict(_OUT_NORMS.modules),
+            # As published, and as transformers writes it.
+            others={
+                "input_layernorm": "attention_layer_norm",
+                "post_attention_layernorm": "feedforward_layer_norm",
+            },
+            split_convolution=tuple(f"linear_attn.{part}_conv1d" for part in "qkv"),
+        ),
     )
 
 

@@ -13,9 +13,8 @@ from outrider.model.families.description import (
     Layout,
 )
 from outrider.model.families.mixers import GatedDelta
-from outrider.model.families.reader import FULL, Reader, family
+from outrider.model.families.reader import FULL, LINEAR, Reader, family
 
-_LINEAR = "linear_attention"
 _COMMON: dict[str, Any] = {
     "max_position_embeddings": 32768,
     "num_attention_heads": 16,
@@ -29,16 +28,17 @@ _COMMON: dict[str, Any] = {
     "linear_num_value_heads": 32,
 }
 _MIXER = ("conv", "norm", "out_proj", "A_log", "dt_bias")
+_SPLIT = ("qkv", "z", "b", "a")
 _PRODUCTS = ("in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 
 
-def _next(read: Reader, *, fused: bool, **parts: Any) -> DecoderConfig:
+def _next(read: Reader, products: tuple[str, ...], **parts: Any) -> DecoderConfig:
     if read.activation() != "silu":
         raise read.refuse("hidden_act of the convolution is not silu")
     count, period = read.number("num_hidden_layers"), read.number("full_attention_interval")
-    default = [_LINEAR if (i + 1) % period else FULL for i in range(count)]
+    default = [LINEAR if (i + 1) % period else FULL for i in range(count)]
     types = read.config.get("layer_types") or default
-    if len(types) != count or set(types) - {_LINEAR, FULL}:
+    if len(types) != count or set(types) - {LINEAR, FULL}:
         raise read.refuse("layer_types names other layers than full and linear attention")
     modules = {f"mixer.{name}": f"linear_attn.{name}" for name in _MIXER + _PRODUCTS}
     return read.llama(
@@ -53,9 +53,9 @@ def _next(read: Reader, *, fused: bool, **parts: Any) -> DecoderConfig:
             key_dim=read.number("linear_key_head_dim"),
             value_dim=read.number("linear_value_head_dim"),
             width=read.number("linear_conv_kernel_dim"),
-            fused=fused,
+            products=products,
         ),
-        mixing=tuple(STATE if kind == _LINEAR else ATTENTION for kind in types),
+        mixing=tuple(STATE if kind == LINEAR else ATTENTION for kind in types),
         layout=Layout(
             modules=modules | {"mixer.conv": "linear_attn.conv1d"},
             experts=ExpertLayout(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"),
@@ -97,12 +97,12 @@ def qwen3_next(read: Reader) -> DecoderConfig:
     experts = None
     if read.config.get("num_experts"):
         experts = _experts(read, layers, normalised=read.flag("norm_topk_prob"))
-    return _next(read, fused=True, experts=experts)
+    return _next(read, ("qkvz", "ba"), experts=experts)
 
 
 @family("qwen3_5_text", "Qwen3_5ForCausalLM", num_key_value_heads=4, **_COMMON)
 def qwen3_5(read: Reader) -> DecoderConfig:
-    return _next(read, fused=False)
+    return _next(read, _SPLIT)
 
 
 @family(
@@ -118,4 +118,4 @@ def qwen3_5(read: Reader) -> DecoderConfig:
 def qwen3_5_moe(read: Reader) -> DecoderConfig:
     layers = (True,) * read.number("num_hidden_layers")
     experts = _experts(read, layers, normalised=True)
-    return _next(read, fused=False, intermediate_size=experts.inner, experts=experts)
+    return _next(read, _SPLIT, intermediate_size=experts.inner, experts=experts)

@@ -18,7 +18,7 @@ from outrider.model.families.description import (
 from outrider.model.quantized.forms import METHODS
 from outrider.model.rope import RopeConfig, read_rope, rope_parameters
 
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
 # Names in config.json -> ours.
 _ACTIVATIONS = {
@@ -124,6 +124,8 @@ def _read_text_part(config: Mapping[str, Any]) -> DecoderConfig:
 def _present(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the config says; a null stays only where it means something: no window, say."""
     meaningful = {"sliding_window", "q_lora_rank"}
+    if config.get("model_type") == "olmo_hybrid":  # without a theta, it does not rotate
+        meaningful.add("rope_theta")
     meaningful |= {"attn_logit_softcapping", "final_logit_softcapping"}
     return {k: v for k, v in config.items() if v is not None or k in meaningful}
 

@@ -38,7 +38,7 @@ def layer_shapes(config: DecoderConfig, layer: int) -> dict[str, tuple[int, ...]
             linear("self_attn.k_proj", num_kv, hidden, config.qkv_bias)
             if not (config.values_of_keys and config.values_of_keys[layer]):
                 linear("self_attn.v_proj", num_kv, hidden, config.qkv_bias)
-        linear("self_attn.o_proj", hidden, num_q, config.o_bias)
+        linear("self_attn.o_proj", hidden, num_q, config.has_o_bias(layer))
     if config.qk_norm and not config.qk_unit and attends:
         widths = {"q": num_q} | ({"k": num_kv} if config.has_kv(layer) else {})
         for which, width in widths.items():
@@ -79,12 +79,16 @@ def _latent_shapes(config: DecoderConfig, latent: Latent) -> dict[str, tuple[int
 def norm_names(config: DecoderConfig, layer: int) -> list[str]:
     """The norms of a layer over the hidden size."""
     names = []
-    if config.norm_before:
-        if config.mixes(layer):
+    before, after = config.norm_before, config.norm_after
+    if config.norms_out:
+        before, after = not config.norms_out[layer], config.norms_out[layer]
+    if before:
+        begins = bool(config.norm_stays) and not config.norm_stays[layer][0]
+        if config.mixes(layer) and not begins:
             names.append("input_layernorm")
         if config.has_mlp(layer) and not config.one_norm:
             names.append("post_attention_layernorm")
-    if config.norm_after:
+    if after:
         names += ["attention_out_norm", "mlp_out_norm"]
     return names
 

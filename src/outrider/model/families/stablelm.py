@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
+from dataclasses import replace
+
 from outrider.model.families.description import DecoderConfig, Layout
 from outrider.model.families.reader import SLIDING, Reader, family
 
@@ -98,6 +101,34 @@ def gpt_neox(read: Reader) -> DecoderConfig:
             fused_qkv="attention.query_key_value",
             fused_groups=read.number("num_attention_heads"),
         ),
+    )
+
+
+@family(
+    "gpt_neox_japanese",
+    "GPTNeoXJapaneseForCausalLM",
+    max_position_embeddings=2048,
+    intermediate_multiple_size=4,
+    hidden_act="gelu",
+    layer_norm_eps=1e-5,
+    tie_word_embeddings=True,
+)
+def gpt_neox_japanese(read: Reader) -> DecoderConfig:
+    """GPT-NeoX one after the other, without biases but that of the last attention."""
+    widened = {"intermediate_size": read.number("intermediate_multiple_size")}
+    widened["intermediate_size"] *= read.number("hidden_size")
+    sized = Reader(read.model_type, ChainMap(widened, dict(read.config)), read.stated)
+    found = gpt_neox(sized)
+    modules = {**found.layout.modules, "self_attn.o_proj.bias": "attention.dense_bias"}
+    trunks = ("gpt_neox_japanese.",)
+    return replace(
+        found,
+        qkv_bias=False,
+        o_bias=False,
+        last_o_bias=True,
+        mlp_bias=False,
+        parallel=False,
+        layout=replace(found.layout, trunks=trunks, modules=modules),
     )
 
 
