@@ -33,6 +33,9 @@ from outrider.testing import write_tiny_head
 from outrider.train.config import OptimConfig
 from tiny_training import TEXT, VOCABULARY, write_trained_target
 
+# With K = auto, the clock would decide how many drafts there are.
+SPECULATION = Speculation(proposer="eagle3", num_draft_tokens=4)
+
 
 @pytest.fixture(autouse=True)
 def learns_fast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +140,7 @@ def serve(engine: Engine, learner: Learner, num_requests: int, seed: int) -> flo
         start = rng.randrange(len(TEXT) - 60)
         prompt = engine.tokenizer.encode(TEXT[start : start + 40])
         params = SamplingParams(max_tokens=40, ignore_eos=True)
-        id = engine.add(prompt, params, speculation=Speculation(proposer="eagle3"))
+        id = engine.add(prompt, params, speculation=SPECULATION)
         for _ in engine.run([id]):
             pass
         result = engine.collect(id)
