@@ -1,6 +1,6 @@
 """Drafts on mixtures of experts: the price of a pass, and K = auto beside plain decoding.
 
-    python benchmarks/moe_bounds.py [--shapes 64x8,128x8] [--batches 1,2,4,8,16,32] [-o PATH]
+    python benchmarks/moe_bounds.py [--shapes 64x8,128x8] [--batches 1,2,4,8,16,32] [--out FOLDER]
 
 `EXPERTSxACTIVE`: a model of the shape of OLMoE or Qwen3-MoE, made small, with random bfloat16
 weights: its router spreads tokens evenly, so that further tokens touch as many further experts as
