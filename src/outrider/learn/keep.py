@@ -17,7 +17,7 @@ from outrider.learn.lesson import Weights
 from outrider.model.heads import Eagle3Head, load_head
 
 NUM_KEPT = 2
-MOST_SCOPES = 64  # on disk: clients choose salts, and each is a scope
+MOST_FOLDERS = 64  # on disk: clients choose salts, and each is a scope
 STARTED_FROM = "started-from.json"
 
 
@@ -69,7 +69,7 @@ class Kept:
         self._head.save(path)
         for number in there[: len(there) + 1 - NUM_KEPT]:
             shutil.rmtree(folder / str(number))
-        for other in self.scopes()[MOST_SCOPES:]:
+        for other in self.scopes()[MOST_FOLDERS:]:
             shutil.rmtree(self._folder(other))
         return path
 

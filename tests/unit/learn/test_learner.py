@@ -253,7 +253,7 @@ def test_a_scope_that_returns_goes_on_from_what_it_saved(
 def test_heads_of_few_scopes_stay_on_disk(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.learn.keep.MOST_SCOPES", 2)
+    monkeypatch.setattr("outrider.learn.keep.MOST_FOLDERS", 2)
     head = load_head(folders[1])
     kept = Kept(tmp_path, head)  # type: ignore[arg-type]
     (tmp_path / "of-nothing").mkdir()
