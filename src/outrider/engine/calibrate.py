@@ -19,7 +19,9 @@ import platform
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
@@ -61,7 +63,9 @@ FEW_BUCKETS = ((1, 0), (1, 8))  # of the longer contexts, and always of the shor
 USUAL_DRAFTS = 8
 NUM_ROUNDS = 10
 NUM_CYCLES = 3  # in one call, where they are computed so
-DISTURBED = 1.25  # the median of a kind's runs over its fastest: the figures are not saved
+# Figures are not saved if the median of a kind's runs over its fastest is larger, or if threads
+# waited for a processor for a larger share of the time.
+DISTURBED, WAITED = 1.25, 0.05
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 2] * 6  # repeats itself, so that look-ups find something
 STRIDE = 7919  # between the ids of a pass: a prime, so that they differ in every vocabulary
 
@@ -101,6 +105,7 @@ class Calibration:
         if known is None:
             known = Costs.guess()
             self._disturbances.clear()
+            began, waited_s = perf_counter(), _waited_s()
             verify = self._verify() if costs.verify.is_guess else costs.verify
             if verify is None:
                 return
@@ -108,7 +113,8 @@ class Calibration:
             drafts = self._draft(proposer)
             if drafts is not None:
                 known.drafts[proposer] = drafts
-            if not self._was_disturbed:
+            waited = (_waited_s() - waited_s) / (perf_counter() - began)
+            if waited <= WAITED and not self._was_disturbed:
                 cache.save(identity, known)
         if costs.verify.is_guess:
             costs.verify = known.verify
@@ -174,7 +180,8 @@ class Calibration:
         points: dict[int, dict[int, float]] = {}
         for (first, second), took in seconds.items():
             points.setdefault(first, {})[second] = median(took)
-            self._disturbances.append(median(took) / min(took))
+            if len(took) > 2:
+                self._disturbances.append(median(took) / min(took))
         return points
 
     @property
@@ -362,6 +369,15 @@ def _kernels() -> list[object]:
     """Identifies the build of the native library."""
     built = os.stat(native.library()._name)
     return [native.isa(), built.st_size, built.st_mtime_ns]
+
+
+def _waited_s() -> float:
+    """For how long threads of this process could have run and did not; 0 where no system tells."""
+    waited_ns = 0
+    with suppress(OSError):  # also of a thread that ends meanwhile
+        for stat in Path("/proc/self/task").glob("*/schedstat"):
+            waited_ns += int(stat.read_text().split()[1])
+    return 1e-9 * waited_ns
 
 
 def _rounds(kinds: Seq[Kind], limit_s: float) -> Iterator[Kind]:

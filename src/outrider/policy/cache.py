@@ -17,7 +17,7 @@ from pathlib import Path
 
 from outrider.policy.costs import Costs
 
-FORMAT = 6
+FORMAT = 7
 MAX_AGE_S = 30 * 24 * 3600.0
 
 logger = logging.getLogger(__name__)

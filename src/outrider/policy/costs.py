@@ -10,7 +10,8 @@ prices of all counts a little instead of its own by much. `speed` is one factor 
 moves fast: a machine slows down and recovers as a whole.
 
 Timing noise is one-sided: other load only lengthens a step. So a step that took longer than
-expected counts at most `MAX_ERROR` longer.
+expected counts at most `MAX_ERROR` longer. If the first step takes less than half of what was
+measured, the measurement had other load beside it, and its level is taken from plain steps.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class CostTable:
         self.speed = 1.0
         self._measured = {size: list(row) for size, row in rows.items()}
         self._num_seen = VALID_STEPS if measured else 0
+        self._was_tried = not measured  # by a step
         self._bases: dict[int, list[float]] = {}  # by batch bucket: before any fit
         self._fits: dict[int, _Fit] = {}
         self._rows: dict[int, list[float]] = {}  # answers of `row`
@@ -146,6 +148,11 @@ class CostTable:
         unit = self.base(batch, plain)
         if cell <= 0.0 or seconds <= 0.0 or unit <= 0.0:
             return
+        was_tried, self._was_tried = self._was_tried, True
+        if not was_tried and seconds < cell / 2:  # something else ran beside the measurement
+            self._num_seen = 0
+            if count != plain and not self._is_draft:
+                return  # plain steps are next, and set the speed
         is_first = self._num_seen == 0
         self._num_seen += num_steps
         if is_first:  # the guess is one of shape

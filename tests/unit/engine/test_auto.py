@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 
@@ -35,7 +36,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     monkeypatch.setattr(calibrate, "VERIFY_S", 0.02)
     monkeypatch.setattr(calibrate, "DRAFT_S", 0.02)
-    monkeypatch.setattr(calibrate, "DISTURBED", float("inf"))  # however busy this machine is
+    for name in ("DISTURBED", "WAITED"):
+        monkeypatch.setattr(calibrate, name, float("inf"))  # however busy this machine is
     return tmp_path / "costs"
 
 
@@ -89,6 +91,15 @@ def test_costs_are_measured_at_the_start_and_kept(pair: tuple[Path, Path], cache
     again = controller(make(pair)).costs
     assert again.verify.to_dict() == first.verify.to_dict()
     assert again.drafts["draft-model"].to_dict() == first.drafts["draft-model"].to_dict()
+
+
+def test_costs_measured_while_threads_wait_for_a_processor_are_not_kept(
+    pair: tuple[Path, Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate, "WAITED", 0.05)
+    monkeypatch.setattr(calibrate, "_waited_s", lambda: perf_counter() / 10)
+    assert not controller(make(pair)).costs.verify.is_guess
+    assert not cache.exists()
 
 
 def test_measuring_leaves_nothing_behind(pair: tuple[Path, Path]) -> None:

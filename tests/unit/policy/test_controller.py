@@ -14,7 +14,7 @@ import pytest
 from outrider.contracts import ControlledView, Proposal, Verdict
 from outrider.events import StepTiming
 from outrider.policy.controller import AdaptivePolicy
-from outrider.policy.costs import Costs, CostTable
+from outrider.policy.costs import Costs, CostTable, interpolate
 from outrider.sampling import SamplingParams
 
 from .simulator import (
@@ -93,6 +93,22 @@ def test_prices_from_a_busy_moment_are_found_out(machine: Machine, alpha: float)
     _, rate = best_fixed(machine, constant(alpha), num_steps=2)
     trace = run(machine, constant(alpha), AdaptivePolicy(wrong), num_steps=800)
     assert trace.rate(400) >= 0.8 * rate
+
+
+@pytest.mark.parametrize("alpha", [0.6, 0.8])
+def test_a_measurement_beside_other_load_is_found_out_by_the_first_steps(alpha: float) -> None:
+    """Waiting for a processor took most of it, so that further tokens looked free."""
+    machine = Machine(interpolate({1: 1.0, 5: 1.6, 9: 2.25, 17: 3.6, 33: 6.5, 600: 120.0}))
+    _, rate = best_fixed(machine, constant(alpha), num_steps=2)
+    row = interpolate({0: 11.9, 1: 11.9, 8: 12.5, 16: 17.0, 64: 41.0})
+    runs = [
+        run(machine, constant(alpha), AdaptivePolicy(Costs(CostTable({1: row}, measured=True))),
+            num_steps=400, ahead=16, seed=seed)
+        for seed in range(3)
+    ]  # fmt: skip
+    reached = mean(trace.rate(100) for trace in runs)
+    print(f"{reached / rate:.3f} of the best fixed K")
+    assert reached >= 0.88 * rate
 
 
 @each_machine
