@@ -186,6 +186,7 @@ MEANINGS = {
 
 
 def metrics() -> str:
+    from outrider.server.llama_format import metrics_text
     from outrider.server.metrics import Metrics
 
     gathered = Metrics("model")
@@ -198,12 +199,21 @@ def metrics() -> str:
         shown = f"`{name}`" + (f" (`{suffix}`)" if family.type == "histogram" else "")
         meaning = MEANINGS.get(family.name.removeprefix("vllm:"), family.documentation)
         rows.append([shown, family.type, ", ".join(f"`{x}`" for x in labels), meaning])
+    kinds = dict(re.findall("# TYPE (.*) (.*)", text := metrics_text(gathered).decode()))
+    llama: list[list[object]] = [
+        [f"`{name}`", kinds[name], meaning]
+        for name, meaning in re.findall("# HELP (\\S+) (.*)", text)
+    ]
     lines = ["# Metrics", "", GENERATED, ""]
     lines += [
         "`GET /metrics` is a page for Prometheus. The names are vLLM's, so dashboards and load",
         "generators made for vLLM read them. `deploy/grafana.json` is a dashboard for Outrider.",
         "",
         *table(["name", "type", "labels", "meaning"], rows),
+        "",
+        "## Under llama-server's names",
+        "",
+        *table(["name", "type", "meaning"], llama),
         "",
         "## Figures that follow",
         "",
@@ -380,6 +390,7 @@ FIELDS = {
     "regex": "`structured_outputs.regex`",
     "ebnf": "GBNF or Lark",
     "grammar": "GBNF or Lark",
+    "verbose": "adds `__verbose`: the prompt as the model read it, the raw output, all settings",
     "best_of": "generates that many, returns the `n` with the highest log-probability per token; "
     "without `stream`",
     "modalities": "only text",

@@ -57,6 +57,7 @@ async def embed(
         for tokens in prompts:
             work = partial(embedding, tokens=tokens, pooling=pooling, normalised=normalised)
             vectors.append(await served.engine.call(work))
+            service.metrics.count_embedded(len(tokens))
     return Embedded(vectors, sum(map(len, prompts)))
 
 

@@ -80,6 +80,9 @@ class Metrics:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.accepted_at: list[int] = []  # by position
+        self.num_embedded = 0  # texts
+        self.num_longest = 0  # tokens of the longest request, with its prompt
+        self.num_sequence_steps = 0  # sequences that got tokens, summed over all steps
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -89,8 +92,9 @@ class Metrics:
         engine.observers.append(self._count_iteration)
 
     def _count_iteration(self, report: StepReport) -> None:
-        """Called by the engine's thread: nothing else touches this histogram but to read it."""
+        """Called by the engine's thread: nothing else touches these figures but to read them."""
         num_tokens = sum([len(event.tokens) for event in report.events])
+        self.num_sequence_steps += len(report.events)
         self._histograms["iteration_tokens_total"].add(num_tokens)
 
     def count_asked(self, n: int, max_tokens: int) -> None:
@@ -128,6 +132,7 @@ class Metrics:
         observe = self._histograms
         observe["request_prompt_tokens"].add(num_prompt_tokens)
         for num_tokens in num_outputs:
+            self.num_longest = max(self.num_longest, num_prompt_tokens + num_tokens)
             observe["request_generation_tokens"].add(num_tokens)
         admitted, first, last = times.admitted_s, times.first_token_s, times.last_token_s
         if admitted is None or first is None or last is None:
@@ -138,6 +143,27 @@ class Metrics:
         observe["request_prefill_time_seconds"].add(first - admitted)
         observe["request_decode_time_seconds"].add(last - first)
         observe["request_inference_time_seconds"].add(last - admitted)
+
+    def count_embedded(self, num_tokens: int) -> None:
+        """Counts a text that was embedded: a prompt without a completion."""
+        self.num_prompt_tokens += num_tokens
+        self.num_embedded += 1
+
+    def total(self, name: str) -> float:
+        """The sum of what a histogram has counted."""
+        return self._histograms[name].total
+
+    def count(self, name: str) -> int:
+        """How many values a histogram has counted."""
+        return sum(self._histograms[name].counts)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._engine.scheduler.running) if self._engine else 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._engine.scheduler.waiting) if self._engine else 0
 
     def count_finished(self, reasons: Iterable[str]) -> None:
         self.finished.update(reasons)
@@ -238,8 +264,8 @@ class Metrics:
     def _gauges(self) -> Iterator[Metric]:
         engine = self._engine
         values = {
-            "num_requests_running": len(engine.scheduler.running) if engine else 0,
-            "num_requests_waiting": len(engine.scheduler.waiting) if engine else 0,
+            "num_requests_running": self.num_running,
+            "num_requests_waiting": self.num_waiting,
             "kv_cache_usage_perc": engine.kv.usage if engine else 0.0,
         }
         for name, value in values.items():

@@ -12,6 +12,7 @@ from outrider import __version__
 from outrider.engine.engine import Completion, Result
 from outrider.server.errors import ApiError
 from outrider.server.generation import Delta
+from outrider.server.llama_format import facts
 from outrider.server.reply import Reply
 from outrider.server.schema import GenerationBody, StreamOptions
 from outrider.server.stream import DONE, frame
@@ -31,6 +32,7 @@ class OpenAIWriter(ABC):
     def __init__(self, body: GenerationBody, reply: Reply) -> None:
         self._reply = reply
         self._timings = bool(body.timings_per_token)
+        self._verbose = bool(body.verbose)
         self._scores_prompt = body.prompt_logprobs is not None
         self._ids = bool(body.return_token_ids)
         self._texts = reply.texts.by_id() if body.return_tokens_as_token_ids else reply.texts
@@ -129,7 +131,15 @@ class OpenAIWriter(ABC):
 
     def _more(self) -> dict[str, Any]:
         found = self._reply.figures()
-        return found | {"timings": self._reply.timings()} if self._timings else found
+        if self._timings:
+            found["timings"] = self._reply.timings()
+        if self._verbose:
+            result = next(result for result in self._reply.generation.results if result)
+            first = result.completions[0]
+            found["__verbose"] = facts(
+                self._reply, 0, first.text, first.tokens, first.finish_reason
+            )
+        return found
 
     def failure(self, error: ApiError) -> dict[str, Any]:
         return error.body()

@@ -153,7 +153,8 @@ class Reply:
         usage = self.usage()
         prompt_s, decode_s = self.seconds()
         num_new = usage.num_prompt_tokens - (usage.num_cached_tokens or 0)
-        num_decoded = usage.num_completion_tokens
+        num_generated = usage.num_completion_tokens
+        num_decoded = max(num_generated - self.generation.ask.num_choices, 0)  # after the first
         results = [result for result in self.generation.results if result is not None]
         return {
             "cache_n": usage.num_cached_tokens or 0,
@@ -161,7 +162,7 @@ class Reply:
             "prompt_ms": prompt_s * 1e3,
             "prompt_per_token_ms": prompt_s * 1e3 / max(num_new, 1),
             "prompt_per_second": num_new / max(prompt_s, 1e-9),
-            "predicted_n": num_decoded,
+            "predicted_n": num_generated,
             "predicted_ms": decode_s * 1e3,
             "predicted_per_token_ms": decode_s * 1e3 / max(num_decoded, 1),
             "predicted_per_second": num_decoded / decode_s if decode_s else 0.0,

@@ -233,6 +233,7 @@ class GenerationBody(SamplingFields):
     structured_outputs: StructuredOutputs | None = None
     cache_salt: Name | None = None
     timings_per_token: bool | None = None
+    verbose: bool | None = None  # llama-server's: adds the prompt and the settings as `__verbose`
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1 << 16)] | None = (
         None
     )

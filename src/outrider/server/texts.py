@@ -24,6 +24,7 @@ class TokenTexts:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.text = lru_cache(maxsize=1 << 16)(self._text)
+        self.eos_ids = tokenizer.eos_ids
         self.longest = max(map(len, tokenizer.vocabulary.values()), default=1)  # in characters
 
     def _text(self, token: int) -> str:

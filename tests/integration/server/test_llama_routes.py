@@ -378,3 +378,55 @@ def test_chosen_fields_of_a_reply(live: Live) -> None:
     fields = ["content", "generation_settings/n_predict", "no/such/field"]
     reply = live.post("/completion", LLAMA | {"response_fields": fields}).json()
     assert reply == {"content": live.expected_probe, "generation_settings/n_predict": 24}
+
+
+def test_verbose_shows_the_prompt_and_the_settings(live: Live) -> None:
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "temperature": 0.5}
+    bias = {"7": 1.5}
+    more = {"verbose": True, "ignore_eos": True, "logit_bias": bias}
+    whole = live.post("/v1/chat/completions", chat | more).json()
+    shown = whole["__verbose"]
+    assert shown["prompt"] == "[user] x\n[assistant] "
+    assert shown["content"] == whole["choices"][0]["message"]["content"]
+    assert (shown["generation_settings"]["temperature"], shown["tokens_predicted"]) == (0.5, 3)
+    biases = shown["generation_settings"]["logit_bias"]
+    assert {"token": 7, "bias": 1.5} in biases
+    assert [one for one in biases if one["bias"] is None]  # the tokens that end a text
+    chunks = live.stream("/v1/chat/completions", **chat, **more)
+    assert [i for i, chunk in enumerate(chunks) if "__verbose" in chunk] == [len(chunks) - 1]
+    assert "__verbose" not in live.post("/v1/chat/completions", chat | {"verbose": False}).json()
+
+
+def test_metrics_under_the_names_of_llama_server(live: Live) -> None:
+    def read() -> dict[str, float]:
+        reply = live.client.get("/metrics")
+        assert int(reply.headers["process-start-time-unix"]) > 1e9
+        lines = [line for line in reply.text.splitlines() if line.startswith("llamacpp:")]
+        return {name: float(value) for name, _, value in (one.partition(" ") for one in lines)}
+
+    before = read()
+    body = LLAMA | {"prompt": "names of metrics " * 3, "n_predict": 4}
+    replies = [live.post("/completion", body).json() for _ in range(2)]
+    live.post("/v1/embeddings", {"input": "abc"})
+    after = read()
+    gained = {name: after[name] - before[name] for name in before}
+    timings = [reply["timings"] for reply in replies]
+    assert timings[1]["cache_n"] > 0
+    assert gained["llamacpp:prompt_tokens_total"] == sum(one["prompt_n"] for one in timings) + 3
+    assert gained["llamacpp:prompt_tokens_cached_total"] == sum(one["cache_n"] for one in timings)
+    assert gained["llamacpp:tokens_predicted_total"] == 8
+    assert gained["llamacpp:n_decode_total"] > 1
+    assert after["llamacpp:n_tokens_max"] >= len(body["prompt"]) + 4
+    assert after["llamacpp:requests_processing"] == 0
+    text = live.client.get("/metrics").text
+    for name in after:
+        assert f"# HELP {name} " in text
+        assert re.search(rf"# TYPE {name} (counter|gauge)\n", text)
+
+
+def test_the_speed_of_a_completion_leaves_out_its_first_token(live: Live) -> None:
+    """It comes with the prompt, whose time has a figure of its own."""
+    one = live.post("/completion", LLAMA | {"n_predict": 1}).json()["timings"]
+    assert (one["predicted_n"], one["predicted_per_second"]) == (1, 0)
+    many = live.post("/completion", LLAMA | {"n_predict": 9}).json()["timings"]
+    assert many["predicted_per_second"] == pytest.approx(8e3 / many["predicted_ms"])

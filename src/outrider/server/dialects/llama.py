@@ -24,6 +24,7 @@ from outrider.server.generation import Delta
 from outrider.server.grammars import Wanted
 from outrider.server.infill import infill
 from outrider.server.limits import MAX_LOGIT_BIAS, MAX_PROMPTS
+from outrider.server.llama_format import facts
 from outrider.server.reply import Reply
 from outrider.server.request import Request
 from outrider.server.schema import (
@@ -220,43 +221,11 @@ class LlamaWriter:
         return found if self._body.response_fields else reply
 
     def _last(self, index: int, text: str, tokens: list[int]) -> dict[str, Any]:
-        ask, usage = self._reply.generation.ask, self._reply.usage()
-        finish, written = self._finish[index], self._tokens[index]
-        word = self._reply.stop_text(written) if finish == "stop" else None
-        kind = "limit" if finish == "length" else "eos" if word is None else "word"
-        params = ask.params
-        return {
-            "index": index,
-            "content": text,
-            "tokens": tokens,
-            "id_slot": index,
-            "stop": True,
-            "model": self._reply.model,
-            "tokens_predicted": len(written),
-            "tokens_evaluated": len(ask.prompts[index]),
-            "tokens_cached": usage.num_cached_tokens or 0,
-            "generation_settings": {
-                "temperature": params.temperature,
-                "top_k": params.top_k,
-                "top_p": params.top_p,
-                "min_p": params.min_p,
-                "repeat_penalty": params.repetition_penalty,
-                "presence_penalty": params.presence_penalty,
-                "frequency_penalty": params.frequency_penalty,
-                "seed": params.seed,
-                "n_predict": params.max_tokens,
-                "n_probs": params.logprobs or 0,
-                "ignore_eos": params.ignore_eos,
-                "stop": list(params.stop),
-                "stream": self._body.stream,
-            },
-            "prompt": self._reply.texts.all(ask.prompts[index]),
-            "has_new_line": "\n" in self._texts[index],
-            "truncated": False,
-            "stop_type": kind,
-            "stopping_word": word or "",
-            "timings": self._reply.timings(),
-        }
+        """The end of a choice. `text`, `tokens`: what a stream has not shown yet."""
+        found = facts(
+            self._reply, index, self._texts[index], self._tokens[index], self._finish[index]
+        )
+        return found | {"content": text, "tokens": tokens}
 
     def _scored(self, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
         entries = self._reply.texts.chat(logprobs)["content"]
