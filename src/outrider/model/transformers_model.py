@@ -29,6 +29,7 @@ from outrider.errors import ModelError
 from outrider.model.architectures import check_architecture, max_positions
 from outrider.model.attention import Plan, Terms
 from outrider.model.driver import one_token
+from outrider.model.few_rows import use_few_rows
 from outrider.model.selfcheck import self_check
 from outrider.model.weights import Checkpoint, count_tokens, read_config, read_eos_ids
 
@@ -86,7 +87,9 @@ class TransformersModel:
         if dtype is None and device.type == "cpu":
             dtype = torch.float32
         inner = _from_pretrained(folder, config, dtype)
-        model = cls(inner.to(device).eval(), folder)
+        inner = inner.to(device).eval()
+        use_few_rows(inner)
+        model = cls(inner, folder)
         self_check(model, plain=model.plain_logits)
         return model
 
@@ -121,7 +124,7 @@ class TransformersModel:
 
     @torch.no_grad()
     def plain_logits(self, tokens: list[int]) -> torch.Tensor:
-        """[n, V] float32 of one pass with the model's own eager attention, without our code."""
+        """[n, V] float32 of one pass with the model's own eager attention, without our KV store."""
         ours = self.inner.config._attn_implementation
         self.inner.set_attn_implementation("eager")
         try:

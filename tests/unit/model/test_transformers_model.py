@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import transformers
 from outrider.errors import ModelError
 from outrider.model import load_model, transformers_model
 from outrider.model.driver import Driver
+from outrider.model.few_rows import FewRowsLinear, use_few_rows
 from outrider.model.selfcheck import self_check
 from outrider.model.transformers_model import TransformersModel
 from outrider.testing import write_tiny_llama
@@ -248,3 +250,27 @@ def test_the_hub_s_spelling_of_a_class(tmp_path: Path) -> None:
 
 def test_attention_is_registered_once() -> None:
     assert transformers_model.ATTENTION_NAME in transformers.AttentionInterface()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (2, 2), (7,), (1, 11), (16,), (1, 17), (0,)])
+def test_linear_modules_of_few_rows_give_what_torch_gives(
+    shape: tuple[int, ...], bias: bool
+) -> None:
+    plain = torch.nn.Linear(24, 40, bias=bias)
+    quick = copy.deepcopy(plain)
+    use_few_rows(quick)
+    rows = torch.randn(*shape, 24)
+    expected = plain(rows)
+    assert type(quick) is FewRowsLinear
+    assert quick(rows).is_contiguous()
+    torch.testing.assert_close(quick(rows), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_only_plain_linear_modules_in_float32_are_exchanged() -> None:
+    class Other(torch.nn.Linear):
+        pass
+
+    kinds = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).bfloat16(), Other(4, 4)]
+    use_few_rows(torch.nn.ModuleList(kinds))
+    assert [type(kind) for kind in kinds] == [FewRowsLinear, torch.nn.Linear, Other]
