@@ -31,6 +31,7 @@ from outrider.bench.workloads import load_workload
 from outrider.contracts import Model
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
+from outrider.engine.request import Speculation
 from outrider.model import bundled_path, load_model
 from outrider.model.driver import Driver
 from outrider.model.experts import ExpertLayer
@@ -45,7 +46,7 @@ NOTES = (
     "over n`: seconds over those of a pass over one token, medians; `bytes`: of the weights that "
     "it reads, the union of its experts counted from the router's choices. `auto` and fixed K: "
     "tokens per second over plain decoding's at the same time, drafts of prescribed acceptance, "
-    "outputs equal in every run."
+    "outputs equal in every run. `plain`: plain decoding a second time, which shows the noise."
 )
 
 
@@ -149,6 +150,7 @@ def _bytes(model: Model, touched: float) -> float:
 def by_batch(engine: Engine, alpha: float, batch: int, rounds: int) -> dict[str, Any]:
     name = f"synthetic:{alpha}"
     ways = [c for c in ours(engine, [name], [*FIXED, "auto"]) if isinstance(c, Ours)]
+    ways.append(Ours("plain again", engine, Speculation(num_draft_tokens=0)))
     settings = Settings(max_tokens=64)
     jobs = jobs_of(engine, load_workload("code", max(4, batch)), ways, settings)
     rates: dict[str, list[float]] = {way.name: [] for way in ways}
@@ -159,7 +161,7 @@ def by_batch(engine: Engine, alpha: float, batch: int, rounds: int) -> dict[str,
             assert run.outputs == runs[0].outputs, f"{way.name} changed the output"
             if round_:  # the first one measures costs
                 rates[way.name].append(run.num_tokens / run.seconds)
-    plain, *fixed, auto = (rates[way.name] for way in ways)
+    plain, *fixed, auto, again = (rates[way.name] for way in ways)
 
     def over_plain(some: list[float]) -> float:
         return median(a / b for a, b in zip(some, plain, strict=True))
@@ -169,6 +171,7 @@ def by_batch(engine: Engine, alpha: float, batch: int, rounds: int) -> dict[str,
         "batch": batch,
         **{f"K = {k}": over_plain(found) for k, found in zip(FIXED, fixed, strict=True)},
         "auto": over_plain(auto),
+        "plain": over_plain(again),
     }
 
 
@@ -186,7 +189,7 @@ def main() -> None:
         experts, active = (int(number) for number in shape.split("x"))
         with tempfile.TemporaryDirectory() as folder:
             model = write_model(Path(folder), experts, active, asked.size)
-            tables["passes"] += passes(model, experts, 3 * asked.rounds)
+            tables["passes"] += passes(model, experts, 12 * asked.rounds)
             engine = build(EngineConfig(model=str(model), proposer="ngram", max_sequences=64))
             rows = tables[f"{experts} experts, {active} active: over plain decoding"] = []
             for alpha in map(float, asked.alphas.split(",")):
