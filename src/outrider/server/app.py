@@ -84,6 +84,14 @@ def _add_status_routes(app: FastAPI, service: Service) -> None:
             raise ApiError(503, trouble, kind="service_unavailable", code="not_ready")
         return JSONResponse({"status": "ok"})
 
+    app.get("/ping", response_model=None)(health)  # SageMaker's name
+
+    @app.get("/load", response_model=None)
+    async def load() -> Response:
+        return JSONResponse(
+            {"server_load": service.metrics.num_running + service.metrics.num_waiting}
+        )
+
     @app.get("/version", response_model=None)
     async def version() -> Response:
         return JSONResponse({"version": __version__})

@@ -28,10 +28,18 @@ from outrider.server_config import ServerConfig
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health"})  # need no key
-ALWAYS_PATHS = frozenset({"/health", "/metrics", "/version"})  # also while loading or draining
+OPEN_PATHS = frozenset({"/health", "/ping"})  # need no key
+ALWAYS_PATHS = OPEN_PATHS | {"/metrics", "/version"}  # also while loading or draining
 # Of the API, what the chat page uses. A page of another site cannot: it may not send JSON here.
 PAGE_PATHS = frozenset({"/v1/chat/completions", "/v1/models"})
+# SageMaker has one route: a field of the body says which of ours is meant.
+INVOCATIONS = "/invocations"
+INVOKED = {
+    "messages": "/v1/chat/completions",
+    "prompt": "/v1/completions",
+    "documents": "/v1/rerank",
+    "input": "/v1/embeddings",
+}
 SHORT_PATHS = frozenset({"/chat/completions", "/models", "/responses", "/messages"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LOCAL_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE)
@@ -108,7 +116,9 @@ class Guard:
             routed["raw_path"] = routed["path"].encode()
             if is_head:
                 routed["method"] = "GET"
-            replayed = await self._read_body(headers, receive)
+            body, replayed = await self._read_body(headers, receive)
+            if routed["path"] == INVOCATIONS:
+                routed["path"] = _invoked(body)
         except ApiError as error:
             await self._refuse(scope, error, answer)
         else:
@@ -177,8 +187,10 @@ class Guard:
             )
         return given.decode("ascii")
 
-    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> Receive:
-        """Reads the whole body, within limits; returns a `receive` that replays it."""
+    async def _read_body(
+        self, headers: dict[bytes, bytes], receive: Receive
+    ) -> tuple[bytes, Receive]:
+        """Reads the whole body, within limits; returns it with a `receive` that replays it."""
         limit = self._service.config.max_body_bytes
         too_large = ApiError(413, f"the body may have {limit} bytes", code="body_too_large")
         declared = headers.get(b"content-length", b"0")
@@ -200,20 +212,17 @@ class Guard:
                         break
         except TimeoutError:
             raise ApiError(408, "the body took too long to arrive", code="body_timeout") from None
-        body: Message | None = {
-            "type": "http.request",
-            "body": b"".join(pieces),
-            "more_body": False,
-        }
+        body = b"".join(pieces)
+        whole: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
         async def replay() -> Message:
-            nonlocal body
-            if body is not None:
-                message, body = body, None
+            nonlocal whole
+            if whole is not None:
+                message, whole = whole, None
                 return message
             return await receive()
 
-        return replay
+        return body, replay
 
     def _cors(self, origin: bytes | None) -> list[tuple[bytes, bytes]]:
         """The headers that let a web page of this origin read the answer; none: it may not."""
@@ -245,7 +254,7 @@ class Guard:
     def _log(self, scope: Scope, status: int, duration_s: float) -> None:
         state = scope["state"]
         # Load balancers and dashboards ask every few seconds.
-        is_poll = scope["path"] in ("/health", "/metrics") and status == 200
+        is_poll = scope["path"] in (*OPEN_PATHS, "/metrics") and status == 200
         logger.log(
             logging.DEBUG if is_poll else logging.INFO,
             "request",
@@ -264,6 +273,15 @@ def _tidy(path: str) -> str:
     """Without double and trailing slashes, and with /v1 where llama-server needs none."""
     path = "/" + re.sub(r"/+", "/", path).strip("/")
     return f"/v1{path}" if path in SHORT_PATHS else path
+
+
+def _invoked(body: bytes) -> str:
+    """The route that a body for SageMaker is meant for."""
+    with contextlib.suppress(ValueError, RecursionError):
+        given = json.loads(body)
+        if isinstance(given, dict):
+            return next((path for name, path in INVOKED.items() if name in given), INVOCATIONS)
+    return INVOCATIONS
 
 
 async def _preflight(headers: dict[bytes, bytes], send: Send, *, allowed: bool) -> None:

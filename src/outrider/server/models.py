@@ -28,7 +28,7 @@ from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
 from outrider.server.app import card, error_body, make_routes
 from outrider.server.errors import ApiError, api_error, overloaded
-from outrider.server.guards import Guard
+from outrider.server.guards import OPEN_PATHS, Guard
 from outrider.server.pages import home_page, page_file
 from outrider.server.service import Lifecycle, Service, State
 from outrider.server_config import ServerConfig
@@ -286,7 +286,7 @@ class Switch:
     def _own(self, path: str) -> Response | None:
         """What concerns all models."""
         models = self._models
-        if path == "/health":
+        if path in OPEN_PATHS:
             models.check_ready()
             return JSONResponse({"status": "ok", "loaded": models.loaded})
         if path == "/metrics":

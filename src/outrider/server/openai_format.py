@@ -108,8 +108,9 @@ class OpenAIWriter(ABC):
             chunk = self._chunk([choice])
             options = self._options
             if options.continuous_usage_stats and options.include_usage is not False:
-                begins = "role" in choice.get("delta", ())  # before the first token
-                chunk["usage"] = self._usage() | ({"completion_tokens": 0} if begins else {})
+                chunk["usage"] = usage = self._usage()
+                if "role" in choice.get("delta", ()):  # before the first token
+                    usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
             elif options.include_usage:
                 chunk["usage"] = None
             found.append(chunk)

@@ -173,6 +173,14 @@ def test_usage_along_the_way(live: Live) -> None:
     assert counts == sorted(counts)
     assert chunks[-1]["usage"]["prompt_tokens"] == 5
     assert all("usage" not in chunk for chunk in live.stream(prompt="count", max_tokens=4))
+    talk = live.stream(
+        "/v1/chat/completions",
+        messages=[{"role": "user", "content": "count"}],
+        max_tokens=4,
+        stream_options={"continuous_usage_stats": True},
+    )
+    for usage in [chunk["usage"] for chunk in talk]:
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
 def test_what_load_generators_send(live: Live) -> None:

@@ -16,6 +16,7 @@ POSTED = [
     "/v1/chat/completions",
     "/v1/chat/completions/batch",
     "/v1/chat/completions/input_tokens",
+    "/predict",
     "/v1/responses",
     "/v1/responses/input_tokens",
     "/v1/conversations",

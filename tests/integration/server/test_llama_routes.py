@@ -33,6 +33,8 @@ def test_completion_says_what_ours_says(live: Live) -> None:
     assert reply["timings"]["predicted_n"] == 24
     assert live.post("/completions", LLAMA).json()["content"] == live.expected_probe
     tokens = live.post("/tokenize", {"content": "in the dark"}).json()["tokens"]
+    whole = LLAMA | {"prompt": {"prompt_string": "a probe in the dark"}}
+    assert live.post("/completion", whole).json()["content"] == live.expected_probe
     mixed = LLAMA | {"prompt": ["a probe ", *tokens]}
     assert live.post("/completion", mixed).json()["content"] == live.expected_probe
 
@@ -430,3 +432,32 @@ def test_the_speed_of_a_completion_leaves_out_its_first_token(live: Live) -> Non
     assert (one["predicted_n"], one["predicted_per_second"]) == (1, 0)
     many = live.post("/completion", LLAMA | {"n_predict": 9}).json()["timings"]
     assert many["predicted_per_second"] == pytest.approx(8e3 / many["predicted_ms"])
+
+
+def test_the_envelope_of_vertex_ai(live: Live) -> None:
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "seed": 3}
+    asked = [{"@requestFormat": "chatCompletions", **chat | {"seed": seed}} for seed in (3, 4)]
+    reply = live.post("/predict", {"instances": asked}).json()["predictions"]
+    said = [one["choices"][0]["message"]["content"] for one in reply]
+    alone = live.post("/v1/chat/completions", chat).json()
+    assert said[0] == alone["choices"][0]["message"]["content"] != said[1]
+    for wrong in ([], [chat], [asked[0] | {"stream": True}], [asked[0] | {"messages": []}]):
+        assert live.post("/predict", {"instances": wrong}).status_code == 400
+    late = [asked[0], asked[0] | {"max_tokens": 100, "min_tokens": 101}]
+    refused = live.post("/predict", {"instances": late})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "min_tokens")
+
+
+def test_the_routes_of_sagemaker(live: Live) -> None:
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    bodies: list[tuple[dict[str, Any], str]] = [
+        (chat, "choices"),
+        ({"prompt": "x", "max_tokens": 2}, "choices"),
+        ({"input": "x"}, "data"),
+        ({"query": "x", "documents": ["y"]}, "results"),
+    ]
+    for body, field in bodies:
+        assert field in live.post("/invocations", body).json()
+    assert live.post("/invocations", {}).status_code == 404
+    assert live.client.get("/ping").status_code == 200
+    assert live.client.get("/load").json() == {"server_load": 0}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
@@ -13,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from outrider.config import MAX_LOGPROBS
 from outrider.engine.engine import Completion, Result
 from outrider.events import TokenLogprob
-from outrider.server.answering import Answering
+from outrider.server.answering import Answering, until_disconnect
 from outrider.server.asking import count_tokens
 from outrider.server.chat_schema import Content, ConversationFields, Messages, text_of
 from outrider.server.generation import Delta
@@ -76,6 +78,25 @@ class BatchBody(ChatBody):
 
     def each(self) -> list[ChatBody]:
         return [self.model_copy(update={"messages": messages}) for messages in self.messages]
+
+
+class Instance(ChatBody):
+    form: Literal["chatCompletions"] = Field(alias="@requestFormat")
+
+
+class PredictBody(Body):
+    """Requests in the envelope of Google's Vertex AI, which calls no other route."""
+
+    instances: Annotated[list[Instance], Field(min_length=1, max_length=MAX_PROMPTS)]
+    parameters: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> PredictBody:
+        if self.parameters:
+            raise ValueError("parameters: they stand in each instance")
+        if any(one.stream for one in self.instances):
+            raise ValueError("stream goes without instances")
+        return self
 
 
 class ChatWriter(OpenAIWriter):
@@ -185,6 +206,21 @@ def router(answering: Answering) -> APIRouter:
         return await answering.answer(
             request, http, lambda reply: ChatWriter(bodies[0], reply), body.ignored
         )
+
+    @routes.post("/predict", response_model=None)
+    async def predict(body: PredictBody, http: HttpRequest) -> Response:
+        begun = [
+            await answering.begin(one.request(), http, partial(ChatWriter, one), one.ignored)
+            for one in body.instances
+        ]
+
+        async def each() -> list[dict[str, Any]]:
+            with ExitStack() as entered:
+                for generation, _ in begun:
+                    entered.enter_context(generation)
+                return [writer.whole(await generation.all()) for generation, writer in begun]
+
+        return JSONResponse({"predictions": await until_disconnect(http, each())})
 
     @routes.post("/v1/chat/completions/input_tokens", response_model=None)
     async def input_tokens(body: ChatBody) -> Response:

@@ -120,6 +120,7 @@ class Prompt(Body):
 class LlamaCompletionBody(LlamaBody):
     prompt: Annotated[
         Text
+        | Prompt
         | list[TokenId | Text]
         | Annotated[list[Text | Prompt | list[TokenId | Text]], Field(max_length=MAX_PROMPTS)],
         Field(description="a text; tokens and texts in a row; or a list of prompts"),
@@ -136,6 +137,8 @@ class LlamaCompletionBody(LlamaBody):
     def prompts(self) -> list[str | list[str | int]]:
         """Each a text, or tokens and texts in a row. A list with a token in it is one prompt."""
         given: Any = self.prompt
+        if isinstance(given, Prompt):
+            return [given.prompt_string]
         if isinstance(given, str) or any(isinstance(part, int) for part in given):
             return [given]
         return [part.prompt_string if isinstance(part, Prompt) else part for part in given]
