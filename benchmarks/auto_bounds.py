@@ -25,6 +25,7 @@ from outrider.bench.workloads import load_workload
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine
 from outrider.engine.lane import Lane, take_turns
+from outrider.policy.controller import AdaptivePolicy
 
 NOTES = (
     "The bundled models. By batch: tokens per second over plain decoding's, medians of the rounds; "
@@ -112,6 +113,9 @@ def short(engine: Engine, rounds: int) -> dict[str, Any]:
         at = NUM_ANSWERS * (round_ % 8)
         some = jobs[at : at + NUM_ANSWERS]
         ways = [plain, *(c for c in ours(engine, [JUNK], ["auto"])[1:] if isinstance(c, Ours))]
+        for way in ways:
+            if isinstance(way.policy, AdaptivePolicy):  # as an engine does at its start
+                way.policy.prepare(way.speculation.proposer or "")
         lanes = [AnswerLane(way, some) for way in (ways if round_ % 2 else ways[::-1])]
         for _ in take_turns(lanes, lambda lane: lane.progress):
             pass

@@ -7,6 +7,8 @@ the processor's caches hold nothing of the drafter. Where an executor runs sever
 call, the measurement does the same. The costs of a proposer that needs a real step first are
 learnt from the first steps.
 
+A drafter with a model also drafts in a short text, which shows whether it is ever right.
+
 The tokens of a pass all differ, as those of a text do: a mixture of experts reads each expert that
 its tokens touch, so a pass over one repeated token would be too cheap.
 """
@@ -103,6 +105,8 @@ class Calibration:
         identity = {**self.identity, **machine(self.engine.target), "proposer": proposer}
         known = cache.load(identity)
         if known is None:
+            from outrider.engine.trial import num_refused
+
             known = Costs.guess()
             self._disturbances.clear()
             began, waited_s = perf_counter(), _waited_s()
@@ -114,11 +118,13 @@ class Calibration:
             if drafts is not None:
                 known.drafts[proposer] = drafts
             waited = (_waited_s() - waited_s) / (perf_counter() - began)
+            known.refused[proposer] = num_refused(self.engine, proposer)
             if waited <= WAITED and not self._was_disturbed:
                 cache.save(identity, known)
         if costs.verify.is_guess:
             costs.verify = known.verify
         costs.drafts |= known.drafts
+        costs.refused |= known.refused
 
     def _prepare(self, target: PrefersThinPasses, costs: Costs, name: str) -> None:
         """Measures prepared steps by the device's clock; they cannot be cached."""

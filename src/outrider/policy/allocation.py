@@ -2,10 +2,10 @@
 
     rate = (R + sum of expected accepted drafts) / (t_draft + t_verify)
 
-R sequences emit one token each without drafts. The best numbers are found by enumeration: drafters
-that stop by confidence get one common limit K = 0, 1, 2, ...; for all others every draft of every
-sequence is ranked by its expected tokens, and every prefix of that ranking is priced. Costs have
-steps and plateaus, so the enumeration does not end at the first loss.
+R sequences emit one token each without drafts. Drafters that stop by confidence may draw all that
+their limits allow, or nothing. For all others the best numbers are found by enumeration: each draft
+of each sequence is ranked by its expected tokens, and every prefix of that ranking is priced. Costs
+have steps and plateaus, so the enumeration does not end at the first loss.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from outrider.policy.acceptance import OWN_DECAY, RARE, Acceptance, Prior, tempe
 from outrider.policy.confidence import TOLL, Confidence, Levels, Outcome, floors
 from outrider.policy.costs import Costs, batch_bucket
 
+FIRST_BALANCE = 3.0  # plain steps that a proposer may lose before it has won any
+
 DEPTHS = [float(k) for k in range(MAX_AUTO_DRAFT_TOKENS + 1)]  # a round for each draft
 
 Kind = tuple[str, bool]  # of a request: how its tokens are drawn, and whether its logits are edited
@@ -29,19 +31,29 @@ Group = tuple[Levels, Kind]  # requests that start with the same estimates
 class Source:
     """One proposer: what is known of its drafts, and by batch bucket what they may still lose."""
 
-    def __init__(self, name: str, first: int | None = None) -> None:
-        """`first`: drafts of each sequence until some have been judged; None: what is best."""
+    def __init__(self, name: str, first: int | None = None, refused: int = 0) -> None:
+        """`first`: drafts of each sequence until some have been judged; None: what is best.
+        `refused`: drafts before the first request, of which none was accepted."""
         self.name = name
         self.first = first
+        self._refused = refused
         self.confident: set[Kind] = set()  # requests for which it stops by itself
         self.balance_s: dict[int, float] = {}
         self._priors: dict[int, Prior] = {}
         self._levels: dict[int, Levels] = {}
 
+    @property
+    def first_balance(self) -> float:
+        """Plain steps that it may lose at once in a batch bucket that is new to it."""
+        if self.balance_s:
+            return FIRST_BALANCE / 2
+        return 0.0 if self._refused else FIRST_BALANCE
+
     def prior(self, temperature: float) -> Prior:
         bucket = temperature_bucket(temperature)
         if bucket not in self._priors:  # `setdefault` would create one each time
-            self._priors[bucket] = Prior()
+            prior = self._priors[bucket] = Prior()
+            prior.count([(1, 1, (), False)] * self._refused, 0)
         return self._priors[bucket]
 
     def levels(self, temperature: float) -> Levels:
@@ -207,40 +219,21 @@ class StepModel:
     def best(self, limits: Seq[int]) -> list[int]:
         """The budgets with the highest rate."""
         if self._evenly:
-            return self._best_common(limits, range(len(limits)), [0] * len(limits))
+            return self._best_common(limits)
         confident = [i for i, track in enumerate(self.tracks) if track.is_confident]
         chosen = [0] * len(limits)
-        if confident:
-            chosen = self._best_common(limits, confident, chosen)
+        if confident:  # they stop by themselves: all that they may draw, or nothing
+            most = [k if t.is_confident else 0 for k, t in zip(limits, self.tracks, strict=True)]
+            if self.rate(most) > self.rate(chosen):
+                chosen = most
         if len(confident) < len(limits):
             chosen = self._best_ranked(limits, chosen)
         return chosen
 
-    def _best_common(self, limits: Seq[int], members: Seq[int], others: list[int]) -> list[int]:
-        """The best common K of some sequences, beside budgets of the others."""
-        most = max(limits[i] for i in members)
-        tokens, width, depths = self._expected(others)
-        ks = range(most + 1)
-        rows: list[list[list[float]]] = [[], []]  # accepted, verified tokens of each member, by K
-        rounds: dict[Source, Seq[float]] = {}
-        for i in members:
-            track, limit = self.tracks[i], limits[i]
-            accepted, verified, rounds[track.source] = self._curves(track)
-            rows[0].append([accepted[min(k, limit)] for k in ks])
-            rows[1].append([verified[min(k, limit)] for k in ks])
-        added, wider = (list(map(sum, zip(*found, strict=True))) for found in rows)
-        best, best_rate = 0, self.rate(others)
-        for k in range(1, most + 1):
-            seconds = self._pass_s(width + wider[k])
-            for source, drafting in self._sources.items():
-                depth = max(depths[source], rounds[source][k] if source in rounds else 0.0)
-                seconds += drafting.seconds(depth)
-            if (rate := (tokens + added[k]) / seconds) > best_rate:
-                best, best_rate = k, rate
-        budgets = list(others)
-        for i in members:
-            budgets[i] = min(best, limits[i])
-        return budgets
+    def _best_common(self, limits: Seq[int]) -> list[int]:
+        """The best common K."""
+        found = [[min(k, limit) for limit in limits] for k in range(max(limits) + 1)]
+        return max(found, key=self.rate)
 
     def _best_ranked(self, limits: Seq[int], chosen: list[int]) -> list[int]:
         """Adds drafts of the other sequences, the most valuable first."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from outrider.policy.costs import Costs
 
-FORMAT = 7
+FORMAT = 8
 MAX_AGE_S = 30 * 24 * 3600.0
 
 logger = logging.getLogger(__name__)

@@ -27,11 +27,10 @@ from statistics import median_low
 from outrider.contracts import ControlledView, Proposal, StopRule, Verdict
 from outrider.events import StepTiming
 from outrider.policy import MAX_AUTO_DRAFT_TOKENS, VALID_STEPS
-from outrider.policy.allocation import Group, Source, StepModel, Track
+from outrider.policy.allocation import FIRST_BALANCE, Group, Source, StepModel, Track
 from outrider.policy.base import Choice, Decision
 from outrider.policy.costs import Costs, batch_bucket
 from outrider.policy.learning import (
-    FIRST_BALANCE,
     PROBE_STEPS,
     PROBE_TOKENS,
     Lesson,
@@ -128,8 +127,7 @@ class AdaptivePolicy:
         step = StepModel(self.costs, views, tracks, start, sum(most), self.evenly > 0)
         for source in step.sources:
             if step.batch not in source.balance_s:
-                first = FIRST_BALANCE if not source.balance_s else FIRST_BALANCE / 2
-                source.balance_s[step.batch] = first * step.plain_s
+                source.balance_s[step.batch] = source.first_balance * step.plain_s
         if step.batch not in self._trials:
             self._trials[step.batch] = _Trials(2 * PROBE_STEPS * step.plain_s)
         chosen = self._best(step, own, most)
@@ -167,7 +165,10 @@ class AdaptivePolicy:
             if track.source.first is not None:
                 chosen[i] = min(track.source.first, most[i])
         if all(track.budget >= 0 for track in tracks):
-            kept = [min(track.budget, limit) for track, limit in zip(tracks, most, strict=True)]
+            kept = [
+                limit if track.is_confident and track.budget else min(track.budget, limit)
+                for track, limit in zip(tracks, most, strict=True)
+            ]
             if step.rate(chosen) < (1.0 + MARGIN) * step.rate(kept):
                 chosen = kept
         if step.rate(chosen) < (1.0 + MARGIN) * step.rate(nothing):
@@ -315,7 +316,9 @@ class AdaptivePolicy:
         if source is None:
             if self.measure is not None:
                 self.measure(self.costs, name)
-            source = self._sources[name] = Source(name, self.costs.first.get(name))
+            source = self._sources[name] = Source(
+                name, self.costs.first.get(name), self.costs.refused.get(name, 0)
+            )
         return source
 
     # --- after the verdicts -------------------------------------------------------------------

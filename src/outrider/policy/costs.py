@@ -236,6 +236,8 @@ class Costs:
     plain_clock: dict[int, float] = field(default_factory=dict)
     read_s: dict[str, float] = field(default_factory=dict)  # a drafter reads a token, at speed 1
     first: dict[str, int] = field(default_factory=dict)  # drafts that a checkpoint recommends
+    # By proposer: drafts of a short text before any request, if all of them were refused.
+    refused: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def guess(cls) -> Costs:
@@ -283,16 +285,18 @@ class Costs:
 
     def to_dict(self) -> dict[str, object]:
         drafts = {name: table.to_dict() for name, table in self.drafts.items()}
-        return {"verify": self.verify.to_dict(), "drafts": drafts}
+        return {"verify": self.verify.to_dict(), "drafts": drafts, "refused": self.refused}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, object]) -> Costs:
         """Raises ValueError for anything that `to_dict` would not have written."""
-        drafts = record.get("drafts")
-        if not isinstance(drafts, dict):
+        drafts, refused = record.get("drafts"), record.get("refused")
+        if not isinstance(drafts, dict) or not isinstance(refused, dict):
             raise ValueError("no draft tables")
+        if not all(isinstance(num, int) and 0 <= num < 1000 for num in refused.values()):
+            raise ValueError("not a number of drafts")
         tables = {str(name): CostTable.from_dict(found) for name, found in drafts.items()}
-        return cls(CostTable.from_dict(record.get("verify")), tables)
+        return cls(CostTable.from_dict(record.get("verify")), tables, refused=refused)
 
 
 def verify_table(

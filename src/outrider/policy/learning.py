@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from outrider.contracts import ControlledView, Proposal, StopRule, Verdict
 from outrider.events import StepTiming
 from outrider.policy import MAX_AUTO_DRAFT_TOKENS
-from outrider.policy.allocation import StepModel, Track
+from outrider.policy.allocation import FIRST_BALANCE, StepModel, Track
 from outrider.policy.costs import Costs, batch_bucket
 
 PROBE_TOKENS = 2  # of a probe: enough to see whether first drafts are accepted
 PROBE_STEPS = 4  # of a probe: a call of fewer steps tells little about costs
-FIRST_BALANCE = 3  # plain steps that a proposer may lose before it has won any
 
 Outcomes = tuple[StepTiming, Seq[Proposal], Seq[Verdict]]  # of one step
 Member = tuple[int, Track, int]  # index of the view, track, budget

@@ -7,11 +7,13 @@ from time import perf_counter
 
 import pytest
 
+from outrider.bench.synthetic import add_synthetic
 from outrider.contracts import Proposal, SequenceView, StepBatch, StepOutput
-from outrider.engine import calibrate
+from outrider.engine import calibrate, trial
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine, Result
 from outrider.engine.request import Speculation
+from outrider.engine.trial import num_refused
 from outrider.errors import ConfigError, RequestError
 from outrider.policy import MAX_AUTO_DRAFT_TOKENS
 from outrider.policy.controller import AdaptivePolicy
@@ -102,6 +104,22 @@ def test_costs_measured_while_threads_wait_for_a_processor_are_not_kept(
     assert not cache.exists()
 
 
+def test_a_drafter_with_a_model_is_tried_before_the_first_request(
+    pair: tuple[Path, Path],
+) -> None:
+    engine = make(pair, num_draft_tokens=3)
+    never = add_synthetic(engine, 0.0, "draft-model")
+    always = add_synthetic(engine, 1.0, "draft-model")
+    engine.proposers["failing"] = Drafter(ValueError("a fault"))
+    refused = {name: num_refused(engine, name) for name in (never, always, "ngram", "failing")}
+    assert refused.pop(never) > 2
+    assert refused == {always: 0, "ngram": 0, "failing": 0}
+    assert engine.kv.usage == 0
+    costs = Costs.guess()
+    calibrate.Calibration(engine)(costs, never)
+    assert costs.refused[never] > 2
+
+
 def test_measuring_leaves_nothing_behind(pair: tuple[Path, Path]) -> None:
     engine = make(pair, kv_tokens=64)  # no room for the longer contexts
     assert engine.kv.usage == 0
@@ -177,6 +195,7 @@ def test_the_tokens_of_a_measured_pass_differ(
         return forward(batch)
 
     monkeypatch.setattr(engine.target, "forward", noting)
+    monkeypatch.setattr(trial, "num_refused", lambda engine, name: 0)  # a text repeats itself
     calibrate.Calibration(engine)(Costs.guess(), "draft-model")
     wide = [tokens for tokens in passes if 4 < len(tokens) <= engine.target.spec.num_tokens]
     assert wide

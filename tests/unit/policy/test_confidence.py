@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -44,6 +45,16 @@ def test_no_fixed_k_is_as_good_as_stopping_in_time(machine: Machine) -> None:
     trace = run(machine, lambda step, i: 0.0, auto(machine), levels=mostly_sure, ahead=16)
     print(f"{trace.rate(200) / best:.3f} of the best K")
     assert trace.rate(200) > 1.03 * best
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_drafter_that_stops_by_itself_has_no_k(batch: int) -> None:
+    """All that it may draw, or nothing: an estimate of the best number wanders."""
+    policy, num = auto(NATIVE), {"batch": lambda step: batch, "num_steps": 600}
+    trace = run(NATIVE, lambda step, i: 0.0, policy, levels=mostly_sure, ahead=16, **num)  # type: ignore[arg-type]
+    some = [max(budgets) for budgets in trace.budgets[100:] if any(budgets)]
+    print(f"{len(some)} steps with drafts, {mean(k == 16 for k in some):.3f} without a limit")
+    assert mean(k == 16 for k in some) > 0.9
 
 
 def test_a_batch_drafts_only_what_it_is_sure_of() -> None:

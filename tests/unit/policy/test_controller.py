@@ -123,6 +123,26 @@ def test_a_junk_drafter_costs_at_most_three_percent(machine: Machine, batch: int
 
 
 @each_machine
+def test_a_drafter_that_was_never_right_before_costs_next_to_nothing(machine: Machine) -> None:
+    options: dict[str, Any] = {"num_steps": 288, "length": 96, "ahead": 16}
+    plain = fixed(machine, constant(0.0), 0, **options).rate()
+    policy = controller(machine)
+    policy.costs.refused["simulated"] = 40
+    trace = run(machine, constant(0.0), policy, **options)
+    print(f"{trace.rate() / plain:.3f} of plain")
+    assert trace.rate() >= 0.99 * plain
+
+
+def test_a_drafter_that_was_never_right_before_is_tried_again() -> None:
+    policy = controller(NATIVE)
+    policy.costs.refused["simulated"] = 40
+    _, rate = best_fixed(NATIVE, constant(0.8), num_steps=2)
+    trace = run(NATIVE, constant(0.8), policy, num_steps=4000, ahead=16)
+    print(f"{trace.rate(2500) / rate:.3f} of the best fixed K")
+    assert trace.rate(2500) >= 0.95 * rate
+
+
+@each_machine
 def test_off_when_drafts_collapse_and_on_again_when_they_recover(machine: Machine) -> None:
     def collapsing(step: int, sequence: int) -> float:
         return 0.02 if 300 <= step < 900 else 0.8

@@ -171,6 +171,7 @@ IDENTITY: dict[str, object] = {"model": "a", "threads": [1, 2]}
 def example() -> Costs:
     costs = Costs(verify_table({64: {1: 1.0, 5: 2.0}}))
     costs.drafts["ngram"] = draft_table({1: {1: 0.1}}, 16)
+    costs.refused["ngram"] = 7
     return costs
 
 
@@ -181,6 +182,7 @@ def test_saved_costs_come_back(folder: Path) -> None:
     assert found is not None
     assert found.verify.to_dict() == example().verify.to_dict()
     assert found.drafts["ngram"].to_dict() == example().drafts["ngram"].to_dict()
+    assert found.refused == {"ngram": 7}
     assert cache.load({**IDENTITY, "model": "b"}) is None
     assert [path.suffix for path in folder.iterdir()] == [".json"]  # no temporary file is left
 
@@ -195,6 +197,8 @@ def test_saved_costs_come_back(folder: Path) -> None:
         lambda record: json.dumps(record | {"saved_at": 0}),
         lambda record: json.dumps(record | {"identity": {}}),
         lambda record: json.dumps(record | {"costs": {}}),
+        lambda record: json.dumps(record | {"costs": record["costs"] | {"refused": {"a": -1}}}),
+        lambda record: json.dumps(record | {"costs": record["costs"] | {"refused": 1}}),
         lambda record: json.dumps(
             record | {"costs": {"verify": {"rows": {"1": [1.0]}}, "drafts": {}}}
         ),
