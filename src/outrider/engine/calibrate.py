@@ -109,7 +109,7 @@ class Calibration:
 
             known = Costs.guess()
             self._disturbances.clear()
-            began, waited_s = perf_counter(), _waited_s()
+            began, waited_s = perf_counter(), seconds_waited()
             verify = self._verify() if costs.verify.is_guess else costs.verify
             if verify is None:
                 return
@@ -117,7 +117,7 @@ class Calibration:
             drafts = self._draft(proposer)
             if drafts is not None:
                 known.drafts[proposer] = drafts
-            waited = (_waited_s() - waited_s) / (perf_counter() - began)
+            waited = (seconds_waited() - waited_s) / (perf_counter() - began)
             known.refused[proposer] = num_refused(self.engine, proposer)
             if waited <= WAITED and not self._was_disturbed:
                 cache.save(identity, known)
@@ -377,7 +377,7 @@ def _kernels() -> list[object]:
     return [native.isa(), built.st_size, built.st_mtime_ns]
 
 
-def _waited_s() -> float:
+def seconds_waited() -> float:
     """For how long threads of this process could have run and did not; 0 where no system tells."""
     waited_ns = 0
     with suppress(OSError):  # also of a thread that ends meanwhile

@@ -99,7 +99,7 @@ def test_costs_measured_while_threads_wait_for_a_processor_are_not_kept(
     pair: tuple[Path, Path], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibrate, "WAITED", 0.05)
-    monkeypatch.setattr(calibrate, "_waited_s", lambda: perf_counter() / 10)
+    monkeypatch.setattr(calibrate, "seconds_waited", lambda: perf_counter() / 10)
     assert not controller(make(pair)).costs.verify.is_guess
     assert not cache.exists()
 
