@@ -55,8 +55,11 @@ every proposer, chains and trees.
 
 Below the table is what is refused, with the reason.
 
-A rope of type `longrope` changes all keys past its original length, and one of type `dynamic`
-past the configured one: the context ends there.
+A rope of type `longrope` has other factors for texts past its original length, where the context
+ends by default. With a longer `--max-model-len` the engine takes the long factors for all texts, as
+vLLM does, and says so; short texts then get other logits. transformers changes the factors when a
+text grows past the length, but not its stored keys. A rope of type `dynamic` changes all keys past
+the configured length: the context ends there.
 """
 
 

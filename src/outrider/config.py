@@ -131,7 +131,8 @@ class EngineConfig:
         vllm=refused("use --vllm-arg=--kv-cache-dtype=fp8")
     )
     max_model_len: int | None = param(
-        None, "Most tokens of a prompt with its completion.", "--max-model-len N", LIMITS,
+        None, "Most tokens of a prompt with its completion. Past the original length of a longrope "
+        "it takes the factors of long texts for all texts.", "--max-model-len N", LIMITS,
         none="what the model and the KV cache allow", low=2,
         vllm=refused("use --vllm-arg=--max-model-len=N"))
     prefix_caching: bool = param(

@@ -122,6 +122,7 @@ def build(config: EngineConfig) -> Engine:
         backend=config.backend,
         tensor_parallel_size=config.tensor_parallel_size,
         kv_dtype=config.kv_dtype,
+        max_length=config.max_model_len,
     )
     return assemble(config, target, load_tokenizer(config.model))
 
@@ -227,7 +228,13 @@ def _make_proposers(
     def load(name: str, *, dtype: str | None = None) -> Model:
         # The backend is what can run the engine's own type; another type may need another one.
         backend = config.backend if dtype is None else "auto"
-        return load_model(name, device=config.device, dtype=dtype or config.dtype, backend=backend)
+        return load_model(
+            name,
+            device=config.device,
+            dtype=dtype or config.dtype,
+            backend=backend,
+            max_length=config.max_model_len,
+        )
 
     def load_drafter(name: str, *, dtype: str | None = None) -> Model:
         kind = head_kind(find_folder(name))

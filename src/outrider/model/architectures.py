@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ModelError
+from outrider.model.rope import LONGROPE_ENDS
 
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 _DEFAULT_POSITIONS = 2048  # of configs without a limit
@@ -93,9 +94,9 @@ def max_positions(
     """
     limits = [(int(getattr(config, "max_position_embeddings", None) or _DEFAULT_POSITIONS), "")]
     for rope in _ropes(config):
-        if rope.get("rope_type") == "longrope":
+        if rope.get("rope_type") == "longrope" and rope["short_factor"] != rope["long_factor"]:
             original = int(rope.get("original_max_position_embeddings") or limits[0][0])
-            limits.append((original, "its longrope changes all stored keys past this length"))
+            limits.append((original, LONGROPE_ENDS))
     in_mask = "a window of this length stands in its mask only, which its attention does not see"
     limits += [(size, in_mask) for size in masked if size not in windows]
     types = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
@@ -108,8 +109,16 @@ def max_positions(
     return min(limits, key=lambda limit: limit[0])
 
 
-def _ropes(config: Any) -> list[Mapping[str, Any]]:
+def reach_length(config: Any, length: int | None) -> None:
+    """Gives a longrope that ends below `length` its long factors for all texts, in place."""
+    for rope in _ropes(config):
+        original = rope.get("original_max_position_embeddings")
+        if length and original and length > int(original) and rope.get("long_factor"):
+            rope["short_factor"] = rope["long_factor"]
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
     """The rope parameters: one set, or one per layer type."""
     parameters = getattr(config, "rope_parameters", None) or {}
-    nested: list[Mapping[str, Any]] = [v for v in parameters.values() if isinstance(v, dict)]
+    nested: list[dict[str, Any]] = [v for v in parameters.values() if isinstance(v, dict)]
     return nested or [parameters]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from outrider.model.torch_decoder import TorchDecoder
 
 __all__ = ["bundled_path", "load_model"]
+logger = logging.getLogger(__name__)
 
 Backend = Literal["auto", "native", "torch", "transformers"]
 BACKENDS = ("auto", "native", "torch", "transformers")
@@ -40,18 +42,22 @@ def load_model(
     backend: Backend = "auto",
     tensor_parallel_size: int = 1,
     kv_dtype: str = "auto",
+    max_length: int | None = None,
 ) -> Model:
     """Loads a causal language model: a folder, a GGUF file, a hub name or `bundled[:NAME]`.
 
     backend "auto" takes the first of these that can run the model: the native CPU step, the compact
     torch decoder, transformers. dtype "auto" is the stored type; torch on a CPU computes in
     float32. `tensor_parallel_size` processes share the model (the compact torch decoder only).
-    kv_dtype "int8" rounds keys and values (the first two backends). Raises `ModelError` or
-    `ConfigError`, one line each.
+    kv_dtype "int8" rounds keys and values (the first two backends). `max_length`: of the longest
+    text; beyond the original length of a longrope, its long factors are taken for all texts.
+    Raises `ModelError` or `ConfigError`, one line each.
     """
     _check_options(device, dtype, backend)
     folder = find_folder(path_or_name)
-    decoder_config = _decoder_config(folder, backend)
+    decoder_config = _decoder_config(folder, backend, max_length)
+    if decoder_config is not None and max_length is not None:
+        _tell_of_long_factors(folder.name, decoder_config, max_length)
     if kv_dtype != "auto" and (decoder_config is None or tensor_parallel_size != 1):
         raise ConfigError(_NO_KV_DTYPE.format(kv_dtype))
     if tensor_parallel_size != 1:
@@ -59,12 +65,14 @@ def load_model(
     if decoder_config is not None and backend in ("auto", "native"):
         native = _native(decoder_config, device)
         if native is not None and dtype != "float16":
-            model: Model = native.NativeDecoder.load(folder, dtype=dtype, kv_dtype=kv_dtype)
+            model: Model = native.NativeDecoder.load(
+                folder, dtype=dtype, kv_dtype=kv_dtype, max_length=max_length
+            )
             return model
     if decoder_config is not None and dtype == "int8" and backend != "native":
         kernels = gpu_decoder(device)
         if kernels is not None and decoder_config.is_llama and kv_dtype == "auto":
-            return kernels.load(folder, device=device).round_weights()
+            return kernels.load(folder, device=device, max_length=max_length).round_weights()
     if backend == "native" or dtype in INTEGER:
         wanted = f"dtype {dtype!r}" if dtype in INTEGER else "backend 'native'"
         raise ModelError(
@@ -76,11 +84,27 @@ def load_model(
             from outrider.model.torch_decoder import TorchDecoder
 
             kind = DTYPES.get(dtype)
-            return TorchDecoder.load(folder, device=device, dtype=kind, kv_dtype=kv_dtype)
-        return _compact(device, decoder_config).load(folder, device=device, dtype=DTYPES.get(dtype))
+            return TorchDecoder.load(
+                folder, device=device, dtype=kind, kv_dtype=kv_dtype, max_length=max_length
+            )
+        compact = _compact(device, decoder_config)
+        return compact.load(folder, device=device, dtype=DTYPES.get(dtype), max_length=max_length)
     from outrider.model.transformers_model import TransformersModel
 
-    return TransformersModel.load(folder, device=device, dtype=DTYPES.get(dtype))
+    return TransformersModel.load(
+        folder, device=device, dtype=DTYPES.get(dtype), max_length=max_length
+    )
+
+
+def _tell_of_long_factors(name: str, config: DecoderConfig, max_length: int) -> None:
+    for rope in config.ropes:
+        if rope.kind == "longrope" and not rope.ends_early and rope.original_positions < max_length:
+            logger.warning(
+                "%s: its longrope takes the factors of long texts for all texts, because "
+                "max_model_len is above %d",
+                name,
+                rope.original_positions,
+            )
 
 
 def _check_options(device: str, dtype: str, backend: str) -> None:
@@ -96,7 +120,9 @@ def _check_options(device: str, dtype: str, backend: str) -> None:
         raise ConfigError("no CUDA device here; use device cpu")
 
 
-def _decoder_config(folder: Path, backend: str) -> DecoderConfig | None:
+def _decoder_config(
+    folder: Path, backend: str, max_length: int | None = None
+) -> DecoderConfig | None:
     """The config for the compact decoders, or None if transformers runs the model."""
     from outrider.model.families import UnsupportedByDecoder, read_decoder_config
 
@@ -109,7 +135,7 @@ def _decoder_config(folder: Path, backend: str) -> DecoderConfig | None:
             )
         return None
     try:
-        return read_decoder_config(config)
+        return read_decoder_config(config, max_length)
     except UnsupportedByDecoder as error:
         if only_ours:
             reason = str(error).removesuffix("; use backend 'transformers'")

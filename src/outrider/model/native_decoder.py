@@ -144,6 +144,7 @@ class NativeDecoder(NativeModel):
         dtype: str = "auto",
         threads: int | None = None,
         kv_dtype: str = "auto",
+        max_length: int | None = None,
     ) -> NativeDecoder:
         """Maps a Hugging Face folder and repacks its weights once.
 
@@ -155,7 +156,7 @@ class NativeDecoder(NativeModel):
         """
         folder = Path(folder)
         raw = read_config(folder)
-        config = read_decoder_config(raw)
+        config = read_decoder_config(raw, max_length)
         spec = _spec(folder, raw, config, kv_dtype)
         source = open_checkpoint(folder)
         return cls.read(source, config, spec, dtype=dtype, threads=threads, kv_dtype=kv_dtype)

@@ -9,8 +9,8 @@
     yarn      the same idea with the ramp over the dimension, and cos/sin scaled
               (Peng et al. 2023, eq. 17-25)
     longrope  f_i / factors_i, and cos/sin scaled. Two lists of factors exist, for texts up to the
-              original length and for longer ones: we take the first and end at that length, since
-              one token more would change all stored keys
+              original length and for longer ones. A text that grew past it would change all stored
+              keys, so an engine has one list for all texts: the second, if it is to reach further
     factors   f_i / factors_i, one number per pair, as GGUF files store it
     proportional  f_i / factor for the leading share of the pairs, 0 for the others
 
@@ -47,7 +47,13 @@ class RopeConfig:
     attention_factor: float = 1.0  # multiplies cos and sin
     truncate: bool = True
     factors: tuple[float, ...] = ()  # one per pair
+    long_factors: tuple[float, ...] = ()  # of longrope: those past the original length
     share: float = 1.0  # of the pairs that rotate; only "proportional"
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether these factors are right up to the original length only."""
+        return self.kind == "longrope" and self.long_factors != self.factors
 
     def frequencies(self, head_dim: int) -> torch.Tensor:
         """[head_dim / 2] float32: the radians per position of each pair.
@@ -95,6 +101,7 @@ class RopeConfig:
 
 
 PLAIN_ROPE = RopeConfig()
+LONGROPE_ENDS = "its longrope has other factors past this length: a longer max_model_len takes them"
 
 
 def sinusoids(rows: int, width: int) -> torch.Tensor:
@@ -151,6 +158,16 @@ def rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
+def with_long_factors(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json whose longrope has the factors of long texts for texts of every length."""
+    found = dict(config)
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = config.get(key) or {}
+        if rope.get("long_factor"):
+            found[key] = {**rope, "short_factor": rope["long_factor"]}
+    return found
+
+
 def _numbers(
     kind: str, found: Mapping[str, Any], max_positions: int, original: int
 ) -> dict[str, Any]:
@@ -158,6 +175,7 @@ def _numbers(
     if kind == "longrope":
         return {
             "factors": tuple(float(value) for value in found["short_factor"]),
+            "long_factors": tuple(float(value) for value in found.get("long_factor") or ()),
             "attention_factor": _longrope_scale(found, max_positions / original, original),
         }
     if kind == "factors":
@@ -205,7 +223,7 @@ def rope_json(rope: RopeConfig) -> dict[str, Any]:
         names = ("beta_fast", "beta_slow", "attention_factor", "truncate")
     elif rope.kind == "longrope":
         names = ("attention_factor",)
-        scaling |= {"short_factor": list(rope.factors), "long_factor": list(rope.factors)}
+        scaling |= {"short_factor": list(rope.factors), "long_factor": list(rope.long_factors)}
     elif rope.kind == "factors":
         scaling["factors"] = list(rope.factors)
     elif rope.kind == "proportional":

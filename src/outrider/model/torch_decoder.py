@@ -105,11 +105,12 @@ class TorchDecoder:
         device: str | torch.device = "cpu",
         dtype: torch.dtype | None = None,
         kv_dtype: str = "auto",
+        max_length: int | None = None,
     ) -> Self:
         """Reads a Hugging Face folder. `dtype` None: float32 on a CPU, else as stored."""
         folder = Path(folder)
         raw = read_config(folder)
-        config = read_decoder_config(raw)
+        config = read_decoder_config(raw, max_length)
         model = cls.read(
             open_checkpoint(folder),
             config,

@@ -26,7 +26,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from outrider.contracts import IntArray, ModelSpec, StepBatch, StepOutput
 from outrider.errors import ModelError
-from outrider.model.architectures import check_architecture, max_positions
+from outrider.model.architectures import check_architecture, max_positions, reach_length
 from outrider.model.attention import Plan, Terms
 from outrider.model.driver import one_token
 from outrider.model.few_rows import use_few_rows
@@ -76,6 +76,7 @@ class TransformersModel:
         *,
         device: str | torch.device = "cpu",
         dtype: torch.dtype | None = None,
+        max_length: int | None = None,
     ) -> TransformersModel:
         """Reads a folder and runs the self-check. `dtype` None: float32 on a CPU, else as stored.
 
@@ -83,6 +84,7 @@ class TransformersModel:
         """
         folder, device = Path(folder), torch.device(device)
         config = check_architecture(folder, read_config(folder))
+        reach_length(config.get_text_config(), max_length)
         Checkpoint(folder)  # raises a clear error if the files are not readable safetensors
         if dtype is None and device.type == "cpu":
             dtype = torch.float32

@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.model.families.mixers import Mixer
 from outrider.model.families.residuals import LayerInputs, Streams
-from outrider.model.rope import RopeConfig
+from outrider.model.rope import LONGROPE_ENDS, RopeConfig
 
 ROUTERS = ("softmax", "softmax_of_chosen", "sigmoid", "sparsemixer", "sigmoid_of_chosen")
 SPANS = ("head", "heads", "row")
@@ -323,8 +323,8 @@ class DecoderConfig:
     @property
     def shortened(self) -> str:
         """Why `max_positions` is less than the config says; "" if it cannot be."""
-        if any(rope.kind == "longrope" for rope in self.ropes):
-            return "its longrope changes all stored keys past its original length"
+        if any(rope.ends_early for rope in self.ropes):
+            return LONGROPE_ENDS
         return self.limited
 
     def rope_dims(self, index: int) -> int:

@@ -16,7 +16,7 @@ from outrider.model.families.description import (
     show,
 )
 from outrider.model.quantized.forms import METHODS
-from outrider.model.rope import RopeConfig, read_rope, rope_parameters
+from outrider.model.rope import RopeConfig, read_rope, rope_parameters, with_long_factors
 
 SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
@@ -65,8 +65,18 @@ def family(model_type: str, architecture: str, **defaults: Any) -> Callable[[Des
     return register
 
 
-def read_decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """Raises `UnsupportedByDecoder` for other architectures, `ModelError` for a broken config."""
+def read_decoder_config(config: Mapping[str, Any], length: int | None = None) -> DecoderConfig:
+    """`length`: of the longest text; a longrope that ends below it takes its long factors.
+
+    Raises `UnsupportedByDecoder` for other architectures, `ModelError` for a broken config.
+    """
+    found = _read(config)
+    if length is None or length <= found.max_positions:
+        return found
+    return _read(with_long_factors(config))
+
+
+def _read(config: Mapping[str, Any]) -> DecoderConfig:
     if isinstance(config.get("text_config"), dict):
         return _read_text_part(config)
     model_type = str(config.get("model_type"))
@@ -271,5 +281,5 @@ class Reader:
         )
         built = replace(base, **parts)
         longest = [built.max_positions]
-        longest += [r.original_positions for r in built.ropes if r.kind == "longrope"]
+        longest += [r.original_positions for r in built.ropes if r.ends_early]
         return replace(built, max_positions=min(longest))
