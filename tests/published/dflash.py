@@ -82,6 +82,17 @@ def dflash_mask_embedding(folder: Path) -> Reference:
 
 
 @case("dflash")
+def dflash_sinks(folder: Path) -> Reference:
+    config = qwen3(architectures=["DFlashDraftModel"], block_size=7)
+    config["dflash_config"] = {"mask_token_id": 60, "target_layer_ids": [1, 6], "use_swa": True,
+                               "swa_window_size": 9, "attention_sink_bias": True}  # fmt: skip
+    sinks = {f"layers.{i}.self_attn.attention_sink_bias": 3 * rand(f"sinks {i}", 1, 4).flatten()
+             for i in range(2)}  # fmt: skip
+    write(folder, config, dflash() | sinks)
+    return DFlash(dflash() | sinks, (2, 7), 7, 60, windows=(9, 9))
+
+
+@case("dflash")
 def dflash_muse(folder: Path) -> Reference:
     w = dflash()
     stored = w | {"encoder.fc.weight": w["fc.weight"],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from published.cases import (
     H,
+    L,
     Reference,
     V,
     W,
@@ -69,6 +70,22 @@ def eagle1_vllm(folder: Path) -> Reference:
     config = {"model_type": "eagle", "architectures": ["EAGLEModel"], "eagle_fc_bias": True,
               "truncated_vocab_size": V, "model": llama()}  # fmt: skip
     write(folder, config, w)
+    return Eagle(w, projects=True)
+
+
+@case("eagle")
+def eagle1_speculators(folder: Path) -> Reference:
+    """With the bias of HASS; the layers' config is the verifier's."""
+    w = eagle1()
+    del w["embed_tokens.weight"]
+    config = speculators("eagle", llama(num_hidden_layers=L), fusion_bias=True, layernorms=False,
+                         transformer_layer_architecture="LlamaDecoderLayer")  # fmt: skip
+    for name in ("draft_vocab_size", "target_hidden_size"):
+        del config[name]
+    config["architectures"] = ["EagleSpeculator", "LlamaDecoderLayer"]
+    stored = {name.replace("fc.", "fusion_fc.").replace("layers.0.", "transformer."): t
+              for name, t in w.items()}  # fmt: skip
+    write(folder, config, stored)
     return Eagle(w, projects=True)
 
 

@@ -69,7 +69,12 @@ def attend(
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(shape.dim)
-    weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+    scores = scores.masked_fill(~seen, -math.inf)
+    if f"{at}self_attn.attention_sink_bias" in w:  # a score without a value
+        sinks = w[f"{at}self_attn.attention_sink_bias"][:, None, None].expand(*scores.shape[:2], 1)
+        weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
     mixed = torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
     return project(mixed, w, f"{at}self_attn.o_proj")
 

@@ -6,11 +6,13 @@ vocabulary; N heads, Q queries, D head size, R rows, M rank of the Markov bias.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.model.head_base import Head
@@ -46,6 +48,7 @@ class DFlashConfig:
     causal: tuple[bool, ...] = ()  # whether a layer's places see only places before; (): no
     attention_bias: bool = False
     output_bias: bool = False
+    sinks: bool = False  # a score of each head that has no value, in every layer
     # Place j guesses the token after it: S drafts from S places. False: the token at it, S - 1.
     samples_from_anchor: bool = False
     draft_vocab_size: int | None = None  # rows of an output head of its own; None: the target's
@@ -81,6 +84,9 @@ class DFlashLayer(nn.Module):
             output_biased=config.output_bias,
             eps=eps,
         )
+        if config.sinks:
+            heads = torch.zeros(config.num_attention_heads)
+            self.self_attn.attention_sink_bias = nn.Parameter(heads)
         self.mlp = FeedForward(size, config.intermediate_size)
 
     def forward(self, x_BSH: Tensor, cos_sin: KeyValue, mix: Mix) -> Tensor:
@@ -162,10 +168,33 @@ class DFlashHead(Head):
     ) -> Tensor:
         """Normalised hidden states of the block, [B, S, H], ready for the output head."""
 
-        def over(past: KeyValue) -> Mix:
-            return lambda queries, own: Attention.mix(queries, join([past, own]), mask)
+        def over(layer: int, past: KeyValue) -> Mix:
+            return lambda queries, own: Attention.mix(
+                queries, *self.with_sinks(layer, join([past, own]), mask, queries.shape[2])
+            )
 
-        return self.denoise(embeds_BSH, positions_BS, [over(past) for past in context])
+        mixes = [over(layer, past) for layer, past in enumerate(context)]
+        return self.denoise(embeds_BSH, positions_BS, mixes)
+
+    def with_sinks(
+        self, layer: int, past: KeyValue, mask: Tensor | None, num_queries: int
+    ) -> tuple[KeyValue, Tensor | None]:
+        """Keys, values and mask with the layer's sinks, if it has any, as one more key.
+
+        The key and its value are zero, and the mask adds the sink of each head to its score.
+        """
+        if not self.config.sinks:
+            return past, mask
+        attention: Any = self.layers[layer].self_attn
+        sinks_N11 = attention.attention_sink_bias[:, None, None]
+        width = past[0].shape[2]
+        if mask is None:
+            mask = sinks_N11.new_zeros(num_queries, width)
+        elif mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=sinks_N11.dtype).masked_fill_(~mask, -math.inf)
+        shape = (*mask.shape[:-3], len(sinks_N11), num_queries)  # of [Q, C] or [B, 1, Q, C]
+        mask = torch.cat([mask.expand(*shape, width), sinks_N11.expand(*shape, 1)], dim=-1)
+        return (F.pad(past[0], (0, 0, 0, 1)), F.pad(past[1], (0, 0, 0, 1))), mask
 
     def denoise(self, embeds_BSH: Tensor, positions_BS: Tensor, mixes: Sequence[Mix]) -> Tensor:
         """`forward` for callers that attend to the context themselves, with one `Mix` per layer."""
@@ -216,7 +245,7 @@ class DFlashHead(Head):
         config = self.config
         varies = (config.target_hidden_size, config.windows, config.causal, config.attention_bias)
         own = (config.output_bias, config.draft_vocab_size, config.own_embedding)
-        more = (config.mask_embedding, config.samples_from_anchor)
+        more = (config.mask_embedding, config.samples_from_anchor, config.sinks)
         return not any((*varies, *own, *more)) and config.markov_type == "vanilla"
 
     def config_json(self) -> dict[str, Any]:
@@ -239,6 +268,8 @@ class DFlashHead(Head):
             "mask_token_id": config.mask_token_id,
             "target_layer_ids": [tap - 1 for tap in config.taps],
         }
+        if config.sinks:
+            dflash["attention_sink_bias"] = True
         if config.causal:
             dflash["causal"] = all(config.causal)
         return {

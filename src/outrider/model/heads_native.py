@@ -35,6 +35,7 @@ from outrider.sampling import RowParams
 
 _EMBED, _FINAL_NORM, _HEAD, _O = 0, 1, 2, 7
 _Q_BIAS = 8  # then those of keys, values and the last projection
+_SINKS = 29
 _FC, _HIDDEN_NORM, _MARKOV_EMBED, _MARKOV_HEAD, _FC_BIAS = 21, 22, 23, 24, 37
 _PROJECTS, _FUSED, _NORM_RESIDUAL, _FEEDS_NORMED, _FROM_ANCHOR = 1, 2, 4, 8, 16
 _OWN_HEADS, _AS_GIVEN = 32, 64
@@ -298,6 +299,9 @@ class NativeDFlash(NativeHead):
         self.set_tensor(_HIDDEN_NORM, 0, head.hidden_norm.weight)
         for number, layer in enumerate(head.layers):
             self._set_layer(number, layer)
+            if config.sinks:
+                attention: Any = layer.self_attn
+                self.set_tensor(_SINKS, number, attention.attention_sink_bias)
         if config.markov_rank:
             self.set_tensor(_MARKOV_EMBED, 0, head.markov_embed.weight)
             self.set_tensor(_MARKOV_HEAD, 0, head.markov_head.weight)

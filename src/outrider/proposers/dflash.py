@@ -141,6 +141,7 @@ class DFlashProposer(FastHeadProposer):
                 block = slice(i * size, (i + 1) * size)
                 past = memory.layers[layer].glance((own[0][:, :, block], own[1][:, :, block]))
                 mask = self._mask(layer, past[0].shape[2], queries_1NXD)
+                past, mask = self._head.with_sinks(layer, past, mask, size)
                 mixed.append(gather(queries_1NXD[0, :, block], past, mask))
             return torch.cat(mixed, dim=1)[None]
 

@@ -89,17 +89,20 @@ class HeadMemory:
         return taps_nTH, range(self._end - len(taps_nTH), self._end)
 
 
-def gather(queries_NQD: Tensor, past: KeyValue, mask_QC: Tensor | None = None) -> Tensor:
-    """Attention of one sequence, [N, Q, D]; `mask_QC` is added to the scores.
+def gather(queries_NQD: Tensor, past: KeyValue, mask: Tensor | None = None) -> Tensor:
+    """Attention of one sequence, [N, Q, D]; `mask`, [Q, C] or [N, Q, C], is added to the scores.
 
     Query heads that share keys become rows of one product: the keys are read once, not copied.
     """
     num_heads, num_queries, size = queries_NQD.shape
     num_kv = past[0].shape[1]
     group = num_heads // num_kv
+    if mask is not None:
+        rows = mask.repeat(group, 1) if mask.dim() == 2 else mask
+        mask = rows.reshape(-1, group * num_queries, mask.shape[-1])
     mixed = F.scaled_dot_product_attention(
         queries_NQD.reshape(1, num_kv, group * num_queries, size),
         *past,
-        attn_mask=None if mask_QC is None else mask_QC.repeat(group, 1),
+        attn_mask=mask,
     )
     return mixed.reshape(num_heads, num_queries, size)

@@ -50,6 +50,7 @@ def read_dflash(fields: Fields, tensors: Tensors, num_layers: int | None) -> DFl
         windows=windows if any(windows) else (),
         causal=causal if any(causal) else (),
         output_bias="layers.0.self_attn.o_proj.bias" in tensors,
+        sinks=inner.switch("attention_sink_bias"),
         samples_from_anchor=_samples_from_anchor(fields, inner, is_ours),
         draft_vocab_size=rows if "lm_head.weight" in tensors else None,
         own_embedding="embed_tokens.weight" in tensors,
@@ -57,7 +58,6 @@ def read_dflash(fields: Fields, tensors: Tensors, num_layers: int | None) -> DFl
     )
     for name in ("attention_mode", "projector_type"):
         inner.must_be(name, {"attention_mode": "gqa", "projector_type": "dspark"}[name], "dflash")
-    inner.must_be("attention_sink_bias", False)
     inner.ignore("confidence_head_alpha", "num_anchors")
     fields.ignore("confidence_head_alpha", "num_target_layers")
     if target_size != size and not config.own_embedding:

@@ -28,10 +28,7 @@ def read_speculators(fields: Fields, tensors: Tensors, num_layers: int | None) -
     elif kind in ("eagle3", "peagle"):
         head = read_eagle3(flat, tensors, num_layers)
     elif kind == "eagle":
-        flat.values["bias"] = flat.get("fc_bias", False)
-        flat.must_be("layernorms", False)
-        flat.ignore("fusion_bias")
-        head = read_eagle(flat, tensors, num_layers)
+        head = _read_eagle(flat, tensors, num_layers)
     else:
         raise ModelError(
             f"{fields.folder} holds a {kind} speculator, which is not supported: "
@@ -41,6 +38,17 @@ def read_speculators(fields: Fields, tensors: Tensors, num_layers: int | None) -
     fields.ignore(*fields.values)
     head.num_draft_tokens = num_draft_tokens(fields.values)
     return head
+
+
+def _read_eagle(flat: Fields, tensors: Tensors, num_layers: int | None) -> Head:
+    """Its layers' config is the verifier's: there is one layer, whatever that says."""
+    tensors.rename("fusion_fc.", "fc.")
+    tensors.rename("transformer.", "layers.0.")
+    flat.must_be("layernorms", False)
+    flat.ignore("transformer_layer_architecture")
+    flat.values["bias"] = flat.get("fusion_bias", False)
+    flat.values["num_hidden_layers"] = 1
+    return read_eagle(flat, tensors, num_layers)
 
 
 def _flattened(fields: Fields) -> dict[str, Any]:
