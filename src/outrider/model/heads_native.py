@@ -41,6 +41,8 @@ _PROJECTS, _FUSED, _NORM_RESIDUAL, _FEEDS_NORMED, _FROM_ANCHOR = 1, 2, 4, 8, 16
 _OWN_HEADS, _AS_GIVEN = 32, 64
 _EAGLE3, _DFLASH, _MEDUSA = 1, 2, 3
 
+_BLOCKS = 72  # int8 with a scale for each 32 inputs, where a decoder has one for each row
+
 HEAD_WEIGHTS = ("int8", *(name for name in WEIGHT_TYPES if name != "int8"))  # the usual first
 
 
@@ -54,7 +56,7 @@ class NativeHead(NativeModel):
             native.Config(
                 vocab=spec.vocab_size,
                 num_tokens=spec.num_tokens,
-                weight_type=WEIGHT_TYPES[dtype],
+                weight_type=_BLOCKS if dtype == "int8" else WEIGHT_TYPES[dtype],
                 rounds=dtype == "bfloat16",
                 attention_scale=fields["head_dim"] ** -0.5,
                 rotary_dim=fields["head_dim"] if spec.num_layers else 0,

@@ -156,8 +156,9 @@ struct Kernels {
   // n floats to nearest bfloat16, ties to even, in pairs; an odd last one is paired with zero
   void (*round_pairs)(const float* x, int n, uint32_t* pairs);
   void (*quantize)(const float* x, int k, int group, int8_t* q, float* scale, int32_t* sum);
-  // The same in blocks of 32, with zeros up to `padded`, a multiple of 32.
-  void (*quantize_blocks)(const float* x, int k, int padded, int8_t* q, Block* blocks);
+  // The same in blocks of 32, with zeros up to `padded`, a multiple of 32. `rest`: null, or room for
+  // `padded` values: what rounding took away.
+  void (*quantize_blocks)(const float* x, int k, int padded, int8_t* q, Block* blocks, float* rest);
   void (*silu_mul)(const float* gate, const float* up, int n, float* out);
   void (*add)(float* x, const float* y, int n);
   void (*attention)(const Attention& a);

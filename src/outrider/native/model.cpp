@@ -21,20 +21,6 @@ uint16_t float_to_bf16(float x) {  // to nearest, ties to even
   return uint16_t((b + 0x7fff + ((b >> 16) & 1)) >> 16);
 }
 
-int source_bytes(int32_t type) { return type == kF32 ? 4 : 2; }
-
-void read_row(const char* p, int32_t type, int n, float* out) {
-  if (type == kF32) {
-    memcpy(out, p, size_t(n) * 4);
-    return;
-  }
-  for (int i = 0; i < n; ++i) {
-    uint16_t h;
-    memcpy(&h, p + 2 * i, 2);
-    out[i] = type == kBF16 ? bf16_to_float(h) : half_to_float(h);
-  }
-}
-
 inline int nibble(float value, float inverse) {
   const float v = value * inverse;
   return v != v ? 0 : int(std::nearbyint(v < -8.0f ? -8.0f : v > 7.0f ? 7.0f : v));
@@ -135,6 +121,20 @@ void pack_job(void* context, Team& team, int thread) {
 
 }  // namespace
 
+int source_bytes(int32_t type) { return type == kF32 ? 4 : 2; }
+
+void read_row(const char* p, int32_t type, int n, float* out) {
+  if (type == kF32) {
+    memcpy(out, p, size_t(n) * 4);
+    return;
+  }
+  for (int i = 0; i < n; ++i) {
+    uint16_t h;
+    memcpy(&h, p + 2 * i, 2);
+    out[i] = type == kBF16 ? bf16_to_float(h) : half_to_float(h);
+  }
+}
+
 float half_to_float(uint16_t h) {
   const uint32_t rest = uint32_t(h & 0x7fff) << 13;
   float x;
@@ -201,7 +201,8 @@ size_t describe(Matrix& m, int32_t type, int n, int k) {
 }
 
 void pack_rows(Matrix& m, const PackSource& source, int threads) {
-  if (is_packed(m.type)) return pack_blocks(m, source, threads);
+  if (is_packed(source.type)) return pack_blocks(m, source, threads);
+  if (is_packed(m.type)) return pack_rounded(m, source, threads);
   PackJob job{&m, &source};
   run_on_pool(threads, pack_job, &job);
 }
@@ -269,8 +270,8 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
   Layer* l = global ? nullptr : &m.layers[size_t(layer)];
   uint64_t& seen = global ? m.seen : l->seen;
   auto pack = [&](Matrix& w, const PackSource& source) {
-    const bool blocks = is_packed(w.type);
-    if (blocks || w.type == kF16 ? type != w.type : type != kF32 && type != kBF16 && type != kF16)
+    const bool given = w.type == kF16 || (is_packed(w.type) && !c.kind);
+    if (given ? type != w.type : type != kF32 && type != kBF16 && type != kF16)
       return set_error("a tensor of a type that its matrix is not made of");
     pack_rows(w, source, threads);
     return true;
@@ -573,13 +574,14 @@ bool place_weights(OutriderModel& m) {
     m.embedding = types[1] == OUTRIDER_TIED ? &m.head : &m.own_embedding;
     if (m.embedding != &m.head) places.add(m.own_embedding, c.vocab, c.hidden, types[0]);
   }
-  if (m.fc_inputs()) places.add(m.fc, c.hidden, m.fc_inputs());
+  const int32_t precise = m.fine() ? kBF16 : Places::kUsual;
+  if (m.fc_inputs()) places.add(m.fc, c.hidden, m.fc_inputs(), precise);
   const int dp = m.dim_p;
   for (int i = 0; i < c.layers; ++i) {
     Layer& l = m.layers[size_t(i)];
     const int32_t* own = types ? types + 2 + kLayerTypes * i : nullptr;
     if (m.is(OUTRIDER_MEDUSA)) {
-      places.add(l.o, c.hidden, c.hidden);
+      places.add(l.o, c.hidden, c.hidden, precise);
       continue;
     }
     const OutriderParts& parts = c.parts;
@@ -630,7 +632,7 @@ bool place_weights(OutriderModel& m) {
     places.add(m.head, c.head_rows, c.hidden, head);
   }
   places.add(m.markov_head, c.head_rows, c.markov_rank, kF32);  // a row of it is too short to quantise
-  m.blocks = types != nullptr;
+  m.blocks = types || m.fine();
   m.config.types = nullptr;  // the caller's
   return places.reserve(m.weights);
 }
@@ -717,7 +719,7 @@ bool valid(const OutriderConfig& c) {
          in(c.kv_heads, 1, c.heads) && c.heads % c.kv_heads == 0 && in(c.head_dim, 1, 1024) &&
          in(c.intermediate, 1, 1 << 20) && in(c.vocab, 1, 1 << 24) &&
          in(c.num_tokens, 1, c.vocab) && in(c.rotary_dim, 0, c.head_dim) &&
-         c.rotary_dim % 2 == 0 && in(c.weight_type, 0, 4) &&
+         c.rotary_dim % 2 == 0 && (in(c.weight_type, 0, 4) || (c.kind && c.weight_type == kQ8_0)) &&
          in(c.rounds, 0, c.weight_type == kBF16) && c.eps >= 0 && c.attention_scale > 0 &&
          in(c.kind, OUTRIDER_DECODER, OUTRIDER_MEDUSA) && in(c.head_rows, 1, c.vocab) &&
          in(c.kv_bytes, 0, c.kind == OUTRIDER_DECODER) && in(c.feature_width, c.kind ? 1 : 0, c.kind ? 1 << 20 : 0) && c.feature_width % 2 == 0 &&

@@ -121,6 +121,7 @@ struct Buffers {
   ptrdiff_t score_ld;
   struct Private {
     float *c, *attention, *norm, *row;
+    float* rest;  // what rounding took of a row
     float *gathered, *gathered_scale, *route;
     uint32_t* gathered_pairs;
     int8_t* gathered_quant;
@@ -207,6 +208,8 @@ struct OutriderModel {
   void store_value(int layer, int head, int slot, const float* value) const;
   int value_dim() const { return config.parts.value_dim ? config.parts.value_dim : config.head_dim; }
   bool is(int32_t kind) const { return config.kind == kind; }
+  // Whether 8-bit blocks meet activations in 16 bits: two rows of 8 bits, the second the rest.
+  bool fine() const { return config.kind && outrider::is_packed(config.weight_type); }
   bool varies(int32_t bit) const { return config.variant & bit; }
   bool joins_inputs(int layer) const {
     return layer == 0 && is(OUTRIDER_EAGLE3) && !varies(OUTRIDER_PROJECTS);
@@ -254,6 +257,10 @@ void pack_rows(Matrix& m, const PackSource& source, int threads);
 
 // The same for packed types, where source and matrix have one type (pack.cpp).
 void pack_blocks(Matrix& m, const PackSource& source, int threads);
+// The same for Q8_0 made of floats.
+void pack_rounded(Matrix& m, const PackSource& source, int threads);
+void read_row(const char* p, int32_t type, int n, float* out);  // of float32, bfloat16 or float16
+int source_bytes(int32_t type);
 void unpack_row(const Matrix& m, int output, float* out);  // m.k floats
 int packed_block(int32_t type);  // values of a block in a file; 0: no packed type
 int packed_lines(int32_t type, int k);  // of a panel

@@ -188,7 +188,10 @@ typedef struct {
   int32_t hidden, layers, heads, kv_heads, head_dim, intermediate, vocab;
   int32_t num_tokens;   // ids from here on are padding and never drawn
   int32_t rotary_dim;   // leading dimensions of a head that rotate
-  int32_t weight_type;  // 0 float32, 1 bfloat16, 2 int8, 3 int4, 4 float16
+  // 0 float32, 1 bfloat16, 2 int8, 3 int4, 4 float16. Of heads also 72, the blocks of Q8_0, which are made
+  // of the floats that they are given: then activations are rounded to 16 bits, and products that
+  // take little time have weights in bfloat16.
+  int32_t weight_type;
   int32_t rounds;       // bfloat16 weights only: products round their activations to bfloat16 too
   int32_t qk_norm;
   int32_t kind;

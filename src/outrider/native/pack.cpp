@@ -279,7 +279,57 @@ void read_block(const char* chunk, int b, int lane, float* out) {
   }
 }
 
+// The smallest half-precision number that is not below x, which is finite and not negative.
+uint16_t half_not_below(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  uint16_t h = x >= 65504.0f     ? uint16_t(0x7bff)
+               : x >= 0x1p-14f   ? uint16_t((bits >> 13) - (112 << 10))
+                                 : uint16_t(x * 0x1p24f);
+  return half_to_float(h) < x && h < 0x7bff ? uint16_t(h + 1) : h;
+}
+
+struct Rounding {
+  const PackSource* s;
+  char* out;
+  int per_row;  // blocks
+};
+
+void round_job(void* context, Team& team, int thread) {
+  const auto& job = *static_cast<Rounding*>(context);
+  const PackSource& s = *job.s;
+  std::vector<float> row(size_t(job.per_row) * 32);
+  for (int t; (t = team.next_task(thread, (s.rows + kLanes - 1) / kLanes)) >= 0;) {
+    for (int r = t * kLanes; r < std::min(s.rows, (t + 1) * kLanes); ++r) {
+      read_row(s.data + size_t(r) * s.columns * source_bytes(s.type), s.type, s.columns, row.data());
+      char* p = job.out + size_t(r) * job.per_row * packed_block_bytes(kQ8_0);
+      for (int i = 0; i < job.per_row; ++i, p += packed_block_bytes(kQ8_0)) {
+        const float* x = row.data() + 32 * i;
+        float top = 0;
+        for (int j = 0; j < 32; ++j) top = std::fmax(top, std::fabs(x[j]));
+        const uint16_t half = std::isfinite(top) ? half_not_below(top / 127.0f) : 0;
+        const float scale = half_to_float(half), inverse = scale > 0 ? 1.0f / scale : 0.0f;
+        put_half(p, half);
+        for (int j = 0; j < 32; ++j) {
+          const float v = std::nearbyint(x[j] * inverse);
+          p[2 + j] = char(v >= -127 && v <= 127 ? int(v) : v > 0 ? 127 : v < 0 ? -127 : 0);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
+
+void pack_rounded(Matrix& m, const PackSource& source, int threads) {
+  const int per_row = (source.columns + 31) / 32;
+  std::vector<char> blocks(size_t(source.rows) * size_t(per_row) * packed_block_bytes(kQ8_0));
+  Rounding job{&source, blocks.data(), per_row};
+  run_on_pool(threads, round_job, &job);
+  PackSource rounded = source;
+  rounded.data = blocks.data(), rounded.type = kQ8_0, rounded.columns = per_row * 32;
+  pack_blocks(m, rounded, threads);
+}
 
 void pack_blocks(Matrix& m, const PackSource& source, int threads) {
   with_format(m.type, [&](auto f) {

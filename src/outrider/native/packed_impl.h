@@ -217,7 +217,7 @@ void packed_gemm(const Matrix& w, const Rows& x, int first, int num_panels, floa
   });
 }
 
-void quantize_blocks(const float* x, int k, int padded, int8_t* q, Block* blocks) {
+void quantize_blocks(const float* x, int k, int padded, int8_t* q, Block* blocks, float* rest) {
   for (int at = 0; at < padded; at += 32, ++blocks) {
     V v[2];
     for (int h = 0; h < 2; ++h) {
@@ -234,6 +234,7 @@ void quantize_blocks(const float* x, int k, int padded, int8_t* q, Block* blocks
     for (int h = 0; h < 2; ++h) {
       const V r = usable ? round(mul(v[h], inverse)) : zero();
       store_i8(q + at + 16 * h, r);
+      if (rest) store(rest + at + 16 * h, fma(r, set1(-blocks->scale), v[h]));
       blocks->half_sum[h] = blocks->scale * horizontal_sum(r);
     }
     blocks->sum = blocks->half_sum[0] + blocks->half_sum[1];

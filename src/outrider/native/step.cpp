@@ -255,6 +255,9 @@ class Worker {
     }
   };
 
+  // The rows of 8 bits that one row of activations becomes.
+  int pieces_of(const Input& in) const { return in.blocks && m_.fine() ? 2 : 1; }
+
   // `norm` null: copies.
   void put(const float* x, const float* norm, int n, float* out) const {
     if (norm) return k_.rms_norm(x, norm, n, c_.eps, out);
@@ -271,6 +274,7 @@ class Worker {
     const Matrix& w = in.w;
     const bool integer = w.type == kI8 || w.type == kI4, rounds = c_.rounds && w.type == kBF16;
     const bool small = rows <= kSmall;
+    const int pieces = pieces_of(in);
     Rows out;
     out.rows = rows;
     out.f = x;
@@ -306,8 +310,12 @@ class Worker {
         for (int i = w.k; i < w.lines * values_per_line(w.type); ++i) dst[i] = 0;
       }
       if (in.blocks) {
-        k_.quantize_blocks(src, w.k, round_up(w.k, 64), q + r * b_.ldquant,
-                           blocks + r * b_.ldblocks);
+        const int wide = round_up(w.k, 64);
+        for (int i = 0; i < pieces; ++i) {
+          const ptrdiff_t at = ptrdiff_t(r) * pieces + i;
+          k_.quantize_blocks(i ? own_.rest : src, i ? wide : w.k, wide, q + at * b_.ldquant,
+                             blocks + at * b_.ldblocks, i + 1 < pieces ? own_.rest : nullptr);
+        }
       }
     };
     if (small) {
@@ -344,22 +352,31 @@ class Worker {
   void product(const W& w, const Rows& x, int unit, F done, int from = 0) {
     const int tasks = (w.panels - from + unit - 1) / unit;
     const ptrdiff_t ldc = unit * kLanes, groups = Input(w).w.groups;
-    const int blocks = (x.rows + kRowBlock - 1) / kRowBlock;
-    const int block = blocks > 1 ? round_up((x.rows + blocks - 1) / blocks, 12) : kRowBlock;
+    const int pieces = pieces_of(w), most = kRowBlock / pieces;
+    const int blocks = (x.rows + most - 1) / most;
+    const int block = blocks > 1 ? round_up((x.rows + blocks - 1) / blocks, 12) : most;
     for (int t; (t = team_.next_task(thread_, tasks)) >= 0;) {
       const int first = from + t * unit, panels = std::min(unit, w.panels - first);
       for (int r = 0; r < x.rows; r += block) {
         Rows part = x;
-        part.rows = std::min(block, x.rows - r);
+        const int rows = std::min(block, x.rows - r);
+        part.rows = rows * pieces;
         part.f = x.f + r * x.ld;
         if (x.pairs) part.pairs = x.pairs + r * x.ldp;
-        if (x.q) part.q = x.q + r * x.ldq;
+        if (x.q) part.q = x.q + r * pieces * x.ldq;
         if (x.scale) part.scale = x.scale + r * groups, part.sum = x.sum + r * groups;
-        if (x.blocks) part.blocks = x.blocks + r * x.ldb;
+        if (x.blocks) part.blocks = x.blocks + r * pieces * x.ldb;
         multiply(w, part, first, panels, own_.c, ldc);
-        done(r, part.rows, first, panels, own_.c, ldc);
+        for (int i = 0; pieces == 2 && i < rows; ++i)
+          add_pair(own_.c + 2 * i * ldc, ldc, panels * kLanes, own_.c + i * ldc);
+        done(r, rows, first, panels, own_.c, ldc);
       }
     }
+  }
+
+  // out = the sum of two rows, of which it may be the first.
+  static void add_pair(const float* two, ptrdiff_t ld, int n, float* out) {
+    for (int i = 0; i < n; ++i) out[i] = two[i] + two[ld + i];
   }
 
   // As wide as possible, with enough tasks for all threads.
@@ -1063,7 +1080,7 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   auto want = [&](auto*& p, size_t bytes) {
     fields.push_back({reinterpret_cast<void**>(&p), bytes, (bytes + 127) / 64 * 64});
   };
-  const size_t n = size_t(rows), groups = size_t(width + 63) / 64;
+  const size_t n = size_t(rows), groups = size_t(width + 63) / 64, pieces = m.fine() ? 2 : 1;
   const size_t assigned = n * size_t(experts.active);  // rows of experts
   const size_t most = std::max(n, assigned), gathered = experts.count ? std::min(rows, kRowBlock) : 0;
   want(b.x, n * b.ldx * 4);
@@ -1080,7 +1097,7 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   want(b.beside, c.kind ? n * b.ldx * 4 : 0);
   want(b.norm, n * b.ldnorm * 4);
   want(b.pairs, c.rounds ? most * b.ldpairs * 4 : 0);
-  want(b.quant, integer || blocks ? most * b.ldquant : 0);
+  want(b.quant, integer || blocks ? most * pieces * b.ldquant : 0);
   want(b.quant_scale, integer ? most * groups * 4 : 0);
   want(b.quant_sum, integer ? most * groups * 4 : 0);
   want(b.scores, experts.count ? n * b.ldscores * 4 : 0);
@@ -1088,10 +1105,10 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   want(b.chosen, assigned * 4);
   want(b.expert_hidden, assigned * b.ldh * 4);
   want(b.expert_out, assigned * b.ldx * 4);
-  want(b.blocks, blocks ? most * b.ldblocks * sizeof(Block) : 0);
+  want(b.blocks, blocks ? most * pieces * b.ldblocks * sizeof(Block) : 0);
   b.own.resize(size_t(threads));
   for (auto& own : b.own) {
-    want(own.c, size_t(std::min(rows, kRowBlock)) * unit * 4);
+    want(own.c, std::min(n * pieces, size_t(kRowBlock)) * unit * 4);
     want(own.attention, kMaxQueries * size_t(b.score_ld + 2 * m.dim_p) * 4);
     want(own.norm, size_t(kSmall) * b.ldnorm * 4);
     want(own.row, row_span ? size_t(c.heads) * c.head_dim * 4 : 0);
@@ -1103,10 +1120,11 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
     want(own.gathered_scale, integer ? gathered * groups * 4 : 0);
     want(own.gathered_sum, integer ? gathered * groups * 4 : 0);
     want(own.pairs, c.rounds ? size_t(kSmall) * b.ldpairs * 4 : 0);
-    want(own.quant, integer || blocks ? size_t(kSmall) * b.ldquant : 0);
+    want(own.quant, integer || blocks ? kSmall * pieces * b.ldquant : 0);
     want(own.quant_scale, integer ? kSmall * groups * 4 : 0);
     want(own.quant_sum, integer ? kSmall * groups * 4 : 0);
-    want(own.blocks, blocks ? size_t(kSmall) * b.ldblocks * sizeof(Block) : 0);
+    want(own.blocks, blocks ? kSmall * pieces * b.ldblocks * sizeof(Block) : 0);
+    want(own.rest, m.fine() ? size_t(b.ldquant) * 4 : 0);
   }
   size_t total = 0;
   for (auto& f : fields) total += f.bytes;
