@@ -179,3 +179,55 @@ def tokenizer_of(folder: Path) -> dict[str, Any]:
         "tokenizer.ggml.merges": [" ".join(pair) for pair in content["model"]["merges"]],
         "tokenizer.ggml.eos_token_id": 0,
     }
+
+
+def write_model(
+    path: Path,
+    kind: str,
+    *,
+    mixture: Mapping[str, str] | None = None,
+    tied: bool = False,
+    arch: str = "llama",
+    hidden: int = 256,
+    inner: int = 512,
+    vocab: int = 96,
+    **metadata: Any,
+) -> Path:
+    """Random blocks in the shape of a model with 2 layers and 4 heads over 2."""
+    shapes = {
+        "attn_q": (hidden, hidden),
+        "attn_k": (hidden // 2, hidden),
+        "attn_v": (hidden // 2, hidden),
+        "attn_output": (hidden, hidden),
+        "ffn_gate": (inner, hidden),
+        "ffn_up": (inner, hidden),
+        "ffn_down": (hidden, inner),
+    }
+    kinds = mixture or {}
+    tensors: dict[str, Stored] = {
+        "token_embd.weight": random_blocks(
+            kinds.get("token_embd", kind), (vocab, hidden), 1, hidden**0.5
+        ),
+        "output_norm.weight": plain(torch.ones(hidden)),
+    }
+    if not tied:
+        tensors["output.weight"] = random_blocks(kinds.get("output", kind), (vocab, hidden), 2)
+    for layer in range(2):
+        for seed, (name, shape) in enumerate(shapes.items(), 10 * layer + 3):
+            weights = random_blocks(kinds.get(name, kind), shape, seed)
+            tensors[f"blk.{layer}.{name}.weight"] = weights
+            if arch == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
+                tensors[f"blk.{layer}.{name}.bias"] = plain(torch.linspace(-1, 1, shape[0]))
+        for name in ("attn_norm", "ffn_norm"):
+            tensors[f"blk.{layer}.{name}.weight"] = plain(torch.linspace(0.5, 1.5, hidden))
+    config = {
+        "model_type": arch,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 64,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
+    }
+    return write(path, metadata_of(config) | metadata, tensors)

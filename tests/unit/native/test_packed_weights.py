@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import pytest
 import torch
 
 import gguf_files
-from gguf_files import Stored, plain, random_blocks
+from gguf_files import Stored, write_model
 from native_models import ISAS, needs_native, random_tokens
 from outrider import LLM, Speculation
 from outrider.errors import ModelError
@@ -50,57 +49,6 @@ MIXTURES: dict[str, dict[str, str]] = {
         "token_embd": "F16",
     },
 }
-
-
-def write_model(
-    path: Path,
-    kind: str,
-    *,
-    mixture: Mapping[str, str] | None = None,
-    tied: bool = False,
-    arch: str = "llama",
-    hidden: int = 256,
-    inner: int = 512,
-    vocab: int = VOCAB,
-) -> Path:
-    """Random blocks in the shape of a model with 2 layers and 4 heads over 2."""
-    shapes = {
-        "attn_q": (hidden, hidden),
-        "attn_k": (hidden // 2, hidden),
-        "attn_v": (hidden // 2, hidden),
-        "attn_output": (hidden, hidden),
-        "ffn_gate": (inner, hidden),
-        "ffn_up": (inner, hidden),
-        "ffn_down": (hidden, inner),
-    }
-    kinds = mixture or {}
-    tensors: dict[str, Stored] = {
-        "token_embd.weight": random_blocks(
-            kinds.get("token_embd", kind), (vocab, hidden), 1, hidden**0.5
-        ),
-        "output_norm.weight": plain(torch.ones(hidden)),
-    }
-    if not tied:
-        tensors["output.weight"] = random_blocks(kinds.get("output", kind), (vocab, hidden), 2)
-    for layer in range(2):
-        for seed, (name, shape) in enumerate(shapes.items(), 10 * layer + 3):
-            weights = random_blocks(kinds.get(name, kind), shape, seed)
-            tensors[f"blk.{layer}.{name}.weight"] = weights
-            if arch == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
-                tensors[f"blk.{layer}.{name}.bias"] = plain(torch.linspace(-1, 1, shape[0]))
-        for name in ("attn_norm", "ffn_norm"):
-            tensors[f"blk.{layer}.{name}.weight"] = plain(torch.linspace(0.5, 1.5, hidden))
-    config = {
-        "model_type": arch,
-        "num_hidden_layers": 2,
-        "max_position_embeddings": 64,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-6,
-    }
-    return gguf_files.write(path, gguf_files.metadata_of(config), tensors)
 
 
 def passes(model: NativeDecoder, *pieces: list[int], num_blocks: int = 32) -> torch.Tensor:

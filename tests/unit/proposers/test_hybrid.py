@@ -29,7 +29,8 @@ from outrider.errors import ConfigError
 from outrider.policy.sources import Offer, Place, SourcePolicy, Track
 from outrider.proposers.hybrid import HybridConfig, HybridProposer
 from outrider.sampling import SamplingParams
-from outrider.testing import write_tiny_head, write_tiny_llama
+from outrider.testing import write_tiny_llama
+from published import CASES, TARGET, mtp
 
 
 class Part:
@@ -461,12 +462,23 @@ def test_in_the_pass_over_the_prompt_lookups_alone_are_asked() -> None:
     assert step(hybrid, [cast(SequenceView, view)]) == ["model"]
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash"])
-def test_its_drafter_is_whatever_the_draft_folder_holds(tmp_path: Path, kind: str) -> None:
-    model = str(write_tiny_llama(tmp_path / "target", num_layers=3, max_positions=128))
-    head = str(write_tiny_head(tmp_path / kind, kind, taps=(1, 3)))
-    engine = build(EngineConfig(model=model, draft_model=head, proposer="hybrid", backend="torch"))
-    params = SamplingParams(max_tokens=40, temperature=0.9, seed=2, ignore_eos=True)
+HEADS = ("medusa_vllm", "specforge", "dflash_zlab", "eagle1_with_bias", "p_eagle_speculators")
+
+
+@pytest.mark.parametrize("name", [*HEADS, "mlp_ibm", "mtp"])
+def test_its_drafter_is_whatever_there_is(tmp_path: Path, name: str) -> None:
+    """A head in a folder, or the target's own layer."""
+    if name == "mtp":
+        model, kind = mtp.write("mimo", tmp_path)[0], name
+    else:
+        kind, write = CASES[name]
+        write(tmp_path / "head")
+        model = write_tiny_llama(tmp_path / "target", **TARGET)
+    head = None if name == "mtp" else str(tmp_path / "head")
+    engine = build(
+        EngineConfig(model=str(model), draft_model=head, proposer="hybrid", backend="torch")
+    )
+    params = SamplingParams(max_tokens=40, temperature=4.0, seed=2, ignore_eos=True)
     drafted = engine.add([5, 9, 2, 7], params)
     plain = engine.add([5, 9, 2, 7], params, speculation=Speculation(proposer=None))
     events = [event for report in engine.run([drafted, plain]) for event in report.events]
