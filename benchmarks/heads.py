@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import report
 
 from outrider.bench.contenders import PLAIN, Ours, make_jobs, plain
 from outrider.bench.measure import measure
-from outrider.bench.workloads import load_workload
+from outrider.bench.workloads import CATEGORIES, Prompt, load_category, load_workload
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.request import Speculation
 from outrider.export.gguf import export_gguf
@@ -53,42 +55,65 @@ def exported(root: Path) -> dict[str, str]:
     return found
 
 
-def drafts_by_start(kind: str, weights: str, prompts: Sequence[list[int]], tokens: int) -> Drafts:
-    """The chain drafted after each beginning of each output."""
+def drafts_by_start(
+    config: EngineConfig, kind: str, weights: str, prompts: Sequence[Prompt], tokens: int
+) -> tuple[Drafts, float]:
+    """The chain drafted after each beginning of each output, and the median seconds of K drafts."""
     options: dict[str, object] = {"weights": weights} | ({} if kind == "dflash" else CHAINS)
-    engine = build(
-        EngineConfig(
-            draft_model=f"bundled:{kind}",
-            proposer_options={kind: options},
-            num_draft_tokens=K,
-            kv_tokens=4096,
-        )
-    )
+    engine = build(replace(config, proposer_options={kind: options}))
     found: Drafts = {}
+    seconds = []
     for number, prompt in enumerate(prompts):
         for temperature in (0.0, 1.0):
             params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=number)
-            request, length = engine.add(prompt, params), 0
+            request, length = engine.add(prompt.ids(engine.tokenizer), params), 0
             for step in engine.run([request]):
                 for event in step.events:
                     found[number, temperature, length] = event.draft_tokens
                     length += len(event.tokens)
-    return found
+                    if len(event.draft_tokens) == K:
+                        seconds.append(step.timing.draft_s)
+    return found, median(seconds)
 
 
-def agreement(kind: str, prompts: Sequence[list[int]], tokens: int) -> dict[str, object]:
-    """Drafts in int8 beside those in float32, each after the same tokens; both on the CPU."""
-    exact, rounded = (
-        drafts_by_start(kind, weights, prompts, tokens) for weights in ("float32", "int8")
-    )
-    same = compared = 0
-    for start in exact.keys() & rounded.keys():
-        for a, b in zip(exact[start], rounded[start], strict=False):
-            compared += 1
-            if a != b:
-                break  # what follows was drafted after other tokens
-            same += 1
-    return {"head": kind, "drafts compared": compared, "equal": f"{100 * same / compared:.2f} %"}
+def agreement(
+    name: str, config: EngineConfig, kind: str, prompts: Sequence[Prompt], tokens: int
+) -> list[dict[str, object]]:
+    """Drafts with rounded weights beside those in float32, each after the same tokens."""
+    exact, exact_s = drafts_by_start(config, kind, "float32", prompts, tokens)
+    rows: list[dict[str, object]] = []
+    for weights in ("int8", "bfloat16"):
+        rounded, seconds = drafts_by_start(config, kind, weights, prompts, tokens)
+        same = compared = 0
+        for start in exact.keys() & rounded.keys():
+            for a, b in zip(exact[start], rounded[start], strict=False):
+                compared += 1
+                if a != b:
+                    break  # what follows was drafted after other tokens
+                same += 1
+        rows.append(
+            {
+                "head": name,
+                "weights": weights,
+                "drafts compared": compared,
+                "equal": f"{100 * same / compared:.2f} %",
+                f"ms for {K} drafts": 1e3 * seconds,
+                "float32's time over it": exact_s / seconds,
+            }
+        )
+    return rows
+
+
+def agreements(prompts: Sequence[Prompt], tokens: int) -> list[dict[str, object]]:
+    """Of the bundled heads on code, and of SmolLM2's on chats of every kind."""
+    config = EngineConfig(num_draft_tokens=K, kv_tokens=4096, max_ahead_steps=1)
+    rows = []
+    for kind in LAYOUTS:
+        bundled = replace(config, draft_model=f"bundled:{kind}")
+        rows += agreement(kind, bundled, kind, prompts, tokens)
+    chats = [load_category(name, 1).prompts[0] for name in CATEGORIES][: len(prompts)]
+    chatting = replace(config, model="smollm2")
+    return rows + agreement("eagle3 of smollm2", chatting, "eagle3", chats, tokens)
 
 
 def main() -> None:
@@ -97,13 +122,13 @@ def main() -> None:
     report.add_out(parser)
     wanted = parser.parse_args()
     prompts, repeats, tokens = (2, 1, 32) if wanted.quick else (10, 4, 96)
-    rows = []
+    texts, rows = load_workload("code", prompts).prompts, []
     with TemporaryDirectory() as root:
         folders = exported(Path(root))
         drafters = tuple(folders.values())
         config = EngineConfig(num_draft_tokens=K, kv_tokens=4096, other_drafters=drafters)
         engine = build(config)
-        jobs = make_jobs(engine, load_workload("code", prompts).prompts, tokens)
+        jobs = make_jobs(engine, texts, tokens)
         contenders = [
             plain(engine),
             *(
@@ -112,8 +137,6 @@ def main() -> None:
             ),
         ]
         records = measure(contenders, jobs, repeats=repeats)
-    texts = [job.prompt for job in jobs]
-    agreements = [agreement(kind, texts, tokens) for kind in LAYOUTS]
     for name in folders:
         record = records[name]
         assert record.stats is not None
@@ -132,9 +155,12 @@ def main() -> None:
         "The bundled heads were trained equally long on the same target and text. z-lab's layout "
         "of DFlash has no form for the Markov bias, so that these exports draft without it. Medusa "
         "and EAGLE-3 draft trees of K nodes. The second table has chains, greedy and at "
-        "temperature 1."
+        "temperature 1, of the bundled heads on code and of SmolLM2's on chats of eight kinds."
     )
-    tables = {f"code, greedy, K = {K}": rows, "int8 beside float32, same tokens": agreements}
+    tables = {
+        f"code, greedy, K = {K}": rows,
+        "rounded weights beside float32, same tokens": agreements(texts, tokens),
+    }
     report.write("heads", "Heads by layout", tables, notes, wanted.out)
 
 
