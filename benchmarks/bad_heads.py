@@ -101,8 +101,13 @@ def main() -> None:
     for model, heads in HEADS.items():
         with TemporaryDirectory() as root:
             for kind, sizes in heads.items():
-                shape = {"hidden_size": WIDTH[model], "vocab_size": VOCAB[model]}
-                write_tiny_head(Path(root) / kind, kind, **shape, **sizes)
+                write_tiny_head(
+                    Path(root) / kind,
+                    kind,
+                    hidden_size=WIDTH[model],
+                    vocab_size=VOCAB[model],
+                    **sizes,
+                )
             first, *others = (str(Path(root) / kind) for kind in heads)
             config = EngineConfig(
                 model=model, draft_model=first, other_drafters=tuple(others), kv_tokens=8192
