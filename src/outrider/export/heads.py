@@ -84,6 +84,10 @@ def _speculators(
     head: Head, target: Path, dtype: torch.dtype
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if isinstance(head, DFlashHead):
+        if head.config.sinks:
+            raise ConfigError(
+                "the speculators format has no attention sinks: export another layout"
+            )
         config, tensors = head.speculators_json(), head.published()
     elif isinstance(head, Eagle3Head) and head.kind != "eagle":
         config, tensors = _speculators_eagle(head), head.state_dict()

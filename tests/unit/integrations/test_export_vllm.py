@@ -14,6 +14,7 @@ from outrider.export.vllm import export_vllm
 from outrider.integrations.vllm.mapping import Wish, speculative_config
 from outrider.llm import LLM
 from outrider.model.bundled import bundled_path
+from published import CASES
 
 
 @pytest.mark.parametrize("name", ["draft", "medusa", "eagle3", "dflash"])
@@ -114,3 +115,7 @@ def test_a_layout_without_a_form_for_the_head_is_refused(
 ) -> None:
     assert run(app, ["export", "speculators", "bundled:medusa", str(tmp_path / "m")]) == 2
     assert "has no medusa heads" in capsys.readouterr().err
+    _, write = CASES["dflash_sinks"]
+    write(tmp_path / "sinks")
+    assert run(app, ["export", "speculators", str(tmp_path / "sinks"), str(tmp_path / "n")]) == 2
+    assert "has no attention sinks" in capsys.readouterr().err
