@@ -40,7 +40,12 @@ INVOKED = {
     "documents": "/v1/rerank",
     "input": "/v1/embeddings",
 }
-SHORT_PATHS = frozenset({"/chat/completions", "/models", "/responses", "/messages"})
+SHORT_PATHS = frozenset(
+    {
+        *("/chat/completions", "/models", "/responses", "/messages"),
+        *("/chat/completions/input_tokens", "/responses/input_tokens", "/messages/count_tokens"),
+    }
+)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LOCAL_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 _LOCAL_ORIGIN = re.compile(rf"https?://{_LOCAL_HOST.pattern}", re.IGNORECASE)

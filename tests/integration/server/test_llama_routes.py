@@ -112,6 +112,14 @@ def test_facts_about_the_server(live: Live) -> None:
     assert live.client.get("/models").json()["data"][0]["id"] == "tiny"
     body = {"messages": messages, "max_tokens": 2}
     assert live.post("/chat/completions", body).status_code == 200
+    counted = {
+        "chat/completions/input_tokens": body,
+        "messages/count_tokens": {"model": "tiny", "messages": messages},
+    }
+    for path, asked in counted.items():
+        short = live.post(f"/{path}", asked)
+        assert short.status_code == 200
+        assert short.json() == live.post(f"/v1/{path}", asked).json()
     spelled = live.post("/tokenize", {"content": "ab", "with_pieces": True}).json()["tokens"]
     assert [entry["piece"] for entry in spelled] == ["a", "b"]
     ids = [entry["id"] for entry in spelled]
