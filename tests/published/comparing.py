@@ -85,7 +85,7 @@ def following(
 def compare(
     engine: Engine, reference: Reference, seen: Seen, *, trees: bool = False
 ) -> Counter[str]:
-    """Runs two requests and compares every draft; a tree down its first children."""
+    """Runs two requests and compares every draft; of a tree, the first child of every node."""
     params = SamplingParams(temperature=TEMPERATURE, seed=SEED, max_tokens=44, ignore_eos=True)
     ids = [engine.add(prompt, params) for prompt in PROMPTS]
     texts = dict(zip(ids, map(list, PROMPTS), strict=True))
@@ -94,33 +94,37 @@ def compare(
         for event in report.events:
             text, drafted = texts[event.request_id], event.draft_tokens
             if drafted:
-                if trees:
-                    drafted = first_children(drafted, event.draft_parents)
-                wanted: list[int] = []
-                leads: list[float] = []
-                draw = following(drafted, wanted, len(text), leads)
-                reference.draft(seen.shown(text), len(drafted), draw)
-                if len(drafted) == K:
-                    count["whole drafts"] += 1
+                shown = seen.shown(text)
+                lines = lines_of(drafted, event.draft_parents) if trees else [drafted]
+                for line in lines:
+                    wanted: list[int] = []
+                    leads: list[float] = []
+                    draw = following(line, wanted, len(text), leads)
+                    reference.draft(shown, len(line), draw)
+                    first = len(line) - 1 if trees else 0  # shorter lines have the others
+                    same = list(map(int.__eq__, line[first:], wanted[first:]))
+                    clear = [lead >= NEAR for lead in leads[first:]]
+                    count["drafts"] += len(same)
+                    count["same"] += sum(same)
+                    count["clear"] += sum(clear)
+                    count["clear and same"] += sum(map(int.__and__, clear, same))
+                count["whole drafts"] += len(drafted) == K and not trees
+                count["branches"] += len(lines) - max(map(len, lines))
                 count["steps"] += 1
-                count["drafts"] += len(drafted)
                 count["accepted"] += len(event.tokens) - 1
-                count["rejecting steps"] += len(event.tokens) <= len(drafted)
-                same = list(map(int.__eq__, drafted, wanted))
-                count["same"] += sum(same)
-                clear = [lead >= NEAR for lead in leads]
-                count["clear"] += sum(clear)
-                count["clear and same"] += sum(map(int.__and__, clear, same))
+                count["rejecting steps"] += len(event.tokens) <= max(map(len, lines))
             text += event.tokens
     return count
 
 
-def first_children(tokens: list[int], parents: list[int] | None) -> list[int]:
-    if parents is None:
-        return tokens
-    path: list[int] = []
-    node: int | None = 0
-    while node is not None:
-        path.append(tokens[node])
-        node = next((i for i, parent in enumerate(parents) if parent == node), None)
-    return path
+def lines_of(tokens: list[int], parents: list[int] | None) -> list[list[int]]:
+    """Of a tree, the way to the first child of every node that has one; of a chain, of every node.
+
+    A later child is a runner-up, of which the reference says nothing.
+    """
+    parents = list(range(-1, len(tokens) - 1)) if parents is None else parents
+    ways: list[list[int]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        ways.append([*(ways[parent] if parent >= 0 else []), token])
+    firsts = {parent: node for node, parent in reversed(list(enumerate(parents)))}
+    return [ways[node] for node in sorted(firsts.values())]

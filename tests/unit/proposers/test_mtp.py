@@ -71,7 +71,7 @@ TREES = [
 
 @pytest.mark.parametrize(("name", "backend"), TREES)
 def test_trees_go_down_the_chain(name: str, backend: Any, tmp_path: Path) -> None:
-    """The first children are the chain of the reference, and the text is that without drafts."""
+    """First children are the reference's drafts, and the text is that without drafts."""
     target, apart, reference = mtp.write(name, tmp_path)
     engine = build(
         EngineConfig(
@@ -86,6 +86,7 @@ def test_trees_go_down_the_chain(name: str, backend: Any, tmp_path: Path) -> Non
     )
     count = compare(engine, reference, Seen(target), trees=True)
     assert count["drafts"] > 2 * count["steps"], "the trees have no depth"
+    assert count["branches"] > 0, "nothing but the main line was compared"
     assert count["same"] == count["drafts"], count
     assert count["accepted"] > 0, count
     for params in SAMPLINGS:
