@@ -78,7 +78,7 @@ def test_types_of_weights(dtype: str, tmp_path: Path) -> None:
             model=str(target),
             draft_model=str(folders[0]),
             other_drafters=tuple(map(str, folders[1:])),
-            dtype=dtype,  # type: ignore[arg-type]
+            dtype=dtype,
             kv_tokens=512,
         )
     )
