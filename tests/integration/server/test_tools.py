@@ -374,6 +374,18 @@ def test_reasoning_is_split_also_before_calls(
     assert without_ids(streamed(thinking, body)) == without_ids(found)
 
 
+@pytest.mark.parametrize(
+    "more", [{"enable_thinking": True}, {"chat_template_kwargs": {"enable_thinking": True}}]
+)
+def test_responses_set_variables_of_the_template(
+    thinking: Live, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    script = Script(Target(thinking, monkeypatch), thinking)
+    script.say("so\n</think>Yes.")
+    reply = thinking.post("/v1/responses", {"input": "x", "temperature": 0} | more).json()
+    assert [item["type"] for item in reply["output"]] == ["reasoning", "message"]
+
+
 def test_tokens_of_reasoning_are_counted(thinking: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script(Target(thinking, monkeypatch), thinking)
     body = {"messages": ASK, "temperature": 0}

@@ -138,6 +138,8 @@ class ResponsesBody(SamplingFields):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     speculation: SpeculationBody | None = None  # not OpenAI's
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
     cache_salt: Name | None = None
 
     @field_validator("n")
@@ -191,6 +193,9 @@ class ResponsesBody(SamplingFields):
         if self.reasoning is not None and self.reasoning.effort is not None:
             effort = self.reasoning.effort
             variables = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        if self.enable_thinking is not None:
+            variables["enable_thinking"] = self.enable_thinking
+        variables |= self.chat_template_kwargs or {}
         form = None if self.text is None else self.text.format
         wanted = None
         if form is not None and form.type != "text":
