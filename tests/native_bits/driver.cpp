@@ -4,6 +4,7 @@
 // number that is not finite, end it with exit code 1.
 //
 // Data comes from integers and exactly rounded operations, so it is the same on every machine.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -108,7 +109,8 @@ struct Shape {
   OutriderConfig config{};
   const BlockType* blocks = nullptr;
   int window = 0;
-  bool sinks = false, trees = true;
+  bool sinks = false, trees = true, slopes = false;
+  int positions = 64, block_size = 4, num_blocks = 32;
 };
 
 Shape shape_of(const std::string& name, int hidden, int head_dim, int inner) {
@@ -122,8 +124,6 @@ Shape shape_of(const std::string& name, int hidden, int head_dim, int inner) {
   c.attention_scale = 0.25f;
   return s;
 }
-
-constexpr int kPositions = 64, kBlockSize = 4, kNumBlocks = 32;
 
 struct Model {
   Shape shape;
@@ -147,6 +147,7 @@ struct Model {
     const int q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
     matrix(OUTRIDER_EMBED, 0, c.vocab, c.hidden, 1.0f * std::sqrt(float(c.hidden)));
     vector(OUTRIDER_FINAL_NORM, 0, c.hidden, 1.0f);
+    if (shape.slopes) vector(OUTRIDER_SLOPES, 0, c.heads, 0.0f);
     matrix(OUTRIDER_HEAD, 0, c.vocab, c.hidden);
     for (int layer = 0; layer < c.layers; ++layer) {
       vector(OUTRIDER_ATTENTION_NORM, layer, c.hidden, 1.0f);
@@ -170,14 +171,14 @@ struct Model {
     }
     // Rotations by angles with rational sines.
     const int half_dim = c.rotary_dim / 2;
-    std::vector<float> cosine(size_t(kPositions) * half_dim), sine(cosine.size());
-    for (int p = 0; p < kPositions; ++p)
+    std::vector<float> cosine(size_t(shape.positions) * half_dim), sine(cosine.size());
+    for (int p = 0; p < shape.positions; ++p)
       for (int i = 0; i < half_dim; ++i) {
         const float t = float(p % 16) / float(1 + 3 * i), s = 1 + t * t;
         cosine[size_t(p) * half_dim + i] = (1 - t * t) / s;
         sine[size_t(p) * half_dim + i] = 2 * t / s;
       }
-    check(outrider_set_rope(model, 0, cosine.data(), sine.data(), kPositions));
+    check(outrider_set_rope(model, 0, cosine.data(), sine.data(), shape.positions));
     check(outrider_ready(model));
     clear();
   }
@@ -233,28 +234,29 @@ struct Model {
       }
   }
 
-  void clear() { check(outrider_allocate(model, kNumBlocks, kBlockSize)); }
+  void clear() { check(outrider_allocate(model, shape.num_blocks, shape.block_size)); }
 
   // The logits of `count` tokens after `context` ones; `parents` for a tree.
   void pass(int context, const int32_t* tokens, int count, float* logits,
-            const std::vector<int32_t>& parents = {}) {
+            const std::vector<int32_t>& parents = {}, int threads = 1) {
+    const int blocks = shape.num_blocks;
     std::vector<int32_t> packed(tokens, tokens + count), depth(size_t(count), 0);
     for (int i = 0; i < count; ++i) {
       if (!parents.empty()) depth[i] = parents[i] < 0 ? 0 : depth[parents[i]] + 1;
       packed.push_back(context + (parents.empty() ? i : depth[i]));
     }
     packed.insert(packed.end(), {0, count, context});
-    for (int i = 0; i < kNumBlocks; ++i) packed.push_back((i * 11 + 3) % kNumBlocks);
+    for (int i = 0; i < blocks; ++i) packed.push_back((i * 11 + 3) % blocks);
     for (int i = 0; i < count; ++i) packed.push_back(i);
     packed.insert(packed.end(), parents.begin(), parents.end());
     OutriderStep step{};
     step.logits = logits;
     step.num_tokens = step.num_rows = count;
     step.num_seqs = 1;
-    step.table_width = kNumBlocks;
+    step.table_width = blocks;
     step.has_parents = !parents.empty();
     step.exit_layer = -1;
-    step.threads = 1;
+    step.threads = threads;
     check(outrider_step(model, packed.data(), &step));
   }
 };
@@ -295,6 +297,48 @@ void decoder(const Shape& shape) {
         fail(shape.name, "other bits in a tree");
     hash.add(wide.data(), 8 * vocab * 4);
   }
+  hash.print(shape.name);
+}
+
+// Rows around the end of the first range of positions, alone, together, by several threads and in trees.
+void long_context(const Shape& shape) {
+  constexpr int kBefore = 1015, kRows = 24;
+  Model m(shape);
+  const size_t vocab = size_t(shape.config.vocab);
+  std::vector<int32_t> tokens(kBefore + kRows);
+  for (int32_t& t : tokens) t = int32_t(m.rng.next() % 77);
+  std::vector<float> plain(kRows * vocab), other(kBefore * vocab);
+  auto read = [&](int chunk, int threads) {
+    m.clear();
+    for (int i = 0; i < kBefore; i += chunk)
+      m.pass(i, &tokens[i], std::min(chunk, kBefore - i), other.data(), {}, threads);
+  };
+  read(203, 1);
+  for (int i = 0; i < kRows; ++i) m.pass(kBefore + i, &tokens[kBefore + i], 1, &plain[i * vocab]);
+  for (float x : plain)
+    if (!std::isfinite(x)) return fail(shape.name, "a logit is not finite");
+  read(kBefore, 2);  // its last row sees one range, rows after it several
+  for (int threads = 1; threads <= 5; ++threads)
+    for (int width : {1, 2, 5, 7, 17, kRows}) {
+      for (int i = 0; i < kRows; i += width)
+        m.pass(kBefore + i, &tokens[kBefore + i], std::min(width, kRows - i), &other[i * vocab], {}, threads);
+      if (std::memcmp(plain.data(), other.data(), plain.size() * 4) != 0)
+        fail(shape.name, "other bits in " + std::to_string(width) + " rows, " + std::to_string(threads) + " threads");
+    }
+  // The text is every second node, from the first on; the others are leaves.
+  std::vector<int32_t> nodes(2 * kRows), parents(2 * kRows);
+  for (int i = 0; i < 2 * kRows; ++i) {
+    nodes[i] = i % 2 ? 5 + i : tokens[kBefore + i / 2];
+    parents[i] = i < 2 ? -1 : i % 2 ? i - 3 : i - 2;
+  }
+  for (int threads = 1; threads <= 3; ++threads) {
+    m.pass(kBefore, nodes.data(), 2 * kRows, other.data(), parents, threads);
+    for (int i = 0; i < kRows; ++i)
+      if (std::memcmp(&other[2 * i * vocab], &plain[i * vocab], vocab * 4) != 0)
+        fail(shape.name, "other bits in a tree");
+  }
+  Hash hash;
+  hash.add(plain);
   hash.print(shape.name);
 }
 
@@ -381,6 +425,15 @@ int main() {
   experts.config.experts.group_best = 1;
   experts.config.experts.clamp = 2, experts.config.experts.alpha = 1.702f;
   decoder(experts);
+  for (int variant = 0; variant < 4; ++variant) {
+    Shape s = shape_of("long context " + std::to_string(variant), 42, variant == 3 ? 20 : 16, 53);
+    s.positions = 1100, s.block_size = 16, s.num_blocks = 70;
+    s.config.kv_bytes = variant % 2;
+    s.window = variant == 2 ? 600 : variant == 3 ? 20 : 0;
+    s.sinks = variant > 1, s.slopes = variant == 1;
+    s.config.parts.score_cap = variant == 2 ? 5.0f : 0;
+    long_context(s);
+  }
   sampling();
   return failed;
 }

@@ -14,7 +14,9 @@ namespace outrider {
 constexpr int kLanes = 16;       // outputs of one weight panel; keys of one K tile
 constexpr int kRowBlock = 240;   // rows of activations one task works through at a time
 constexpr int kMaxTask = 8;      // panels one task may span
-constexpr int kMaxQueries = 12;  // queries of one attention tile
+constexpr int kMaxQueries = 24;  // queries of one attention task: a few register tiles
+constexpr int kRange = 1024;     // positions whose softmax is computed as one
+constexpr int kRecordHead = 16;  // floats before the values of a range's result
 constexpr int kActGroup = 128;   // activations that share a scale under int8 weights
 
 enum WeightType : int32_t {
@@ -86,12 +88,13 @@ struct Segment {
   int32_t start;  // logical slot of the first one
 };
 
-// One tile of queries of one sequence and one KV head: queries q0..q1-1 of the flat index
-// row * group + head-in-group.
+// Some queries of one sequence and one KV head, of the flat index row * group + head-in-group, over
+// the ranges of positions that begin in from..to-1.
 struct Attention {
   const float* q;         // first row of the sequence, first head of the group; head stride dim_p
   ptrdiff_t ldq;
   int first, count;       // flat query range
+  int from, to;           // multiples of kRange
   int group;              // query heads per KV head
   int dim, dim_p;         // head size, and rounded up to 16
   int value_dim;          // of a head's result: at most dim
@@ -115,8 +118,17 @@ struct Attention {
   int block_size;
   float* out;             // row of flat query 0's row, first head of the group; head stride value_dim
   ptrdiff_t ldo;
-  float* scratch;         // kMaxQueries * (score_ld + 2 * dim_p)
-  ptrdiff_t score_ld;     // >= context + new_tokens, multiple of 16, with 16 to spare
+  // Null if no other task has these queries. Else the results of all ranges, of kRecordHead + dim_p
+  // floats, [range][count]: of queries that see several.
+  float* records;
+  // The keys that this thread probably reads next: `num_next` segments. May be none.
+  const float* next_keys;
+  const Segment* next;
+  int num_next;
+  float* scratch;         // kMaxQueries * (score_ld + 3 * dim_p + kRecordHead)
+  // A multiple of 16, with 16 to spare: >= kRange, or for trees kRange + visible new slots, or the
+  // number of slots.
+  ptrdiff_t score_ld;
 };
 
 // A state to write: that of layer and head `offset` within a row.
@@ -149,7 +161,7 @@ struct Recurrence {
 
 struct Kernels {
   const char* name;
-  int max_queries;  // of one attention task
+  int max_queries;  // of one register tile of attention
   // c[row][0..16*num_panels) = x[row] . w for panels first..first+num_panels-1
   void (*gemm)(const Matrix& w, const Rows& x, int first, int num_panels, float* c, ptrdiff_t ldc);
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
@@ -162,6 +174,8 @@ struct Kernels {
   void (*silu_mul)(const float* gate, const float* up, int n, float* out);
   void (*add)(float* x, const float* y, int n);
   void (*attention)(const Attention& a);
+  // Completes the queries whose ranges several tasks have: the same argument, with all records.
+  void (*combine)(const Attention& a);
   // argmax of x[0..n), lowest index on ties; NaNs never win
   int (*argmax)(const float* x, int n, float* best);
   // argmax of x[i] / temperature + gumbel(key, base + i) over i with x[i] / temperature >= floor.

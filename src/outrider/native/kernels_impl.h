@@ -241,7 +241,7 @@ namespace {
 template <class Dot>
 constexpr Kernels table(const char* name) {
   return {name,     kMaxRows,  gemm<Dot>, rms_norm,      round_pairs,   quantize,  quantize_blocks, silu_mul,
-          add_rows, attention, argmax,         gumbel_argmax, floor_of_kept, noisy_row, layer_norm, activate,
+          add_rows, attention, combine, argmax,         gumbel_argmax, floor_of_kept, noisy_row, layer_norm, activate,
           activate_clamped, soft_cap, recur, read_streams};
 }
 

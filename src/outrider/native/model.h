@@ -93,6 +93,15 @@ struct RopeTable {
 struct AttentionTask {
   int32_t seq, first, count;  // flat query range within the sequence
   int32_t out_shift;          // rows between a query's row and the row of its result
+  int32_t from, to;           // positions, multiples of kRange
+  int32_t record;             // of each KV head: the first of its results by range; -1: there are none
+};
+
+// Attention of one layer: what tasks compute, then queries whose ranges several tasks have.
+struct AttentionTasks {
+  std::vector<AttentionTask> tasks, combined;
+  int32_t records = 0;  // of each KV head
+  void clear() { tasks.clear(), combined.clear(), records = 0; }
 };
 
 // The rows of a step in flight and the scratch of each thread, all within one mapping.
@@ -134,7 +143,7 @@ struct Buffers {
     Block* blocks;
   };
   std::vector<Private> own;     // per thread
-  int rows = 0, length = 0;     // the allocated size
+  int rows = 0, length = 0, ahead = 0;  // the allocated size
 };
 
 // The parts of a step that are the same in all layers.
@@ -145,11 +154,13 @@ struct Plan {
   std::vector<int32_t> depth;                 // [T], trees only
   std::vector<int32_t> path_data;
   std::vector<const int32_t*> path;           // [T], trees only
-  std::vector<AttentionTask> tasks, last_tasks;
+  AttentionTasks tasks, last_tasks;
+  std::vector<float> records;                 // of attention: [KV heads][records]
   std::vector<int32_t> kept;                  // rows that are computed after the last attention
   std::vector<int32_t> head_rows;             // [R] index into the kept rows
   bool tree = false, prune = false;
   int max_length = 0;                         // context + new tokens
+  int most_ahead = 0;                         // new slots of a sequence, to come ones included
 };
 
 }  // namespace outrider

@@ -121,12 +121,47 @@ void add_lineages(Plan& p, const StepArgs& s) {
   p.tree = true;
 }
 
-// Cuts the queries of rows from..to-1 (of the sequence) into tiles.
-void add_tasks(std::vector<AttentionTask>& tasks, int seq, int from, int to, int group, int tile,
-               int out_shift) {
-  for (int q = from * group; q < to * group; q += tile) {
-    tasks.push_back({seq, q, std::min(tile, to * group - q), out_shift});
+// Rows of one sequence whose attention is computed, and its slots.
+struct Span {
+  int seq, from, to, out_shift, length;
+  int ranges() const { return (length + kRange - 1) / kRange; }
+};
+
+// Cuts the queries of rows into tasks. Tasks of a long context read the same keys for more queries, and
+// several share its ranges if whole ones would leave threads idle.
+void add_tasks(AttentionTasks& out, const std::vector<Span>& all, const OutriderModel& m, int threads) {
+  const int heads = m.config.kv_heads, group = m.config.heads / heads;
+  int64_t work = 0;  // queries of ranges
+  for (const Span& r : all) work += int64_t(r.to - r.from) * group * heads * r.ranges();
+  const int most = int(std::clamp(work / threads, int64_t(1), int64_t(kMaxQueries)));
+  for (const Span& r : all) {
+    const int size = std::min(most, r.ranges() > 1 ? kMaxQueries : m.kernels->max_queries);
+    const int first = r.from * group, end = r.to * group, ranges = r.ranges();
+    const bool shares = threads > 1 && ranges > 1 &&
+                        int64_t(std::min(size, end - first)) * ranges * 8 * threads > work;
+    const int32_t record = out.records;
+    for (int range = 0; range < (shares ? ranges : 1); ++range) {
+      for (int q = first; q < end; q += size) {
+        AttentionTask task{r.seq, q, std::min(size, end - q), r.out_shift, 0, ranges * kRange, -1};
+        if (shares) {
+          task.from = range * kRange;
+          task.to = task.from + kRange;
+          task.record = record + (q - first) * ranges;
+        }
+        out.tasks.push_back(task);
+        if (shares && range == 0) out.combined.push_back(task);
+      }
+    }
+    if (shares) out.records += (end - first) * ranges;
   }
+}
+
+// Room for the results of ranges; always true.
+bool make_records(Plan& p, const OutriderModel& m) {
+  const size_t each = size_t(m.config.kv_heads) * size_t(kRecordHead + m.dim_p);
+  const size_t need = size_t(std::max(p.tasks.records, p.last_tasks.records)) * each;
+  if (p.records.size() < need) p.records.resize(need);
+  return true;
 }
 
 }  // namespace
@@ -159,14 +194,17 @@ bool make_plan(OutriderModel& m, const StepArgs& s, const int32_t* extra) {
   p.last_tasks.clear();
   p.kept.clear();
   p.tree = false;
-  p.max_length = 0;
+  p.max_length = p.most_ahead = 0;
   p.slots.resize(size_t(s.num_tokens));
   if (s.parents) p.depth.assign(size_t(s.num_tokens), 0);
+  std::vector<Span> all;
   for (int i = 0; i < s.num_seqs; ++i) {
     const int n = s.starts[i + 1] - s.starts[i];
     const int before = s.context[i] + (s.fed ? s.fed[i] : 0);
     const int length = n ? before + n : 0;
     p.max_length = std::max(p.max_length, length);
+    p.most_ahead = std::max(p.most_ahead, length - s.context[i] + (extra ? std::max(0, extra[i]) : 0));
+    if (n) all.push_back({i, 0, n, 0, length});
     const int32_t* table = s.tables + int64_t(i) * s.table_width;
     add_segments(p, m, table, length);
     for (int j = 0; j < n; ++j) {
@@ -183,13 +221,8 @@ bool make_plan(OutriderModel& m, const StepArgs& s, const int32_t* extra) {
     p.path.assign(size_t(s.num_tokens), nullptr);
     fill_paths(p, s);
   }
-  const int group = m.config.heads / m.config.kv_heads;
-  // With fewer tiles than threads, some threads would be idle over a long context.
-  const int64_t queries = int64_t(s.num_tokens) * group * m.config.kv_heads;
-  int tile = m.kernels->max_queries;
-  while (tile > 1 && queries < int64_t(tile) * s.threads) --tile;
-  for (int i = 0; i < s.num_seqs; ++i)
-    add_tasks(p.tasks, i, 0, s.starts[i + 1] - s.starts[i], group, tile, 0);
+  const int threads = std::max(1, s.threads);
+  add_tasks(p.tasks, all, m, threads);
 
   // After the last layer's attention only the rows with logits are needed.
   const int exit = s.exit_layer < 0 ? m.config.layers : s.exit_layer;
@@ -207,7 +240,8 @@ bool make_plan(OutriderModel& m, const StepArgs& s, const int32_t* extra) {
     prune = int(p.kept.size()) < s.num_tokens;
   }
   p.prune = prune;
-  if (!prune) return true;
+  if (!prune) return make_records(p, m);
+  all.clear();
   for (auto& row : p.head_rows)
     row = int32_t(std::lower_bound(p.kept.begin(), p.kept.end(), row) - p.kept.begin());
   int seq = 0;
@@ -217,10 +251,12 @@ bool make_plan(OutriderModel& m, const StepArgs& s, const int32_t* extra) {
     size_t j = i + 1;
     while (j < p.kept.size() && p.kept[j] == row + int(j - i) && p.kept[j] < s.starts[seq + 1]) ++j;
     const int from = row - s.starts[seq];
-    add_tasks(p.last_tasks, seq, from, from + int(j - i), group, tile, int(i) - row);
+    const int length = s.starts[seq + 1] - s.starts[seq] + s.context[seq] + (s.fed ? s.fed[seq] : 0);
+    all.push_back({seq, from, from + int(j - i), int(i) - row, length});
     i = j;
   }
-  return true;
+  add_tasks(p.last_tasks, all, m, threads);
+  return make_records(p, m);
 }
 
 }  // namespace outrider

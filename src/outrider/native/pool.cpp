@@ -169,6 +169,12 @@ int Team::next_task(int thread, int num_tasks) {
   return -1;
 }
 
+int Team::probably_after(int thread, int task, int num_tasks) const {
+  const int first = int(int64_t(num_tasks) * thread / size_);
+  const int end = int(int64_t(num_tasks) * (thread + 1) / size_);
+  return task >= first && task + 1 < end ? task + 1 : -1;
+}
+
 int available_cores() {
 #if defined(__linux__)
   cpu_set_t set;

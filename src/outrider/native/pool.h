@@ -36,6 +36,8 @@ class Team {
   // The next task of this phase, or -1. Each thread first takes its own share in order, so that
   // it streams one region of memory, then tasks of other threads.
   int next_task(int thread, int num_tasks);
+  // The task that follows `task` if the thread keeps to its own share, or -1.
+  int probably_after(int thread, int task, int num_tasks) const;
 
  private:
   struct alignas(64) Word {

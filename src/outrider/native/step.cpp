@@ -684,11 +684,36 @@ class Worker {
 
   void attend(int l, const Layer& layer, bool prune) {
     const Plan& p = m_.plan;
-    const auto& tasks = prune ? p.last_tasks : p.tasks;
-    const int group = c_.heads / c_.kv_heads, count = int(tasks.size());
+    const AttentionTasks& work = prune ? p.last_tasks : p.tasks;
+    Attention a = attention_of(layer);
+    const int count = int(work.tasks.size()), total = count * c_.kv_heads;
+    for (int t; (t = team_.next_task(thread_, total)) >= 0;) {
+      begin_task(a, l, layer, work, work.tasks[size_t(t % count)], t / count);
+      const int after = team_.probably_after(thread_, t, total);
+      expect_task(a, l, after < 0 ? nullptr : &work.tasks[size_t(after % count)], after / count);
+      k_.attention(a);
+    }
+    // Attention does not read the residual, so its kept rows can become contiguous here.
+    if (prune && thread_ == 0) {
+      for (size_t i = 0; i < p.kept.size(); ++i) {
+        if (p.kept[i] == int32_t(i)) continue;
+        memcpy(b_.x + ptrdiff_t(i) * b_.ldx, b_.x + p.kept[i] * b_.ldx, size_t(c_.hidden) * 4);
+      }
+    }
+    if (work.combined.empty()) return;
+    team_.sync();
+    const int combined = int(work.combined.size());
+    for (int t; (t = team_.next_task(thread_, combined * c_.kv_heads)) >= 0;) {
+      begin_task(a, l, layer, work, work.combined[size_t(t % combined)], t / combined);
+      k_.combine(a);
+    }
+  }
+
+  // What is the same for all tasks of a layer.
+  Attention attention_of(const Layer& layer) const {
     Attention a{};
     a.ldq = b_.ldq;
-    a.group = group;
+    a.group = c_.heads / c_.kv_heads;
     a.dim = c_.head_dim;
     a.dim_p = m_.dim_p;
     a.value_dim = m_.value_dim();
@@ -701,37 +726,52 @@ class Worker {
     a.block_size = m_.block_size;
     a.ldo = b_.ldatt;
     a.scratch = own_.attention;
-    a.score_ld = b_.score_ld;
-    for (int t; (t = team_.next_task(thread_, count * c_.kv_heads)) >= 0;) {
-      const int head = t / count;
-      const AttentionTask& task = tasks[size_t(t % count)];
-      const int seq = task.seq, first = s_.starts[seq];
-      a.q = b_.q + first * b_.ldq + ptrdiff_t(head) * group * m_.dim_p;
-      a.first = task.first;
-      a.count = task.count;
-      a.context = s_.context[seq];
-      a.new_tokens = s_.starts[seq + 1] - first;
-      a.whole = s_.whole && !layer.causal;
-      a.ahead = a.whole ? a.new_tokens : s_.fed ? a.new_tokens + s_.fed[seq] : 0;
-      a.depth = p.tree ? p.depth.data() + first : nullptr;
-      a.path = p.tree ? p.path.data() + first : nullptr;
-      a.segments = p.segments.data() + p.segment_starts[size_t(seq)];
-      a.num_segments = p.segment_starts[size_t(seq) + 1] - p.segment_starts[size_t(seq)];
-      a.sinks = layer.sinks.empty() ? nullptr : layer.sinks.data() + ptrdiff_t(head) * group;
-      a.slopes = m_.slopes.empty() ? nullptr : m_.slopes.data() + ptrdiff_t(head) * group;
-      a.keys = m_.keys(l, head);
-      a.values = m_.values(l, head);
-      a.table = s_.tables + int64_t(seq) * s_.table_width;
-      a.out = b_.att + (first + task.out_shift) * b_.ldatt + ptrdiff_t(head) * group * a.value_dim;
-      k_.attention(a);
-    }
-    // Attention does not read the residual, so its kept rows can become contiguous here.
-    if (prune && thread_ == 0) {
-      for (size_t i = 0; i < p.kept.size(); ++i) {
-        if (p.kept[i] == int32_t(i)) continue;
-        memcpy(b_.x + ptrdiff_t(i) * b_.ldx, b_.x + p.kept[i] * b_.ldx, size_t(c_.hidden) * 4);
-      }
-    }
+    // Rows of scores that lie close together share pages.
+    a.score_ld = m_.plan.tree ? b_.score_ld : std::min(b_.score_ld, ptrdiff_t(kRange + 32));
+    return a;
+  }
+
+  void begin_task(Attention& a, int l, const Layer& layer, const AttentionTasks& work,
+                  const AttentionTask& task, int head) {
+    const Plan& p = m_.plan;
+    const int seq = task.seq, first = s_.starts[seq];
+    a.q = b_.q + first * b_.ldq + ptrdiff_t(head) * a.group * m_.dim_p;
+    a.first = task.first;
+    a.count = task.count;
+    a.from = task.from;
+    a.to = task.to;
+    a.context = s_.context[seq];
+    a.new_tokens = s_.starts[seq + 1] - first;
+    a.whole = s_.whole && !layer.causal;
+    a.ahead = a.whole ? a.new_tokens : s_.fed ? a.new_tokens + s_.fed[seq] : 0;
+    a.depth = p.tree ? p.depth.data() + first : nullptr;
+    a.path = p.tree ? p.path.data() + first : nullptr;
+    a.segments = p.segments.data() + p.segment_starts[size_t(seq)];
+    a.num_segments = p.segment_starts[size_t(seq) + 1] - p.segment_starts[size_t(seq)];
+    a.sinks = layer.sinks.empty() ? nullptr : layer.sinks.data() + ptrdiff_t(head) * a.group;
+    a.slopes = m_.slopes.empty() ? nullptr : m_.slopes.data() + ptrdiff_t(head) * a.group;
+    a.keys = m_.keys(l, head);
+    a.values = m_.values(l, head);
+    a.table = s_.tables + int64_t(seq) * s_.table_width;
+    a.out = b_.att + (first + task.out_shift) * b_.ldatt + ptrdiff_t(head) * a.group * a.value_dim;
+    const size_t place = size_t(head) * work.records + size_t(std::max(0, task.record));
+    a.records = task.record < 0 ? nullptr : m_.plan.records.data() + place * (kRecordHead + m_.dim_p);
+  }
+
+  // The keys that a thread reads after its task: those of the task after it, if there is one.
+  void expect_task(Attention& a, int l, const AttentionTask* task, int head) const {
+    a.num_next = 0;
+    if (!task) return;
+    const Plan& p = m_.plan;
+    const int seq = task->seq, row = task->first / a.group;
+    const int seen = s_.context[seq] + row + 1;
+    const int from = std::max(task->from, a.window > 0 ? seen - a.window : 0);
+    const Segment* begin = p.segments.data() + p.segment_starts[size_t(seq)];
+    const Segment* end = p.segments.data() + p.segment_starts[size_t(seq) + 1];
+    a.next = std::partition_point(begin, end,
+                                  [&](const Segment& s) { return s.start + s.count <= from; });
+    a.num_next = int(end - a.next);
+    a.next_keys = m_.keys(l, head);
   }
 
   // The activations of the MLP; `down` makes its output of them.
@@ -1039,13 +1079,16 @@ int32_t run_locked(OutriderModel& m, const StepArgs& s) {
 
 bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   Buffers& b = m.buffers;
-  if (rows <= b.rows && length <= b.length && threads <= int(b.own.size())) return true;
+  int ahead = m.plan.most_ahead;
+  if (rows <= b.rows && length <= b.length && ahead <= b.ahead && threads <= int(b.own.size()))
+    return true;
   const auto& c = m.config;
   // With room to spare, so that a growing context does not reallocate at every step.
   rows = std::max({b.rows, kFirstRows, rows + rows / 4});
   length = std::max({b.length, kFirstLength, length + length / 4});
+  ahead = std::max({b.ahead, kFirstRows, ahead + ahead / 4});
   threads = std::max(threads, int(b.own.size()));
-  b.rows = b.length = 0;
+  b.rows = b.length = b.ahead = 0;
   const OutriderExperts& experts = c.experts;
   int inner = c.intermediate;
   for (const Layer& l : m.layers) inner = std::max(inner, l.inner);
@@ -1068,7 +1111,7 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   b.ldpairs = padded((width + 1) / 2);
   b.ldquant = round_up(width, 128) + 64;
   b.ldblocks = round_up(width, 64) / 32 + 4;
-  b.score_ld = round_up(length, 16) + 32;
+  b.score_ld = round_up(std::min(length, kRange + ahead), 16) + 32;
   const int unit = std::max(kMaxTask * kLanes, m.dim_p);
   const bool integer = c.weight_type == kI8 || c.weight_type == kI4, blocks = m.blocks;
   const bool row_span = c.qk_norm && c.parts.qk_span == OUTRIDER_ROW_SPAN;
@@ -1109,7 +1152,7 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   b.own.resize(size_t(threads));
   for (auto& own : b.own) {
     want(own.c, std::min(n * pieces, size_t(kRowBlock)) * unit * 4);
-    want(own.attention, kMaxQueries * size_t(b.score_ld + 2 * m.dim_p) * 4);
+    want(own.attention, kMaxQueries * size_t(b.score_ld + 3 * m.dim_p + kRecordHead) * 4);
     want(own.norm, size_t(kSmall) * b.ldnorm * 4);
     want(own.row, row_span ? size_t(c.heads) * c.head_dim * 4 : 0);
     want(own.route, size_t(experts.count) * 4);
@@ -1137,6 +1180,7 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   }
   b.rows = rows;
   b.length = length;
+  b.ahead = ahead;
   return true;
 }
 
