@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -130,6 +131,7 @@ struct Model {
   OutriderModel* model;
   std::vector<std::vector<float>> kept;  // the embedding is used where it is
   std::vector<std::vector<uint8_t>> kept_blocks;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file{std::tmpfile(), std::fclose};
   Random rng{7};
 
   explicit Model(const Shape& given) : shape(given) {
@@ -187,9 +189,14 @@ struct Model {
   void matrix(int kind, int layer, int rows, int columns, float size = 1) {
     const float each = size / std::sqrt(float(columns));
     if (shape.blocks) {
-      kept_blocks.push_back(random_blocks(*shape.blocks, rows, columns, rng));
-      check(outrider_set_tensor(model, kind, layer, kept_blocks.back().data(), shape.blocks->type,
-                                rows, columns, 1));
+      const std::vector<uint8_t> blocks = random_blocks(*shape.blocks, rows, columns, rng);
+      const OutriderStored stored{std::ftell(file.get()), fileno(file.get())};
+      std::fwrite(blocks.data(), 1, blocks.size(), file.get());
+      std::fflush(file.get());
+      const bool in_file = layer;  // the second layer's: passes read it, then pack it
+      check(outrider_set_tensor(
+          model, kind, layer, in_file ? static_cast<const void*>(&stored) : blocks.data(),
+          shape.blocks->type | (in_file ? OUTRIDER_IN_FILE : 0), rows, columns, 1));
     } else if (shape.config.weight_type == 4) {
       std::vector<uint8_t> halves(2 * size_t(rows) * columns);
       for (size_t i = 0; i < halves.size(); i += 2) {

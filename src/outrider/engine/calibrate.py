@@ -42,7 +42,7 @@ from outrider.contracts import (
 )
 from outrider.engine.request import Request, Sequence, Speculation
 from outrider.layout import Slice, pack, stack_tables
-from outrider.model.capabilities import PrefersThinPasses
+from outrider.model.capabilities import PacksLater, PrefersThinPasses
 from outrider.policy import MAX_AUTO_DRAFT_TOKENS, cache
 from outrider.policy.costs import USUAL_CONTEXT, Costs, CostTable, draft_table, verify_table
 from outrider.sampling import RowParams, SamplingParams
@@ -109,6 +109,9 @@ class Calibration:
 
             known = Costs.guess()
             self._disturbances.clear()
+            for model in (self.engine.target, getattr(drafter, "model", None)):
+                if isinstance(model, PacksLater):
+                    model.pack()
             began, waited_s = perf_counter(), seconds_waited()
             verify = self._verify() if costs.verify.is_guess else costs.verify
             if verify is None:

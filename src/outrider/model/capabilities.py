@@ -140,6 +140,15 @@ class Continues(Protocol):
 
 
 @runtime_checkable
+class PacksLater(Protocol):
+    """A model whose first passes take longer, because they read weights from their file."""
+
+    def pack(self) -> None:
+        """Does now what makes later passes fast."""
+        ...
+
+
+@runtime_checkable
 class DraftsAndKeeps(Protocol):
     """A model that drafts in one call and returns states that later passes may continue from."""
 

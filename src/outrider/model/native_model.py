@@ -20,6 +20,7 @@ from outrider.contracts import NUM_LEVELS, Begun, IntArray, StepBatch, StopRule
 from outrider.errors import ConfigError, ModelError
 from outrider.model.capabilities import TreeDraft, TreeLimits
 from outrider.model.rope import RopeConfig
+from outrider.model.stored import Blocks, InFile, OpenFile
 from outrider.sampling import RowParams
 
 WEIGHT_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
@@ -90,6 +91,7 @@ class NativeModel:
         lib = native.library()
         native.isa()  # raises if the processor cannot run the instruction set of OUTRIDER_ISA
         self._threads = threads
+        self._files: set[OpenFile] = set()  # that the library reads
         self._handle: int | None = lib.outrider_new(ctypes.byref(config))
         if not self._handle:
             raise ModelError(native.error_message())
@@ -111,85 +113,56 @@ class NativeModel:
             self._lib.outrider_free(handle)
 
     def set_tensor(self, kind: int, layer: int, tensor: torch.Tensor) -> None:
-        tensor = tensor.detach().contiguous()
-        if tensor.dtype not in SOURCE_TYPES:
-            tensor = tensor.float()
-        rows, columns = tensor.shape if tensor.dim() == 2 else (1, len(tensor))
-        code = self._lib.outrider_set_tensor(
-            self._handle,
-            kind,
-            layer,
-            tensor.data_ptr(),
-            SOURCE_TYPES[tensor.dtype],
-            rows,
-            columns,
-            self.threads,
-        )
-        if code != native.OK:
-            raise ModelError(native.error_message())
-
-    def set_blocks(
-        self, kind: int, layer: int, blocks: npt.NDArray[np.uint8], type: int, columns: int
-    ) -> None:
-        """`blocks`: [rows, bytes of a row]; `type` as `Checkpoint.kind_of` says, with flags."""
-        blocks = np.ascontiguousarray(blocks)
-        code = self._lib.outrider_set_tensor(
-            self._handle,
-            kind,
-            layer,
-            blocks.ctypes.data,
-            type,
-            len(blocks),
-            columns,
-            self.threads,
-        )
-        if code != native.OK:
-            raise ModelError(native.error_message())
-
-    def set_expert_blocks(
-        self,
-        part: int,
-        layer: int,
-        expert: int,
-        blocks: npt.NDArray[np.uint8],
-        type: int,
-        columns: int,
-    ) -> None:
-        """`part` as in outrider.h; the rest as of `set_blocks`."""
-        blocks = np.ascontiguousarray(blocks)
-        code = self._lib.outrider_set_expert(
-            self._handle,
-            part,
-            layer,
-            expert,
-            blocks.ctypes.data,
-            type,
-            len(blocks),
-            columns,
-            self.threads,
-        )
-        if code != native.OK:
-            raise ModelError(native.error_message())
+        self._give(self._lib.outrider_set_tensor, (kind, layer), tensor)
 
     def set_expert(self, part: int, layer: int, expert: int, tensor: torch.Tensor) -> None:
         """`part` as in outrider.h."""
+        self._give(self._lib.outrider_set_expert, (part, layer, expert), tensor)
+
+    def set_blocks(self, kind: int, layer: int, blocks: Blocks, type: int, columns: int) -> None:
+        """`type` as `Checkpoint.kind_of` says, with flags. Blocks in a file stay there until passes
+        have packed them."""
+        self._give_blocks(self._lib.outrider_set_tensor, (kind, layer), blocks, type, columns)
+
+    def set_expert_blocks(
+        self, part: int, layer: int, expert: int, blocks: Blocks, type: int, columns: int
+    ) -> None:
+        """`part` as in outrider.h; the rest as of `set_blocks`."""
+        place = (part, layer, expert)
+        self._give_blocks(self._lib.outrider_set_expert, place, blocks, type, columns)
+
+    def _give(
+        self, function: Callable[..., int], place: tuple[int, ...], tensor: torch.Tensor
+    ) -> None:
         tensor = tensor.detach().contiguous()
         if tensor.dtype not in SOURCE_TYPES:
             tensor = tensor.float()
-        rows, columns = tensor.shape if tensor.dim() == 2 else (1, len(tensor))
-        code = self._lib.outrider_set_expert(
-            self._handle,
-            part,
-            layer,
-            expert,
-            tensor.data_ptr(),
-            SOURCE_TYPES[tensor.dtype],
-            rows,
-            columns,
-            self.threads,
-        )
-        if code != native.OK:
+        shape = tensor.shape if tensor.dim() == 2 else (1, len(tensor))
+        data, type = tensor.data_ptr(), SOURCE_TYPES[tensor.dtype]
+        if function(self._handle, *place, data, type, *shape, self.threads) != native.OK:
             raise ModelError(native.error_message())
+
+    def _give_blocks(
+        self,
+        function: Callable[..., int],
+        place: tuple[int, ...],
+        blocks: Blocks,
+        type: int,
+        columns: int,
+    ) -> None:
+        if isinstance(blocks, InFile):
+            self._files.add(blocks.file)
+            where = native.Stored(blocks.offset, blocks.file.descriptor)
+            data, type = ctypes.addressof(where), type | native.IN_FILE
+        else:
+            blocks = np.ascontiguousarray(blocks)
+            data = blocks.ctypes.data
+        if function(self._handle, *place, data, type, len(blocks), columns, self.threads):
+            raise ModelError(native.error_message())
+
+    def pack(self) -> None:
+        """Packs what is still in files; passes over few tokens would do it little by little."""
+        native.check(self._lib.outrider_pack(self._handle, self.threads))
 
     def _check_ready(self) -> None:
         if self._lib.outrider_ready(self._handle) != native.OK:

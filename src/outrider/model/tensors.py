@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from outrider.errors import ModelError
@@ -20,6 +18,7 @@ from outrider.model.families.description import DecoderConfig
 from outrider.model.families.mixers import FixedDecay, GatedDelta, SelectiveScan
 from outrider.model.families.shapes import layer_shapes, trunk_shapes
 from outrider.model.rope import sinusoids
+from outrider.model.stored import Blocks
 
 
 class Tensors(Protocol):
@@ -39,7 +38,7 @@ class Source(Tensors, Protocol):
 
     def blocks(
         self, name: str, shape: Sequence[int]
-    ) -> AbstractContextManager[tuple[npt.NDArray[np.uint8], bool]]:
+    ) -> AbstractContextManager[tuple[Blocks, bool]]:
         """The blocks of a tensor that is packed, and whether rotary pairs are neighbours."""
         ...
 

@@ -16,14 +16,13 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 
 from outrider.errors import ModelError, NoSuchModel
 from outrider.model.gguf.files import is_gguf
 from outrider.model.pickled import PickledFile
+from outrider.model.stored import Blocks
 from outrider.native import STORED_KINDS
 
 # The file or the index of shards, the preferred form first.
@@ -192,7 +191,7 @@ class Checkpoint:
 
     def blocks(
         self, name: str, shape: Sequence[int]
-    ) -> AbstractContextManager[tuple[npt.NDArray[np.uint8], bool]]:
+    ) -> AbstractContextManager[tuple[Blocks, bool]]:
         """See `GgufCheckpoint.blocks`: of what `kind_of` calls packed."""
         raise AssertionError(f"{name} is not packed")
 

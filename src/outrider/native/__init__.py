@@ -34,7 +34,7 @@ import numpy.typing as npt
 import torch
 
 from outrider.errors import ConfigError, EngineError, ModelError
-from outrider.native.structures import Cycles, Experts, Mixer, Parts, StopRules
+from outrider.native.structures import Cycles, Experts, Mixer, Parts, StopRules, Stored
 
 __all__ = [
     "Cycles",
@@ -42,6 +42,7 @@ __all__ = [
     "Mixer",
     "Parts",
     "StopRules",
+    "Stored",
     "available",
     "best_guesses",
     "gumbel",
@@ -55,11 +56,11 @@ __all__ = [
 ]
 
 HERE = Path(__file__).parent
-OK, INVALID, MEMORY, ROPE_SHORT = range(4)
+OK, INVALID, MEMORY, ROPE_SHORT, CHANGED = range(5)
 STATES_HAS, STATES_REPLAYED, STATES_POISON, STATES_FORGET = range(4)
 # Types of tensor data, see outrider.h.
 STORED_KINDS = {"F32": 0, "BF16": 1, "F16": 4}
-PACKED, TURNED, TIED = 64, 256, -1
+PACKED, TURNED, IN_FILE, TIED = 64, 256, 512, -1
 
 
 class Config(Structure):
@@ -164,6 +165,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any] | None]] = {
     "outrider_set_layer": (c_int32, [c_void_p, *[c_int32] * 5]),
     "outrider_set_rope": (c_int32, [c_void_p, c_int32, c_void_p, c_void_p, c_int32]),
     "outrider_set_ids": (c_int32, [c_void_p, c_void_p, c_int32]),
+    "outrider_pack": (c_int32, [c_void_p, c_int32]),
     "outrider_ready": (c_int32, [c_void_p]),
     "outrider_allocate": (c_int32, [c_void_p, c_int32, c_int32]),
     "outrider_populate": (c_int64, [c_void_p, c_int64, c_int64]),
@@ -258,6 +260,8 @@ def check(code: int) -> None:
         return
     if code == MEMORY:
         raise EngineError(error_message())
+    if code == CHANGED:
+        raise ModelError(error_message())
     raise ValueError(error_message())
 
 

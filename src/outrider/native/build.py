@@ -46,6 +46,7 @@ SOURCES = (
     "sample.cpp",
     "states.cpp",
     "step.cpp",
+    "stored.cpp",
     "suffix.cpp",
 )
 # Flags of the files for one kind of processor, by the first word of the compiler's target. For

@@ -385,8 +385,9 @@ int32_t run_draft(OutriderModel& m, const StepArgs& given, const DraftParams& p,
   f.places.resize(blocks ? rows * f.rounds * m.config.vocab : 0);
   s.logits = f.logits.data();
   const int most = blocks ? int(rows) * block_places(f) : s.num_seqs;
-  if (!lay_out(m, s.threads, std::max(s.num_tokens, most), length)) return OUTRIDER_MEMORY;
-  run_on_pool(s.threads, blocks && f.rounds ? block_job : draft_job, &f);
+  if (const int32_t code = run_job(m, s, std::max(s.num_tokens, most), length,
+                                   blocks && f.rounds ? block_job : draft_job, &f))
+    return code;
   return f.failed ? OUTRIDER_INVALID : OUTRIDER_OK;
 }
 

@@ -197,8 +197,8 @@ int32_t run_grow(OutriderModel& m, const StepArgs& given, const DraftParams& p,
     s.logits = f.logits.data();
     f.noisy.resize(size_t(s.threads));
     for (auto& own : f.noisy) own.resize(size_t(m.config.num_tokens) + 16);
-    if (!lay_out(m, s.threads, std::max(s.num_tokens, int(rows)), length)) return OUTRIDER_MEMORY;
-    run_on_pool(s.threads, grow_job, &f);
+    const int most = std::max(s.num_tokens, int(rows));
+    if (const int32_t code = run_job(m, s, most, length, grow_job, &f)) return code;
   }
   if (f.failed) return OUTRIDER_INVALID;
   hand_over(f);

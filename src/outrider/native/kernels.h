@@ -48,6 +48,7 @@ constexpr int values_per_line(int32_t type) {  // of one output; not for packed 
 // A weight matrix [n, k] packed into panels of 16 outputs. One 64-byte line of a panel holds, for
 // each of its 16 outputs, the next 1 (f32), 2 (bf16, f16), 4 (i8) or 8 (i4) values along k, so a step
 // reads every panel front to back exactly once.
+struct Stored;
 struct Matrix {
   char* data = nullptr;
   float* scale = nullptr;  // i8: [panels][16]; i4: [panels][groups][16]
@@ -55,6 +56,7 @@ struct Matrix {
   int32_t n = 0, k = 0;
   int32_t panels = 0, lines = 0;  // lines per panel
   int32_t group = 0, groups = 0;  // activations (and i4 weights) that share a scale
+  Stored* stored = nullptr;  // of blocks that are not in `data` yet, see stored.h
   // One line of padding: panels a power of two apart would share their cache sets.
   size_t panel_bytes() const { return size_t(lines + !is_packed(type)) * 64; }
 };

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "packed.h"
 #include "pool.h"
 
 namespace outrider {
@@ -250,12 +251,37 @@ void spread_half(const char* data, int32_t type, int n, int which, float* out) {
   for (int i = 0; i < n; ++i) out[(i / kLanes * 2 + which) * kLanes + i % kLanes] = row[size_t(i)];
 }
 
+// Kinds of matrix that may be of blocks.
+bool may_be_packed(int kind) {
+  for (int k : {OUTRIDER_EMBED, OUTRIDER_HEAD, OUTRIDER_Q, OUTRIDER_K, OUTRIDER_V, OUTRIDER_O, OUTRIDER_GATE,
+                OUTRIDER_UP, OUTRIDER_DOWN, OUTRIDER_MIX, OUTRIDER_STATE_IN, OUTRIDER_STATE_OUT,
+                OUTRIDER_Q_A, OUTRIDER_KV_A})
+    if (k == kind) return true;
+  return false;
+}
+
+// Packs rows, or notes where they are. `type` with flags.
+bool place_rows(OutriderModel& m, Matrix& w, PackSource s, int32_t type, int threads) {
+  if (!(type & OUTRIDER_IN_FILE)) return pack_rows(w, s, threads), true;
+  const auto* at = reinterpret_cast<const OutriderStored*>(s.data);
+  s.file = m.stored.file(at->descriptor);
+  s.offset = at->offset;
+  const int64_t blocks = int64_t(s.rows) * (s.columns / packed_block(s.type));
+  if (!s.file->holds(s.offset, blocks * int64_t(packed_block_bytes(s.type))))
+    return set_error("the file of the weights has changed; load the model again");
+  m.stored.add(w, s);
+  return true;
+}
+
 bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t type,
                 int64_t rows, int64_t columns, int threads) {
   const auto& c = m.config;
   const int turned = type & OUTRIDER_TURNED ? c.rotary_dim : 0;
-  type &= ~OUTRIDER_TURNED;
+  const int32_t flags = type & (OUTRIDER_TURNED | OUTRIDER_IN_FILE);
+  type &= ~flags;
   if (!data) return set_error("null tensor");
+  if ((is_packed(type) || flags) && !(is_packed(type) && may_be_packed(kind)))
+    return set_error("blocks are for matrices");
   const bool of_heads = (kind >= OUTRIDER_FC && kind <= OUTRIDER_MARKOV_HEAD) || kind == OUTRIDER_FC_BIAS;
   const bool global = kind <= OUTRIDER_HEAD || of_heads ||
                       (kind >= OUTRIDER_FINAL_NORM_BIAS && kind <= OUTRIDER_POSITIONS) ||
@@ -273,8 +299,7 @@ bool set_tensor(OutriderModel& m, int kind, int layer, const void* data, int32_t
     const bool given = w.type == kF16 || (is_packed(w.type) && !c.kind);
     if (given ? type != w.type : type != kF32 && type != kBF16 && type != kF16)
       return set_error("a tensor of a type that its matrix is not made of");
-    pack_rows(w, source, threads);
-    return true;
+    return place_rows(m, w, source, flags, threads);
   };
   auto heads_into_qkv = [&](int which, int first, int count) {
     const OutriderParts& parts = c.parts;
@@ -460,11 +485,13 @@ bool set_expert(OutriderModel& m, int part, int layer, int expert, const void* d
     return set_error("no such expert");
   Layer& l = m.layers[size_t(layer)];
   const char* p = static_cast<const char*>(data);
-  const int which = part % 3, hidden = c.hidden, inner = e.inner;
+  const int which = part % 3, hidden = c.hidden, inner = e.inner, flags = type & OUTRIDER_IN_FILE;
+  type &= ~OUTRIDER_IN_FILE;
   if (c.parts.plain_mlp && which == OUTRIDER_EXPERT_GATE) return set_error("experts without gates");
   const Matrix& made = which == OUTRIDER_EXPERT_DOWN ? l.expert_down[0] : l.expert_gate_up[0];
   const bool same = part <= OUTRIDER_EXPERT_DOWN && (is_packed(made.type) || made.type == kF16);
-  if (same ? type != made.type : type != kF32 && type != kBF16 && type != kF16)
+  if ((flags && !is_packed(type)) ||
+      (same ? type != made.type : type != kF32 && type != kBF16 && type != kF16))
     return set_error("a tensor of a type that its matrix is not made of");
   const bool down = which == OUTRIDER_EXPERT_DOWN, bias = part > OUTRIDER_EXPERT_DOWN;
   const int outputs = down ? hidden : inner, inputs = down ? inner : hidden;
@@ -480,13 +507,13 @@ bool set_expert(OutriderModel& m, int part, int layer, int expert, const void* d
     } else {
       spread_half(p, type, inner, which, out);
     }
-  } else if (down) {
-    pack_rows(l.expert_down[size_t(expert)], {p, type, hidden, inner, hidden, hidden, 0}, threads);
-  } else if (c.parts.plain_mlp) {
-    pack_rows(l.expert_gate_up[size_t(expert)], {p, type, inner, hidden, inner, inner, 0}, threads);
   } else {
-    pack_rows(l.expert_gate_up[size_t(expert)],
-              {p, type, inner, hidden, kLanes, 2 * kLanes, which * kLanes}, threads);
+    Matrix& w = (down ? l.expert_down : l.expert_gate_up)[size_t(expert)];
+    const bool alone = down || c.parts.plain_mlp;
+    const int run = alone ? outputs : kLanes;
+    const PackSource source{p, type, outputs, inputs, run, alone ? run : 2 * kLanes,
+                            alone ? 0 : which * kLanes};
+    if (!place_rows(m, w, source, flags, threads)) return false;
   }
   l.expert_seen[size_t(expert)] |= uint8_t(1 << part);
   return true;
@@ -866,6 +893,11 @@ int32_t outrider_set_ids(OutriderModel* m, const int32_t* ids, int32_t count) {
   }
   m->ids.assign(ids, ids + count);
   return OUTRIDER_OK;
+}
+
+int32_t outrider_pack(OutriderModel* m, int32_t threads) {
+  std::lock_guard<std::mutex> lock(m->mutex);
+  return m->stored.pack(SIZE_MAX, threads) ? OUTRIDER_OK : OUTRIDER_CHANGED;
 }
 
 int32_t outrider_ready(OutriderModel* m) {

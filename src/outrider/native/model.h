@@ -10,6 +10,7 @@
 #include "outrider.h"
 #include "route.h"
 #include "states.h"
+#include "stored.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -179,6 +180,7 @@ struct OutriderModel {
   std::vector<float> markov_embed;  // [vocab][markov_rank]
   std::vector<int32_t> ids;         // target id of each row of the head; empty: the row itself
   outrider::Memory weights;
+  outrider::StoredWeights stored;
   const char* embed = nullptr;
   int embed_type = 0;
   outrider::Matrix own_embedding;
@@ -253,17 +255,6 @@ inline float bf16_to_float(uint16_t h) {
 // Describes n outputs of width k; returns the size of the matrix in bytes.
 size_t describe(Matrix& m, int32_t type, int n, int k);
 
-// Rows of a row-major matrix and their outputs: source row r becomes output
-// first + r / run * run_step + r % run (heads are padded, gate and up interleaved).
-struct PackSource {
-  const char* data;
-  int32_t type;
-  int rows, columns;
-  int run;       // consecutive rows that stay together, e.g. a head or a panel
-  int run_step;  // outputs from one run to the next
-  int first;     // output of row 0
-  int turned = 0;  // of a run: rows before this whose rotary pairs are neighbours
-};
 void pack_rows(Matrix& m, const PackSource& source, int threads);
 
 // The same for packed types, where source and matrix have one type (pack.cpp).
@@ -272,6 +263,8 @@ void pack_blocks(Matrix& m, const PackSource& source, int threads);
 void pack_rounded(Matrix& m, const PackSource& source, int threads);
 void read_row(const char* p, int32_t type, int n, float* out);  // of float32, bfloat16 or float16
 int source_bytes(int32_t type);
+// A panel, packed for the calling thread and until its next call if it is stored.
+char* panel_of(const Matrix& m, int panel);
 void unpack_row(const Matrix& m, int output, float* out);  // m.k floats
 int packed_block(int32_t type);  // values of a block in a file; 0: no packed type
 int packed_lines(int32_t type, int k);  // of a panel

@@ -13,7 +13,7 @@ extern "C" {
 
 typedef struct OutriderModel OutriderModel;
 
-enum { OUTRIDER_OK = 0, OUTRIDER_INVALID = 1, OUTRIDER_MEMORY = 2, OUTRIDER_ROPE_SHORT = 3 };
+enum { OUTRIDER_OK = 0, OUTRIDER_INVALID = 1, OUTRIDER_MEMORY = 2, OUTRIDER_ROPE_SHORT = 3, OUTRIDER_CHANGED = 4 };
 
 // Kinds of tensor for outrider_set_tensor.
 enum {
@@ -89,8 +89,14 @@ enum {
 
 // Types of tensor data: 0 float32, 1 bfloat16, 4 float16; 64 + the number that GGUF files give a type of
 // blocks. OUTRIDER_TURNED is added for rows of queries and keys whose rotary pairs are neighbours.
-// OUTRIDER_TIED: no tensor of its own.
-enum { OUTRIDER_TURNED = 1 << 8, OUTRIDER_TIED = -1 };
+// OUTRIDER_TIED: no tensor of its own. OUTRIDER_IN_FILE is added for blocks whose `data` is an OutriderStored:
+// steps read them from the file until they have packed them. Where the file changed before, a step fails
+// with OUTRIDER_CHANGED.
+enum { OUTRIDER_TURNED = 1 << 8, OUTRIDER_IN_FILE = 1 << 9, OUTRIDER_TIED = -1 };
+typedef struct {
+  int64_t offset;
+  int32_t descriptor;  // stays open until outrider_free
+} OutriderStored;
 
 // Kinds of model: a decoder, or a head that drafts from a decoder's hidden states.
 //   EAGLE-3  a layer over [embedding of token i + 1, features of token i], then plain layers; position
@@ -353,6 +359,8 @@ OUTRIDER_API int32_t outrider_set_rope(OutriderModel* model, int32_t index, cons
                                        const float* sine, int32_t positions);
 // The target's id of each row of the output head, ascending; other ids have probability 0.
 OUTRIDER_API int32_t outrider_set_ids(OutriderModel* model, const int32_t* ids, int32_t count);
+// Packs all that is in files.
+OUTRIDER_API int32_t outrider_pack(OutriderModel* model, int32_t threads);
 OUTRIDER_API int32_t outrider_ready(OutriderModel* model);  // whether every tensor has been set
 OUTRIDER_API int32_t outrider_allocate(OutriderModel* model, int32_t blocks, int32_t block_size);
 // Makes the system allocate up to `bytes` of the cache's memory, starting at `offset`, which otherwise

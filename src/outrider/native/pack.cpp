@@ -1,4 +1,5 @@
 // Moves the blocks of GGUF files into panels, and reads rows of packed matrices.
+#include <algorithm>
 #include <cmath>
 
 #include "model.h"
@@ -190,11 +191,71 @@ void put_codes(const uint8_t* c, char* block, int lane) {
   }
 }
 
-int output_of(const PackSource& s, int row) {
-  const int at = row % s.run;
+// The row of a source that becomes this output; -1: none.
+int row_of(const PackSource& s, int output) {
+  const int from = output - s.first;
+  int at = from % s.run_step;
+  if (from < 0 || at >= s.run) return -1;
   // Neighbours (i, i + 1) of a head become (i / 2, i / 2 + D / 2), if D of its dimensions rotate.
-  if (at < s.turned) row += at / 2 + at % 2 * (s.turned / 2) - at;
-  return s.first + row / s.run * s.run_step + row % s.run;
+  if (at < s.turned) at = at < s.turned / 2 ? 2 * at : 2 * at - s.turned + 1;
+  const int row = from / s.run_step * s.run + at;
+  return row < s.rows ? row : -1;
+}
+
+// The rows of a panel, read into memory of this thread if they are in a file; null for outputs
+// without one. False: there is no row.
+bool find_rows(const PackSource& s, size_t bytes, int panel, const char* (&row)[kLanes]) {
+  thread_local std::vector<char> memory;
+  int at[kLanes];
+  bool any = false;
+  for (int i = 0; i < kLanes; ++i) {
+    at[i] = row_of(s, panel * kLanes + i);
+    row[i] = s.file || at[i] < 0 ? nullptr : s.data + size_t(at[i]) * bytes;
+    any = any || at[i] >= 0;
+  }
+  if (!any || !s.file) return any;
+  memory.resize(std::max(memory.size(), bytes * kLanes));
+  for (int i = 0, end; i < kLanes; i = end) {
+    end = i + 1;
+    if (at[i] < 0) continue;
+    while (end < kLanes && at[end] == at[i] + end - i) ++end;
+    s.file->read(memory.data() + i * bytes, (end - i) * bytes, s.offset + int64_t(at[i] * bytes));
+    for (int j = i; j < end; ++j) row[j] = memory.data() + j * bytes;
+  }
+  return true;
+}
+
+template <class F>
+bool pack_panel(const Matrix& m, const PackSource& s, int panel, char* out) {
+  constexpr size_t kBlock = packed_block_bytes(F::kType);
+  const int per_row = s.columns / (F::kSmall ? 32 : 256), chunks = m.lines / F::kLines;
+  const char* rows[kLanes];
+  if (!find_rows(s, per_row * kBlock, panel, rows)) return false;
+  if (std::count(rows, rows + kLanes, nullptr)) memset(out, 0, m.panel_bytes());
+  Parts parts{};
+  for (int i = 0; i < chunks; ++i, out += F::kLines * 64) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (!rows[lane]) continue;
+      const auto* p = reinterpret_cast<const uint8_t*>(rows[lane]);
+      if constexpr (F::kSmall) {
+        for (int j = 0; j < 2; ++j) {
+          if (2 * i + j < per_row) {
+            take_small<F>(p + size_t(2 * i + j) * kBlock, j, parts);
+          } else {
+            parts.d[j] = parts.m[j] = 0;
+            memset(parts.codes + 32 * j, 0, 32);
+          }
+        }
+      } else {
+        take(F{}, p + size_t(i) * kBlock, parts);
+      }
+      put_header<F>(parts, out, lane);
+      char* block = out + F::kHeader * 64;
+      for (int b = 0; b < F::kChunk / 32; ++b, block += F::kBits * 64)
+        put_codes<F>(parts.codes + 32 * b, block, lane);
+    }
+  }
+  return true;
 }
 
 struct Packing {
@@ -204,37 +265,9 @@ struct Packing {
 
 template <class F>
 void pack_job(void* context, Team& team, int thread) {
-  const Matrix& m = *static_cast<Packing*>(context)->m;
-  const PackSource& s = *static_cast<Packing*>(context)->s;
-  constexpr size_t kBlock = packed_block_bytes(F::kType);
-  const int per_row = s.columns / (F::kSmall ? 32 : 256), chunks = m.lines / F::kLines;
-  Parts parts{};
-  for (int t; (t = team.next_task(thread, (s.rows + kLanes - 1) / kLanes)) >= 0;) {
-    const int first = t * kLanes, end = std::min(s.rows, first + kLanes);
-    for (int i = 0; i < chunks; ++i) {
-      for (int row = first; row < end; ++row) {
-        const auto* p = reinterpret_cast<const uint8_t*>(s.data) + size_t(row) * per_row * kBlock;
-        if constexpr (F::kSmall) {
-          for (int j = 0; j < 2; ++j) {
-            if (2 * i + j < per_row) {
-              take_small<F>(p + size_t(2 * i + j) * kBlock, j, parts);
-            } else {
-              parts.d[j] = parts.m[j] = 0;
-              memset(parts.codes + 32 * j, 0, 32);
-            }
-          }
-        } else {
-          take(F{}, p + size_t(i) * kBlock, parts);
-        }
-        const int output = output_of(s, row), lane = output % kLanes;
-        char* chunk = m.data + size_t(output / kLanes) * m.panel_bytes() + size_t(i) * F::kLines * 64;
-        put_header<F>(parts, chunk, lane);
-        char* block = chunk + F::kHeader * 64;
-        for (int b = 0; b < F::kChunk / 32; ++b, block += F::kBits * 64)
-          put_codes<F>(parts.codes + 32 * b, block, lane);
-      }
-    }
-  }
+  const Packing& job = *static_cast<Packing*>(context);
+  for (int t; (t = team.next_task(thread, job.m->panels)) >= 0;)
+    pack_panel<F>(*job.m, *job.s, t, job.m->data + size_t(t) * job.m->panel_bytes());
 }
 
 // The codes of one output of a block of 32.
@@ -338,10 +371,24 @@ void pack_blocks(Matrix& m, const PackSource& source, int threads) {
   });
 }
 
+char* panel_of(const Matrix& m, int panel) {
+  struct alignas(64) Line {
+    char bytes[64];
+  };
+  thread_local std::vector<Line> memory;
+  bool found = false;
+  if (m.stored) memory.resize(std::max(memory.size(), size_t(m.lines)));
+  for (size_t i = 0; m.stored && i < m.stored->sources.size() && !found; ++i)
+    with_format(m.type, [&](auto f) {
+      found = pack_panel<decltype(f)>(m, m.stored->sources[i], panel, memory[0].bytes);
+    });
+  return found ? memory[0].bytes : m.data + size_t(panel) * m.panel_bytes();
+}
+
 void unpack_row(const Matrix& m, int output, float* out) {
   with_format(m.type, [&](auto f) {
     using F = decltype(f);
-    const char* panel = m.data + size_t(output / kLanes) * m.panel_bytes();
+    const char* panel = panel_of(m, output / kLanes);
     for (int k = 0; k < m.k; k += 32)
       read_block<F>(panel + size_t(k / F::kChunk) * F::kLines * 64, k % F::kChunk / 32,
                     output % kLanes, out + k);

@@ -332,18 +332,18 @@ class Worker {
   }
 
   void multiply(const Matrix& w, const Rows& x, int first, int panels, float* c, ptrdiff_t ldc) {
-    k_.gemm(w, x, first, panels, c, ldc);
+    multiply_panels(k_, w, x, first, panels, c, ldc);
   }
 
   void multiply(const Weights& w, const Rows& x, int first, int panels, float* c, ptrdiff_t ldc) {
     if (w.take_turns) {
       for (int p = first; p < first + panels; ++p)
-        k_.gemm(w.part[p % 2], x, p / 2, 1, c + (p - first) * kLanes, ldc);
+        multiply_panels(k_, w.part[p % 2], x, p / 2, 1, c + (p - first) * kLanes, ldc);
       return;
     }
     int i = 0;  // tasks do not cross parts: these are whole heads
     while (w.parts > 1 && first >= w.part[i].panels) first -= w.part[i++].panels;
-    k_.gemm(w.part[i], x, first, panels, c, ldc);
+    multiply_panels(k_, w.part[i], x, first, panels, c, ldc);
   }
 
   // c = x . w for the panels from `from` on, in tasks of `unit` panels; done(row, rows, panel,
@@ -865,7 +865,7 @@ class Worker {
       for (int a = u.starts[size_t(i)]; a < u.starts[size_t(i) + 1]; a += kRowBlock) {
         const int n = std::min(kRowBlock, u.starts[size_t(i) + 1] - a);
         const Rows part = rows(a, n);
-        k_.gemm(w[size_t(expert)], part, first, count, own_.c, ptrdiff_t(unit) * kLanes);
+        multiply_panels(k_, w[size_t(expert)], part, first, count, own_.c, ptrdiff_t(unit) * kLanes);
         done(expert, a, n, first, count, own_.c, ptrdiff_t(unit) * kLanes);
       }
     }
@@ -1072,12 +1072,11 @@ int32_t run_locked(OutriderModel& m, const StepArgs& s) {
   Step step{&m, s};
   step.s.threads = std::clamp(s.threads, 1, kMaxThreads);
   const int rows = medusa ? s.num_rows : s.num_tokens;
-  if (!lay_out(m, step.s.threads, rows, medusa ? 0 : m.plan.max_length)) return OUTRIDER_MEMORY;
-  run_on_pool(step.s.threads, step_job, &step);
-  return OUTRIDER_OK;
+  return run_job(m, step.s, rows, medusa ? 0 : m.plan.max_length, step_job, &step);
 }
 
-bool lay_out(OutriderModel& m, int threads, int rows, int length) {
+// Room for `rows` rows over `length` slots; false: out of memory.
+static bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   Buffers& b = m.buffers;
   int ahead = m.plan.most_ahead;
   if (rows <= b.rows && length <= b.length && ahead <= b.ahead && threads <= int(b.own.size()))
@@ -1182,6 +1181,13 @@ bool lay_out(OutriderModel& m, int threads, int rows, int length) {
   b.length = length;
   b.ahead = ahead;
   return true;
+}
+
+int32_t run_job(OutriderModel& m, const StepArgs& s, int rows, int length, Job job, void* context) {
+  if (!lay_out(m, s.threads, rows, length)) return OUTRIDER_MEMORY;
+  if (!m.stored.before_pass(s.num_tokens, s.threads)) return OUTRIDER_CHANGED;
+  run_on_pool(s.threads, job, context);
+  return m.stored.is_sound() ? OUTRIDER_OK : OUTRIDER_CHANGED;
 }
 
 void run_part(Step& step, Team& team, int thread) { Worker(step, team, thread).run(); }

@@ -12,8 +12,9 @@ struct Step {
   StepArgs s;
 };
 
-// Room for `rows` rows over `length` slots; false: out of memory.
-bool lay_out(OutriderModel& model, int threads, int rows, int length);
+// Runs the passes of a job, with room for `rows` rows over `length` slots.
+int32_t run_job(OutriderModel& model, const StepArgs& step, int rows, int length, Job job,
+                void* context);
 
 // Thread `thread`'s part of the pass that step.s and the model's plan describe.
 void run_part(Step& step, Team& team, int thread);

@@ -1,8 +1,14 @@
-"""Structures of outrider.h: how a decoder deviates from Llama, when a drafter stops, cycles."""
+"""Structures of outrider.h: blocks in files, how a decoder deviates from Llama, stops, cycles."""
 
 from __future__ import annotations
 
-from ctypes import Structure, c_double, c_float, c_int32, c_void_p
+from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_void_p
+
+
+class Stored(Structure):
+    """Where blocks lie in an open file."""
+
+    _fields_ = [("offset", c_int64), ("descriptor", c_int32)]
 
 
 class Parts(Structure):

@@ -12,12 +12,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from outrider.errors import ModelError
 from outrider.model.families.description import DecoderConfig
+from outrider.model.stored import Blocks
 from outrider.model.tensors import Source, Weights
 
 
@@ -125,6 +124,6 @@ class Spliced:
 
     def blocks(
         self, name: str, shape: Sequence[int]
-    ) -> AbstractContextManager[tuple[npt.NDArray[np.uint8], bool]]:
+    ) -> AbstractContextManager[tuple[Blocks, bool]]:
         source, stored = self._find(name)
         return source.blocks(stored, shape)

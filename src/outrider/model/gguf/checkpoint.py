@@ -16,6 +16,7 @@ from outrider.model.gguf.config import architecture_of, read_gguf_config
 from outrider.model.gguf.container import Bytes, Container
 from outrider.model.gguf.names import Part, names_of
 from outrider.model.gguf.types import INTEGERS
+from outrider.model.stored import Blocks
 from outrider.native import PACKED, STORED_KINDS
 
 _HEADS = (".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.q_norm.", ".self_attn.k_norm.")
@@ -57,12 +58,11 @@ class GgufCheckpoint:
         return values.reshape(tuple(shape))
 
     @contextmanager
-    def blocks(self, name: str, shape: Sequence[int]) -> Iterator[tuple[Bytes, bool]]:
-        """A quantised tensor's blocks, mapped, [rows, bytes of a row], and whether rotary pairs are
-        neighbours. Afterwards the system may drop the pages."""
+    def blocks(self, name: str, shape: Sequence[int]) -> Iterator[tuple[Blocks, bool]]:
+        """Where a quantised tensor's blocks are, and whether rotary pairs are neighbours."""
         part = self._part(name, shape)
-        yield self._rows(part), self._turned(name)
-        self._container.release(part.info)
+        found = self._container.in_file(part.info)
+        yield found if part.rows < 0 else found.rows(part.first, part.rows), self._turned(name)
 
     def _part(self, name: str, shape: Sequence[int] | None = None) -> Part:
         if name not in self._names:

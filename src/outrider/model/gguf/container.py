@@ -23,6 +23,7 @@ import numpy.typing as npt
 from outrider.errors import ModelError
 from outrider.model.gguf.files import MAGIC, split_names
 from outrider.model.gguf.types import TensorType, tensor_type
+from outrider.model.stored import InFile, OpenFile
 
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
@@ -67,6 +68,7 @@ class Container:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
     maps: tuple[mmap.mmap, ...]
+    files: tuple[OpenFile, ...]
 
     @property
     def file_bytes(self) -> int:
@@ -78,6 +80,11 @@ class Container:
             raise ModelError(f"{self.path} became shorter while it was read; load it again")
         data = np.frombuffer(self.maps[tensor.file], np.uint8, tensor.size, tensor.offset)
         return data.reshape(-1, tensor.type.row_bytes(tensor.shape[-1]))
+
+    def in_file(self, tensor: TensorInfo) -> InFile:
+        """The same, unread."""
+        size = tensor.type.row_bytes(tensor.shape[-1])
+        return InFile(self.files[tensor.file], tensor.offset, tensor.size // size, size)
 
     def release(self, tensor: TensorInfo) -> None:
         """Lets the system drop the tensor's pages from this process: they were copied."""
@@ -120,7 +127,7 @@ def read_container(path: Path) -> Container:
     """Reads a file, or all parts of a split one. `ModelError` of one line if anything is wrong."""
     paths = split_paths(path)
     tensors: dict[str, TensorInfo] = {}
-    maps = []
+    maps, files = [], []
     metadata: dict[str, Any] = {}
     for index, part in enumerate(paths):
         header = _Header(part, index)
@@ -136,12 +143,13 @@ def read_container(path: Path) -> Container:
                 raise ModelError(f"{part} repeats the tensor {tensor.name}; download it again")
             tensors[tensor.name] = tensor
         maps.append(header.data)
+        files.append(header.file)
     if len(paths) == 1 and metadata.get("split.count", 1) not in (0, 1):
         raise ModelError(
             f"{path} is one part of {metadata['split.count']}; give it the name NAME-00001-of-"
             "0000N.gguf it was published under, beside the other parts"
         )
-    return Container(path, metadata, tensors, tuple(maps))
+    return Container(path, metadata, tensors, tuple(maps), tuple(files))
 
 
 class _Header:
@@ -150,8 +158,8 @@ class _Header:
     def __init__(self, path: Path, index: int) -> None:
         self._path = path
         try:
-            with path.open("rb") as file:
-                self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self.file = OpenFile(path)
+            self.data = mmap.mmap(self.file.descriptor, 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise ModelError(f"{path} cannot be read ({error}); download the file again") from error
         self._at = 0

@@ -18,6 +18,7 @@ import torch
 
 from outrider.errors import ModelError
 from outrider.model.quantized.forms import FORMS, Matrix
+from outrider.model.stored import Blocks
 from outrider.model.weights import Checkpoint
 from outrider.native import PACKED, STORED_KINDS
 
@@ -62,9 +63,7 @@ class QuantizedCheckpoint(Checkpoint):
         return made.weight()
 
     @contextmanager
-    def blocks(
-        self, name: str, shape: Sequence[int]
-    ) -> Iterator[tuple[npt.NDArray[np.uint8], bool]]:
+    def blocks(self, name: str, shape: Sequence[int]) -> Iterator[tuple[Blocks, bool]]:
         """See `GgufCheckpoint.blocks`."""
         made = self._matrix(name)
         assert made is not None

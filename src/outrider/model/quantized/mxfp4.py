@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from outrider.errors import ModelError
+from outrider.model.stored import Blocks
 from outrider.model.weights import Checkpoint
 from outrider.native import PACKED, STORED_KINDS
 
@@ -50,9 +50,7 @@ class Mxfp4Checkpoint(Checkpoint):
         return values.reshape(tuple(shape))
 
     @contextmanager
-    def blocks(
-        self, name: str, shape: Sequence[int]
-    ) -> Iterator[tuple[npt.NDArray[np.uint8], bool]]:
+    def blocks(self, name: str, shape: Sequence[int]) -> Iterator[tuple[Blocks, bool]]:
         """See `GgufCheckpoint.blocks`."""
         match = _EXPERT.fullmatch(name)
         assert match is not None
