@@ -10,7 +10,7 @@ shapes of Llama-3.2-1B and Llama-3.1-8B; `--families` are random blocks in the s
 families of about 1B. The result file is named after the shapes, or after the case if there is one:
 the larger ones take minutes, and may be run one by one. `of read bandwidth` is the share of what
 the machine reads in the same time, in the same rounds: a token reads all weights, and the keys and
-values of its context.
+values of its context. `to 100th s` is the time from the start of loading to the 100th token.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from outrider import native
 from outrider.contracts import StepBatch
 from outrider.model.native_decoder import NativeDecoder
 
-CONTEXT, BLOCK, FIRST = 512, 16, 16
+CONTEXT, BLOCK, FIRST, TEXT = 512, 16, 16, 100
 WIDTHS = (1, 5, 9, 17)
 FAMILIES = (
     "Llama-3.2-1B",
@@ -66,6 +66,7 @@ class Ours:
         self.model.allocate(2 * CONTEXT // BLOCK + 2, BLOCK)
         self.evaluate(FIRST, 0)
         self.load_s = time.perf_counter() - started
+        self.text_s = self.load_s + decode(self)
 
     def evaluate(self, count: int, at: int) -> float:
         started = time.perf_counter()
@@ -83,6 +84,7 @@ class Theirs:
         self.version = json.loads(self._line())["version"]
         self.load_s = self._order({"load": str(path)})
         self.load_s += self.evaluate(FIRST, 0)
+        self.text_s = self.load_s + decode(self)
 
     def _line(self) -> str:
         assert self._process.stdout is not None
@@ -101,6 +103,10 @@ class Theirs:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
+
+
+def decode(who: Ours | Theirs) -> float:
+    return sum(who.evaluate(1, FIRST + i) for i in range(TEXT - 1))
 
 
 def measure(case: str, path: Path, rounds: int, python: str | None, prompts: int) -> dict[str, Any]:
@@ -149,7 +155,11 @@ def measure(case: str, path: Path, rounds: int, python: str | None, prompts: int
         "tokens/s": 1e3 / ms("Ours", 1),
         "of read bandwidth": (size + keys_values) / median(seconds["Ours", 1]) / median(bandwidth),
     }
-    rows["prompt"] |= {f"{CONTEXT} tokens ms": ms("Ours", CONTEXT), "load to first s": ours.load_s}
+    rows["prompt"] |= {
+        f"{CONTEXT} tokens ms": ms("Ours", CONTEXT),
+        "load to first s": ours.load_s,
+        f"to {TEXT}th s": ours.text_s,
+    }
     for width in WIDTHS[1:]:
         rows["verify"][f"verify({width})"] = ratio(("Ours", width), ("Ours", 1))
     if theirs:
@@ -161,6 +171,7 @@ def measure(case: str, path: Path, rounds: int, python: str | None, prompts: int
             "llama.cpp ms": ms("Theirs", CONTEXT),
             "ours / llama.cpp": ratio(("Theirs", CONTEXT), ("Ours", CONTEXT)),
             "llama.cpp load to first s": theirs.load_s,
+            f"llama.cpp to {TEXT}th s": theirs.text_s,
         }
         for width in WIDTHS[1:]:
             rows["verify"][f"llama.cpp verify({width})"] = ratio(("Theirs", width), ("Theirs", 1))
