@@ -131,7 +131,7 @@ struct Model {
   OutriderModel* model;
   std::vector<std::vector<float>> kept;  // the embedding is used where it is
   std::vector<std::vector<uint8_t>> kept_blocks;
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file{std::tmpfile(), std::fclose};
+  std::vector<std::unique_ptr<std::FILE, int (*)(std::FILE*)>> files;
   Random rng{7};
 
   explicit Model(const Shape& given) : shape(given) {
@@ -190,9 +190,10 @@ struct Model {
     const float each = size / std::sqrt(float(columns));
     if (shape.blocks) {
       const std::vector<uint8_t> blocks = random_blocks(*shape.blocks, rows, columns, rng);
-      const OutriderStored stored{std::ftell(file.get()), fileno(file.get())};
-      std::fwrite(blocks.data(), 1, blocks.size(), file.get());
-      std::fflush(file.get());
+      files.emplace_back(std::tmpfile(), std::fclose);
+      std::fwrite(blocks.data(), 1, blocks.size(), files.back().get());
+      std::fflush(files.back().get());
+      const OutriderStored stored{0, fileno(files.back().get())};
       const bool in_file = layer;  // the second layer's: passes read it, then pack it
       check(outrider_set_tensor(
           model, kind, layer, in_file ? static_cast<const void*>(&stored) : blocks.data(),

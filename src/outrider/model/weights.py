@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from hashlib import sha1
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,8 +22,10 @@ from safetensors import SafetensorError, safe_open
 from outrider.errors import ModelError, NoSuchModel
 from outrider.model.gguf.files import is_gguf
 from outrider.model.pickled import PickledFile
-from outrider.model.stored import Blocks
 from outrider.native import STORED_KINDS
+
+if TYPE_CHECKING:
+    from outrider.model.stored import Blocks
 
 # The file or the index of shards, the preferred form first.
 _WEIGHTS = (
