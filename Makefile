@@ -55,6 +55,8 @@ explore: $(NATIVE)
 zoo: $(NATIVE)
 	@OUTRIDER_ZOO=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 \
 		tests/unit/model/test_family_models.py tests/unit/native/test_family_parts.py \
+		tests/unit/model/test_quantized_folders.py tests/property/test_states.py \
+		tests/property/test_native_states.py \
 		tests/exactness/test_same_tokens_of_families.py tests/exactness/test_recurrent.py tests/exactness/test_zoo.py
 
 lint: $(INSTALLED)

@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from family_models import FAMILY_CONFIGS
 from outrider import native
 from outrider.contracts import StepBatch
 from outrider.errors import ConfigError
+from outrider.model.families import read_decoder_config
+from outrider.model.native_description import cannot_run
 from tiny_models import SMALL
 
+ZOO = bool(os.environ.get("OUTRIDER_ZOO"))  # all families, not a sample
 needs_native = pytest.mark.skipif(not native.available(), reason=native.why_unavailable())
 
 # Multiples of nothing: every padding and every tail is used.
@@ -45,6 +49,17 @@ def _usable() -> list[str]:
 
 
 ISAS = _usable()
+
+
+def families(*, native_step: bool = False, recurrent: bool = False) -> list[str]:
+    """Names in `FAMILY_CONFIGS`: those that the native step runs, those with recurrent layers."""
+    found = []
+    for name, config in FAMILY_CONFIGS.items():
+        described = read_decoder_config(config.to_dict())
+        if (native_step and cannot_run(described)) or (recurrent and described.mixer is None):
+            continue
+        found.append(name)
+    return found
 
 
 def random_tokens(count: int, vocab_size: int, seed: int = 0) -> list[int]:

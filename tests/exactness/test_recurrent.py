@@ -7,7 +7,6 @@ never and drafts that are always right. With OUTRIDER_ZOO=1 every family over 2,
 from __future__ import annotations
 
 import copy
-import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 
 from exactness.same_tokens import assert_same, run
 from family_models import FAMILY_CONFIGS
-from native_models import random_tokens
+from native_models import ZOO, families, random_tokens
 from outrider import native
 from outrider.engine.build import EngineConfig, build
 from outrider.engine.engine import Engine, Result
@@ -28,15 +27,11 @@ from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
 from tiny_models import write
 
-ZOO = bool(os.environ.get("OUTRIDER_ZOO"))
-RECURRENT = ["lfm2", "qwen3_5"]
-if ZOO:
-    RECURRENT += ["mamba2", "granite4", "granite4 dense", "falcon_h1", "nemotron_h", "qwen3_next"]
-    RECURRENT += ["bamba", "olmo_hybrid", "minimax"]
-NATIVE = list(RECURRENT) if ZOO else ["lfm2", "granite4", "qwen3_5"]
 ONLY_TORCH = ["mamba", "falcon_mamba", "jamba"]
+RECURRENT, NATIVE = ["lfm2", "qwen3_5"], ["lfm2", "granite4", "qwen3_5"]
 if ZOO:
-    RECURRENT += ONLY_TORCH
+    RECURRENT = families(recurrent=True)
+    NATIVE = families(native_step=True, recurrent=True)
 CASES = [(name, "torch") for name in RECURRENT]
 CASES += [(name, "native") for name in NATIVE if native.available()]
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)

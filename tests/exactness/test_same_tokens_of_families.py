@@ -5,7 +5,6 @@ A sample of the families; with OUTRIDER_ZOO=1 (`make zoo`) all of them.
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from exactness.same_tokens import assert_same, run
 from family_models import FAMILY_CONFIGS
-from native_models import needs_native, random_tokens
+from native_models import ZOO, families, needs_native, random_tokens
 from outrider.engine.build import EngineConfig, build
 from outrider.sampling import SamplingParams
 from outrider.testing import write_tiny_llama
@@ -33,10 +32,6 @@ SAMPLE: tuple[str, ...] = (
 )
 SAMPLE += ("mixtral", "qwen2_moe", "gpt_oss", "glm4_moe", "phimoe", "llama4", "bloom")
 SAMPLE += ("deepseek_v3",)
-# The native step runs no recurrent layers but short convolutions, and no K/V of other layers.
-NOT_NATIVE: tuple[str, ...] = ("mamba2", "granite4", "falcon_h1", "nemotron_h")
-NOT_NATIVE += ("qwen3_next", "qwen3_5", "mamba", "bamba", "falcon_mamba", "jamba")
-NOT_NATIVE += ("gemma3n", "gemma4")
 PARAMS = (
     SamplingParams(max_tokens=40),
     SamplingParams(temperature=1.0, top_p=0.95, seed=3, max_tokens=40),
@@ -48,9 +43,9 @@ def cases() -> list[object]:
     """Family and decoder."""
     on_torch = ["gemma2", "gpt_neox", "gpt2", "qwen2_moe", "gemma3n", "gemma4"]
     on_native = list(SAMPLE)
-    if os.environ.get("OUTRIDER_ZOO"):
-        on_torch = list(FAMILY_CONFIGS)
-        on_native = [name for name in FAMILY_CONFIGS if not name.startswith(NOT_NATIVE)]
+    if ZOO:
+        on_torch = families()
+        on_native = families(native_step=True)
     return [
         *((name, "torch") for name in on_torch),
         *(pytest.param(name, "native", marks=needs_native) for name in on_native),

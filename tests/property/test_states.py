@@ -13,12 +13,15 @@ from hypothesis import given, settings
 
 from draft_steps import MOST_TOKENS, STEP, accepted
 from family_models import FAMILY_CONFIGS
+from native_models import ZOO, families
 from outrider.kv.states import ZEROS, StateRows
 from outrider.model.driver import Driver
 from outrider.model.torch_decoder import TorchDecoder
 from tiny_models import write
 
-FAMILIES = ("lfm2", "granite4", "qwen3_next", "olmo_hybrid", "minimax")
+FAMILIES = ["lfm2", "granite4", "qwen3_next", "olmo_hybrid", "minimax"]
+if ZOO:
+    FAMILIES = families(recurrent=True)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -9,6 +9,7 @@ themselves write is in `test_owned_quantized_folders.py`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,16 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import tiny_models
-from native_models import random_tokens
+from family_models import FAMILY_CONFIGS
+from native_models import ZOO, random_tokens
 from outrider import native
 from outrider.errors import ModelError
 from outrider.model.checkpoints import open_checkpoint
 from outrider.model.driver import Driver
+from outrider.model.families import read_decoder_config
 from outrider.model.load import load_model
+from outrider.model.native_description import cannot_run
+from outrider.model.weights import read_config
 
 HIDDEN, INNER, GROUP = 64, 128, 32
 TOKENS = random_tokens(24, 64)
@@ -208,6 +213,9 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Written], bool]]
     "nf4": ({"quant_method": "bitsandbytes"}, lambda w: write_nf4(w, False), False),
     "nf4 nested": ({"quant_method": "bitsandbytes"}, lambda w: write_nf4(w, True), False),
 }
+FAMILY_FORMS = ("gptq", "awq", "int4", "int8", "float8", "fp8 block-wise", "llm.int8", "nf4")
+# Fused, joined and reordered heads, experts, latent attention, recurrent layers, plain MLPs.
+FAMILY_SAMPLE = ("phi3", "gpt_neox", "cohere2", "qwen3_moe", "deepseek_v3", "granite4", "gemma3n")
 
 
 @pytest.fixture(scope="module")
@@ -218,15 +226,20 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.write(tmp_path_factory.mktemp("plain"), config)
 
 
-def write_both(name: str, plain: Path, folder: Path) -> tuple[Path, Path]:
-    """The quantised folder, and one with the same weights in float32."""
+def write_both(
+    name: str,
+    plain: Path,
+    folder: Path,
+    holds: Callable[[str, torch.Tensor], bool] = lambda key, _: key.endswith("_proj.weight"),
+) -> tuple[Path, Path]:
+    """The quantised folder, and one with the same weights in float32. `holds`: what to quantise."""
     folder.mkdir(exist_ok=True)
     about, write, _ = FORMS[name]
     quantised, exact = folder / "quantised", folder / "exact"
     config = json.loads((plain / "config.json").read_text())
     stored, floats = {}, {}
     for key, tensor in load_file(plain / "model.safetensors").items():
-        if not key.endswith("_proj.weight"):
+        if not holds(key, tensor):
             stored[key] = floats[key] = tensor
             continue
         floats[key], parts = write(tensor)
@@ -256,6 +269,42 @@ def test_every_form(name: str, plain: Path, tmp_path: Path) -> None:
             for place in (quantised, exact)
         ]
         assert torch.equal(*logits)
+
+
+def linear_modules(folder: Path) -> Callable[[str, torch.Tensor], bool]:
+    """What the libraries quantise: all linear modules but the head, where groups fit."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    linear = [k for k, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
+    names = {f"{key}.weight" for key in linear if not key.endswith(("lm_head", "embed_out"))}
+
+    def holds(key: str, tensor: torch.Tensor) -> bool:
+        known = key in names or re.search(r"\.experts\.\d+\.\w+\.weight$", key)
+        return bool(known) and tensor.shape[1] % GROUP == 0 and tensor.shape[0] % 8 == 0
+
+    return holds
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # GPT-BigCode's
+@pytest.mark.parametrize("family", FAMILY_CONFIGS if ZOO else FAMILY_SAMPLE)
+@pytest.mark.parametrize("name", FAMILY_FORMS)
+def test_every_family_in_the_forms(name: str, family: str, tmp_path: Path) -> None:
+    folder = tiny_models.write(tmp_path / "plain", FAMILY_CONFIGS[family])
+    quantised, exact = write_both(name, folder, tmp_path, linear_modules(folder))
+    runs = native.available() and not cannot_run(read_decoder_config(read_config(folder)))
+    for backend in ("torch", "native") if runs else ("torch",):
+        of: Any = {"backend": backend, "dtype": "float32"}
+        logits = [
+            Driver(load_model(place, **of)).forward({"a": TOKENS}).logits["a"].clone()
+            for place in (quantised, exact)
+        ]
+        if backend == "native":
+            assert torch.equal(*logits)
+        torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)  # torch's sums vary
+    if runs:  # as it is kept by default
+        error_R = Driver(load_model(quantised)).forward({"a": TOKENS}).logits["a"] - logits[1]
+        assert float(error_R.square().mean(1).sqrt().median() / logits[1].std()) < 0.1
 
 
 @pytest.mark.skipif(not native.available(), reason=native.why_unavailable())
