@@ -51,7 +51,7 @@ from outrider.model.native_description import (
     stays_of,
     widths_of,
 )
-from outrider.model.native_kinds import EXPERT_PARTS, LAYER_KINDS, matrix_kinds
+from outrider.model.native_kinds import EXPERT_PARTS, LAYER_KINDS, is_scaled, matrix_kinds
 from outrider.model.native_model import SOURCE_TYPES, WEIGHT_TYPES, NativeModel
 from outrider.model.tensors import Source, Weights
 from outrider.model.weights import count_tokens, read_config, read_eos_ids
@@ -221,6 +221,7 @@ class NativeDecoder(NativeModel):
                 if self._has_states and name.startswith("mixer."):
                     continue  # see `_read_mixer`
                 kind, (place, whole) = LAYER_TENSORS.get(name, -1), weights.place(layer, name)
+                whole = whole and not is_scaled(config, name)
                 if config.latent is not None and kind != _O and name.startswith("self_attn."):
                     continue  # see `_read_latent`
                 if not (whole and self._set_blocks(checkpoint, kind, layer, place, shape)):

@@ -41,7 +41,7 @@ def matrix_kinds(checkpoint: Source, weights: Weights) -> list[int]:
         for matrix in _MATRICES:
             names = (matrix, *_IN_PLACE.get(matrix, ()))
             name = next((name for name in names if name in shapes), None)
-            if name is None or _is_scaled(config, name):
+            if name is None or is_scaled(config, name):
                 kinds.append(native.STORED_KINDS["F32"])
                 continue
             place, whole = weights.place(layer, name)
@@ -59,7 +59,7 @@ def matrix_kinds(checkpoint: Source, weights: Weights) -> list[int]:
     return kinds
 
 
-def _is_scaled(config: DecoderConfig, name: str) -> bool:
+def is_scaled(config: DecoderConfig, name: str) -> bool:
     """Whether the decoder multiplies the stored matrix by a factor."""
     if name == "mixer.in_proj.weight" and isinstance(config.mixer, SelectiveScan):
         return any(scale != 1.0 for scale in config.mixer.scales)
