@@ -215,7 +215,15 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Written], bool]]
 }
 FAMILY_FORMS = ("gptq", "awq", "int4", "int8", "float8", "fp8 block-wise", "llm.int8", "nf4")
 # Fused, joined and reordered heads, experts, latent attention, recurrent layers, plain MLPs.
-FAMILY_SAMPLE = ("phi3", "gpt_neox", "cohere2", "qwen3_moe", "deepseek_v3", "granite4", "gemma3n")
+FAMILY_SAMPLE: tuple[str, ...] = (
+    "phi3",
+    "gpt_neox",
+    "cohere2",
+    "qwen3_moe",
+    "deepseek_v3",
+    "granite4",
+    "gemma3n",
+)
 FAMILY_SAMPLE += ("falcon_h1",)  # its products are scaled
 
 
