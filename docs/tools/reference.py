@@ -186,7 +186,6 @@ MEANINGS = {
 
 
 def metrics() -> str:
-    from outrider.server.llama_format import metrics_text
     from outrider.server.metrics import Metrics
 
     gathered = Metrics("model")
@@ -199,21 +198,13 @@ def metrics() -> str:
         shown = f"`{name}`" + (f" (`{suffix}`)" if family.type == "histogram" else "")
         meaning = MEANINGS.get(family.name.removeprefix("vllm:"), family.documentation)
         rows.append([shown, family.type, ", ".join(f"`{x}`" for x in labels), meaning])
-    kinds = dict(re.findall("# TYPE (.*) (.*)", text := metrics_text(gathered).decode()))
-    llama: list[list[object]] = [
-        [f"`{name}`", kinds[name], meaning]
-        for name, meaning in re.findall("# HELP (\\S+) (.*)", text)
-    ]
     lines = ["# Metrics", "", GENERATED, ""]
     lines += [
-        "`GET /metrics` is a page for Prometheus. The names are vLLM's, so dashboards and load",
-        "generators made for vLLM read them. `deploy/grafana.json` is a dashboard for Outrider.",
+        "`GET /metrics` is a page for Prometheus. Most names are vLLM's, so dashboards and load",
+        "generators made for vLLM read them; `llamacpp:` ones are llama-server's.",
+        "`deploy/grafana.json` is a dashboard for Outrider.",
         "",
         *table(["name", "type", "labels", "meaning"], rows),
-        "",
-        "## Under llama-server's names",
-        "",
-        *table(["name", "type", "meaning"], llama),
         "",
         "## Figures that follow",
         "",

@@ -30,7 +30,6 @@ from outrider.server.dialects import (
 from outrider.server.errors import ApiError, ClientLeft, api_error, validation_error
 from outrider.server.guards import Guard
 from outrider.server.live.router import live_router
-from outrider.server.llama_format import metrics_text
 from outrider.server.pages import pages_router
 from outrider.server.service import Service
 
@@ -98,9 +97,10 @@ def _add_status_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics", response_model=None)
     async def metrics() -> Response:
-        text = service.metrics.text() + metrics_text(service.metrics)
         started = {"Process-Start-Time-Unix": str(service.started_at)}
-        return Response(text, media_type="text/plain; version=0.0.4", headers=started)
+        return Response(
+            service.metrics.text(), media_type="text/plain; version=0.0.4", headers=started
+        )
 
     @app.get("/v1/models", response_model=None)
     async def models() -> Response:

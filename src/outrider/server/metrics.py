@@ -1,4 +1,5 @@
-"""Prometheus metrics under vLLM's names, so that dashboards and load generators for vLLM work.
+"""Prometheus metrics under vLLM's names, so that dashboards and load generators for vLLM work, and
+under llama-server's.
 
 The counters are plain integers on the server's event loop and become Prometheus types only when
 /metrics is read: a step costs an addition per counter, without a lock.
@@ -22,6 +23,7 @@ from prometheus_client.core import (
 
 from outrider.engine.engine import RequestTimes
 from outrider.events import StepEvent, StepReport
+from outrider.server.llama_metrics import llama_metrics
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
@@ -208,6 +210,7 @@ class Metrics:
             labels = list(self._labels.values())
             family.add_metric(labels, histogram.buckets(), sum_value=histogram.total)
             yield family
+        yield from llama_metrics(self)
 
     def _counter(
         self, name: str, values: dict[tuple[str, ...], float], *labels: str
