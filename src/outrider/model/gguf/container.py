@@ -68,7 +68,7 @@ class Container:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
     maps: tuple[mmap.mmap, ...]
-    files: tuple[OpenFile, ...]
+    files: tuple[OpenFile, ...] = ()
 
     @property
     def file_bytes(self) -> int:
