@@ -112,7 +112,7 @@ def test_facts_about_the_server(live: Live) -> None:
     assert live.client.get("/models").json()["data"][0]["id"] == "tiny"
     body = {"messages": messages, "max_tokens": 2}
     assert live.post("/chat/completions", body).status_code == 200
-    counted = {
+    counted: dict[str, dict[str, Any]] = {
         "chat/completions/input_tokens": body,
         "messages/count_tokens": {"model": "tiny", "messages": messages},
     }
